@@ -14,32 +14,32 @@ use super::session::ImageSource;
 use super::{Model, Output, TreeChange};
 use crate::Node;
 
-/// What is known of an awaited process.
+/// Data of an awaited process.
 #[derive(Debug, Default)]
 pub(super) struct Awaited {
-    /// The awaited process that it comes from.
+    /// Innermost awaited process that it descends from.
     outer: Option<ProcessKey>,
-    /// Processes that come from it and from no other awaited one in between. Some have exited, or are tracked by now.
+    /// Processes that descend from it and from no other awaited one in between. Some may have exited or become members.
     below: Vec<ProcessKey>,
 }
 
-/// Processes that changed by what was read of one.
+/// Processes whose membership changed because a script or a command line was read.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Reclassified {
-    /// Descendants that are members of its session from now on.
+    /// Descendants that joined its session.
     pub joined: Vec<ProcessKey>,
-    /// Processes that have left a session.
+    /// Processes that left a session.
     pub left: Vec<ProcessKey>,
 }
 
 impl Model {
-    /// Whether the end of a member's command line matters, and has not been read.
+    /// Returns whether the end of a member's command line matters and is unread.
     pub fn needs_arguments(&self, node: &Node) -> bool {
         node.state.member.session.is_some() && MatchedRules::wants_arguments(self, node).is_some()
     }
 
-    /// Whether the resolved path of its script may show what a process is, and has not been read. What the path as it was
-    /// given shows needs no second look.
+    /// Returns whether the resolved path of a process's script may matter and is unread. It does not matter if the path
+    /// as given already classifies the process.
     pub fn needs_script(&self, node: &Node) -> bool {
         node.reported.execed
             && node.state.member.in_scope
@@ -49,7 +49,7 @@ impl Model {
             && self.rules.classify(&node.image) == Class::Plain
     }
 
-    /// Whether a process is untracked and its script is to be read.
+    /// Returns whether a process is untracked and its script must be read.
     pub fn is_awaited(&self, key: ProcessKey) -> bool {
         self.awaited.contains_key(&key)
     }
@@ -59,12 +59,12 @@ impl Model {
         self.awaited.keys().copied()
     }
 
-    /// Returns the processes that were followed for an awaited one, which is awaited no longer. Each is returned once.
+    /// Returns, once each, the processes that were followed for an awaited process and no longer are.
     pub fn take_released(&mut self) -> Vec<ProcessKey> {
         std::mem::take(&mut self.released)
     }
 
-    /// Keeps up which processes are awaited. `now` is the time of the change, in ns since boot.
+    /// Updates the awaited processes after a change. `now` is its time, in ns since boot.
     pub(super) fn follow_awaited(&mut self, change: &TreeChange, now: u64) {
         match *change {
             TreeChange::Born { key, .. } => {
@@ -90,7 +90,7 @@ impl Model {
         let parent = |node: &Node| node.birth_parent.or(node.parent);
         let parent = self.tree.get(key).and_then(parent);
         let above = parent.and_then(|parent| self.awaited_above(self.tree.get(parent)?));
-        // A birth may be told again of a process that is awaited itself by now.
+        // A fork may be reported again for a process that is awaited itself.
         if self.awaited.contains_key(&key) {
             return;
         }
@@ -103,7 +103,7 @@ impl Model {
         }
     }
 
-    /// Begins or ends to await a process by the program that it runs.
+    /// Starts or stops awaiting a process, depending on its program.
     pub(super) fn await_script(&mut self, key: ProcessKey) {
         let Some(node) = self.tree.get(key) else {
             return;
@@ -121,7 +121,8 @@ impl Model {
         }
     }
 
-    /// Hands the processes below an awaited one over to the awaited process above it, if there is one. Returns them.
+    /// Stops awaiting a process. The processes below it pass to the awaited process above, if there is one. Returns
+    /// them.
     fn stop_awaiting(&mut self, key: ProcessKey) -> Vec<ProcessKey> {
         let Some(Awaited { outer, below }) = self.awaited.remove(&key) else {
             return Vec::new();
@@ -151,7 +152,7 @@ impl Model {
         all
     }
 
-    /// Returns the awaited process that an untracked one is, or comes from without a boundary in between.
+    /// Returns the awaited process that an untracked process is, or descends from without a boundary in between.
     pub(super) fn awaited_above(&self, node: &Node) -> Option<ProcessKey> {
         let is_untracked =
             node.state.member.session.is_none() && node.state.member.boundary.is_none();
@@ -159,19 +160,22 @@ impl Model {
         self.awaited.contains_key(&above).then_some(above)
     }
 
-    /// Returns the mark of a process that is awaited or below one that is: that of the session which may begin there.
+    /// Returns the map entry of a process that is awaited or below an awaited one: it names the session that may open
+    /// there.
     pub(super) fn awaited_membership(&self, node: &Node) -> Option<Membership> {
         let root = self.awaited_above(node)?;
         let name = self.tree.get(root)?.exact_key()?;
-        let told = node.membership.filter(|mark| mark.session == Some(name));
-        Some(told.unwrap_or(Membership {
+        let known = node
+            .membership
+            .filter(|membership| membership.session == Some(name));
+        Some(known.unwrap_or(Membership {
             session: Some(name),
             flags: MEMBER_TRACKED | MEMBER_CANDIDATE,
         }))
     }
 
-    /// Makes a process an agent, a server or a boundary where only its whole command line or the path of its script shows
-    /// that. Descendants join its session, or leave the session of a process that has become a boundary or a server.
+    /// Reclassifies a process as agent, server or boundary if only its whole command line or the path of its script
+    /// shows that. Descendants join its session, or leave the session of a process that became a boundary or a server.
     pub fn reclassify(&mut self, key: ProcessKey, now: u64, out: &mut Vec<Output>) -> Reclassified {
         let mut all = Reclassified::default();
         let Some(node) = self.tree.get(key) else {

@@ -1,31 +1,31 @@
-//! What a source tells the model: the words of the whole program.
+//! Events that a source reports, and the vocabulary of the whole service.
 
 use std::sync::Arc;
 
 use super::fact::Fact;
 
-/// Nanoseconds of a tick of /proc (`USER_HZ` is 100 on every architecture Linux runs on).
+/// Nanoseconds per tick of /proc (`USER_HZ` is 100 on every architecture that Linux supports).
 pub const TICK_NS: u64 = 10_000_000;
 
-/// Identity of a process: pid and start time. Never a bare pid.
+/// Identity of a process: pid and start time, never a bare pid.
 ///
-/// Pids are tgids, numbered as this program's pid namespace numbers them.
+/// The pid is a tgid in the PID namespace of the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProcessKey {
     pub pid: u32,
-    /// Nanoseconds since boot (`CLOCK_BOOTTIME`). What is known from /proc alone is a whole tick.
+    /// Nanoseconds since boot (`CLOCK_BOOTTIME`); a multiple of [`TICK_NS`] if known from /proc alone.
     pub start: u64,
 }
 
 impl ProcessKey {
-    /// Whether both can name one process where one of them may be known to the tick only. Good for
-    /// merging what two sources say, not for identity.
+    /// Returns whether both keys can name the same process if one start is known only to the tick. This is enough to
+    /// merge two sources, not for identity.
     pub fn has_same_tick(self, other: ProcessKey) -> bool {
         self.pid == other.pid && self.start / TICK_NS == other.start / TICK_NS
     }
 
-    /// The start, if it is known to the ns. Also an event of the kernel can be about a process whose start
-    /// was only ever read from /proc.
+    /// Returns the start if it is known to the nanosecond. Events of the kernel too can carry a start that was read
+    /// from /proc.
     pub fn exact_start(self) -> Option<u64> {
         (!self.start.is_multiple_of(TICK_NS)).then_some(self.start)
     }
@@ -37,15 +37,15 @@ impl std::fmt::Display for ProcessKey {
     }
 }
 
-/// Where a piece of knowledge comes from.
+/// Origin of a piece of information.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Provenance {
-    /// A probe saw it happen.
+    /// Observed by a probe.
     Kernel,
     /// Read from /proc afterwards.
     Procfs,
-    /// Concluded from something else, such as a pid that turned up again.
+    /// Inferred from something else, such as a reused pid.
     Inferred,
 }
 
@@ -59,37 +59,37 @@ impl Provenance {
     }
 }
 
-/// The program that a process runs, shared with the children that have not run another since.
+/// Program of a process, shared with children that have not executed another one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Image {
-    /// The kernel's short name for it, at most 15 bytes.
+    /// Short name in the kernel, at most 15 bytes.
     pub comm: Vec<u8>,
-    /// Path of the executable with links resolved; empty if unknown.
+    /// Path of the executable with links resolved, empty if unknown.
     pub exe: Vec<u8>,
-    /// The name that was given to exec, empty if unknown.
+    /// File name that was passed to exec, empty if unknown.
     pub filename: Vec<u8>,
-    /// Arguments, each ended by NUL, the first of them the name it was called by; cut at the source's
-    /// bound. One piece of memory, as the kernel has it: see [`Image::args`].
+    /// Arguments, each terminated by NUL, `argv[0]` included; cut at the limit of the source. One buffer, as in the
+    /// kernel: see [`Image::args`].
     pub argv: Vec<u8>,
-    /// True length of argv in bytes, each argument's NUL included.
+    /// Length of the uncut argv in bytes, NULs included.
     pub argv_full_len: u32,
     /// Whether argv was cut.
     pub truncated: bool,
-    /// Absolute path of the script that an interpreter runs, links resolved; empty if unknown. No event has it: it is
-    /// read later.
+    /// Absolute path of the script that an interpreter runs, with links resolved; empty if unknown. No event carries
+    /// it: it is read later.
     pub script: Vec<u8>,
-    /// Whether `REAPER_KEEP=1` is in the environment that it was started with, where its exec told of that.
+    /// Whether the program was started with `REAPER_KEEP=1` in its environment, if its exec event says so.
     pub keep_marker: Fact<bool>,
-    /// Id of the cgroup (v2) at exec, or since a move to another one; 0 if unknown.
+    /// Id of the cgroup (v2) at exec or after the last move, 0 if unknown.
     pub cgroup_id: u64,
     pub pgid: u32,
     pub sid: u32,
-    /// Controlling terminal as `tty_nr` of /proc/pid/stat has it, 0 for none.
+    /// Controlling terminal (`tty_nr` of /proc/pid/stat), 0 for none.
     pub tty: u32,
 }
 
 impl Image {
-    /// Returns the image of a process whose exec is reported before its program could be read.
+    /// Returns the image of a process whose exec is reported before its program is read.
     pub fn unread() -> Image {
         Image {
             truncated: true,
@@ -97,12 +97,12 @@ impl Image {
         }
     }
 
-    /// Whether the program could not be read yet: its exec is reported again when it has been.
+    /// Returns whether the program is still unread. The source then reports the exec again once it is read.
     pub fn is_unread(&self) -> bool {
         self.truncated && self.comm.is_empty() && self.argv.is_empty()
     }
 
-    /// The arguments one by one; the last one may be cut short.
+    /// Returns the arguments; the last one may be cut.
     pub fn args(&self) -> impl Iterator<Item = &[u8]> {
         let whole = self.argv.strip_suffix(&[0]).unwrap_or(&self.argv);
         let none = self.argv.is_empty();
@@ -110,37 +110,37 @@ impl Image {
     }
 }
 
-/// Real and effective user id.
+/// Real and effective user ids.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Uids {
     pub real: u32,
     pub effective: u32,
 }
 
-/// What the kernel's map of members says of a process: the probes hand it on at each fork, so that it
-/// holds also where events were lost or nobody was there to read them.
+/// Entry of a process in the kernel's map of members. The probes copy it at each fork, so it survives lost events and a
+/// stopped service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Membership {
-    /// The session it belongs to by descent, named by the process that was its root first.
+    /// First root of the session that the process belongs to by descent.
     pub session: Option<ProcessKey>,
-    /// `MEMBER_*` of `reaper-common`.
+    /// `MEMBER_*` flags of `reaper-common`.
     pub flags: u32,
 }
 
 impl Membership {
-    /// Whether it has one of these flags.
+    /// Returns whether one of these flags is set.
     pub fn has(self, flags: u32) -> bool {
         self.flags & flags != 0
     }
 }
 
-/// A session as the service before this one left it.
+/// Session that the previous service left open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RestoredSession {
-    /// With the start, the session's name for ever.
+    /// First root; with its start, the permanent name of the session.
     pub first_root: ProcessKey,
     pub root: ProcessKey,
-    /// First root of the session that it is nested in.
+    /// First root of the session that this one is nested in.
     pub outer: Option<ProcessKey>,
     /// Parent of the root when it became one.
     pub parent: Option<ProcessKey>,
@@ -153,15 +153,15 @@ pub struct RestoredSession {
     pub cgroup_id: u64,
     /// Nanoseconds since boot.
     pub opened_at: u64,
-    /// When and how the root ended, if it has.
+    /// Time (ns since boot) and status of the root's exit, if it has exited.
     pub exited: Option<(u64, ExitStatus)>,
-    /// Whether the service before this one had sent the root a signal before it ended.
+    /// Whether the previous service had signalled the root before its exit.
     pub was_signalled: bool,
-    /// Whether its members were judged after the end of the root.
+    /// Whether the members were evaluated after the exit of the root.
     pub is_evaluated: bool,
 }
 
-/// How a process ended, as `wait(2)` has it.
+/// Exit status of a process, as in `wait(2)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ExitStatus {
     Exited(u8),
@@ -169,12 +169,12 @@ pub enum ExitStatus {
         signal: u8,
         core: bool,
     },
-    /// It is gone, and nobody saw how.
+    /// The exit was not observed.
     Unknown,
 }
 
 impl ExitStatus {
-    /// From the 16 bits of a wait status.
+    /// Decodes the 16 bits of a wait status.
     pub fn from_wait_status(status: u32) -> ExitStatus {
         match (status & 0x7f) as u8 {
             0 => ExitStatus::Exited((status >> 8) as u8),
@@ -186,30 +186,29 @@ impl ExitStatus {
     }
 }
 
-/// A process as /proc has it.
+/// Process as read from /proc.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcEntry {
-    /// When the look at it began, nanoseconds since boot: what it found is no older.
+    /// Start of the read, in nanoseconds since boot: what was read is no older.
     pub read_at: u64,
-    /// Start is a whole number of [`TICK_NS`], unless it is exact.
+    /// Key whose start is a multiple of [`TICK_NS`], unless `exact`.
     pub key: ProcessKey,
-    /// Whether the start is known to the ns.
+    /// Whether the start is known to the nanosecond.
     pub exact: bool,
     /// Inode number of its pidfds, 0 if unknown.
     pub pidfd_inode: u64,
-    /// `None` where the kernel's map is not to be had or does not hold all members: then what it does
-    /// not know proves nothing.
+    /// Entry in the kernel's map. `None` if the map is not readable or may lack members: absence then proves nothing.
     pub membership: Option<Membership>,
     /// Pid of the parent, 0 for none.
     pub parent: u32,
     pub uids: Uids,
     pub image: Arc<Image>,
     pub kernel_thread: bool,
-    /// The init of a pid namespace below this program's own.
+    /// Whether it is the init of a PID namespace below that of the service.
     pub namespace_init: bool,
 }
 
-/// Something that happened, or was found, at a time.
+/// Something that happened or was discovered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     /// Nanoseconds since boot.
@@ -222,15 +221,15 @@ pub struct Event {
 pub enum EventKind {
     Fork {
         child: ProcessKey,
-        /// `None` where it is not visible from this pid namespace.
+        /// `None` if it is not visible in this PID namespace.
         parent: Option<ProcessKey>,
-        /// Who called fork; the parent but for `CLONE_PARENT`.
+        /// Process that called fork; the parent, except under `CLONE_PARENT`.
         creator: Option<ProcessKey>,
         uids: Uids,
-        /// Inode number of the child's pidfds, 0 where the kernel gives none.
+        /// Inode number of the child's pidfds, 0 if the kernel does not provide it.
         pidfd_inode: u64,
         namespace_init: bool,
-        /// Of the child.
+        /// Map entry of the child.
         membership: Option<Membership>,
     },
     Exec {
@@ -253,20 +252,20 @@ pub enum EventKind {
         child: ProcessKey,
         old_parent: Option<ProcessKey>,
         adopter: Option<ProcessKey>,
-        /// Of the child.
+        /// Map entry of the child.
         membership: Option<Membership>,
     },
-    /// It is in another cgroup.
+    /// The process moved to another cgroup.
     Move {
         key: ProcessKey,
-        /// Id of that (v2), 0 if unknown.
+        /// Id of the new cgroup (v2), 0 if unknown.
         cgroup_id: u64,
         membership: Option<Membership>,
     },
-    /// A probe has sent a signal to it.
+    /// A probe sent a signal to the process.
     SignalSent {
         key: ProcessKey,
-        /// Its number.
+        /// Signal number.
         signal: u8,
     },
     Discovered(ProcEntry),
@@ -274,24 +273,14 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    /// What the kernel's map had for the process that it tells of.
+    /// Returns the map entry of the process that the event is about.
     pub fn membership(&self) -> Option<Membership> {
         match self {
-            EventKind::Fork {
-                membership: mark, ..
-            }
-            | EventKind::Exec {
-                membership: mark, ..
-            }
-            | EventKind::Exit {
-                membership: mark, ..
-            }
-            | EventKind::Reparent {
-                membership: mark, ..
-            }
-            | EventKind::Move {
-                membership: mark, ..
-            } => *mark,
+            EventKind::Fork { membership, .. }
+            | EventKind::Exec { membership, .. }
+            | EventKind::Exit { membership, .. }
+            | EventKind::Reparent { membership, .. }
+            | EventKind::Move { membership, .. } => *membership,
             EventKind::Discovered(seen) => seen.membership,
             EventKind::SignalSent { .. } | EventKind::Restored(_) => None,
         }

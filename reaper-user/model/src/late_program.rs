@@ -1,10 +1,10 @@
-//! Programs that are known only some time after their exec.
+//! Programs that become known only some time after their exec.
 //!
-//! A source that reads programs from /proc reports an exec at once. If the program could not be read by then, the source
-//! reports the exec once more, with the same time, also if it is too late to read the program. What the process has forked in between belongs to no session until
-//! then, or not for sure to the session of the process: it is kept.
+//! A source that reads programs from /proc reports an exec at once. If the program could not be read in time, the
+//! source reports the exec again later, with the same time, even if it is too late to read the program. Children forked
+//! in between are kept: they have no session, or an uncertain one.
 //!
-//! A child that has lost its parent in between stays so.
+//! A child that was orphaned in between is not settled later.
 
 use std::sync::Arc;
 
@@ -15,8 +15,8 @@ use super::session::SessionId;
 use super::{Model, Output};
 
 impl Model {
-    /// Returns the process whose program this event reports late, its session before that, and the time of its exec. A row of
-    /// the process table may know the program first.
+    /// Returns the process whose program this event reports late, its session before, and the time of its exec. A scan
+    /// of the process table may learn the program before the source.
     pub(super) fn late_program(
         &self,
         event: &Event,
@@ -33,8 +33,8 @@ impl Model {
         (node.image.is_unread()).then_some((node.key, node.state.member.session, since))
     }
 
-    /// Makes the descendants that a process has forked since its exec what it is. `left` is the session that it was a
-    /// member of until its program was known.
+    /// Applies the membership of a process with a late program to the descendants that it has forked since its exec.
+    /// `left` is its session from before the program was known.
     pub(super) fn settle_below(
         &mut self,
         top: ProcessKey,
@@ -64,7 +64,7 @@ impl Model {
                 node.image = Arc::clone(&image);
                 node.state.cached.matched_rules = None;
             }
-            // Its own program decides about its children.
+            // Children of a process with a program of its own depend on that program.
             if !node.image.is_unread() {
                 settled.insert(key);
             }

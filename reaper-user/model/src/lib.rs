@@ -1,7 +1,7 @@
-//! The model: the process tree, the sessions in it, and the decisions that rules make about their members.
+//! Process tree, sessions, and decisions about their members.
 //!
-//! Pure: no I/O, no clock, no threads. Time comes in with the events, and nothing here can fail. The same events give the
-//! same decisions.
+//! The model is pure, so that the same events give the same decisions in the service and in tests: it does no I/O,
+//! reads no clock, starts no thread and cannot fail. Time comes in with the events.
 
 #![forbid(unsafe_code)]
 
@@ -54,14 +54,14 @@ use ruleset::{Class, Ruleset};
 use session::{ImageSource, Origin, RootExit, SessionEvent, SessionId, Sessions};
 pub use state::{Exited, Node, ProcessState, Tree, TreeChange};
 
-/// What the program is told to consider; everything where nothing is named.
+/// Part of the host that the service handles; the whole host if nothing is named.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scope {
-    /// Processes; what descends from them is in scope too.
+    /// Processes that are in scope with all their descendants.
     pub roots: Vec<ProcessKey>,
-    /// Ids of cgroups; what runs a program in one of them is in scope, and what descends from that.
+    /// Ids of cgroups. A process that executes a program in one of them is in scope with its descendants.
     pub cgroups: Vec<u64>,
-    /// Real uid of the processes that can be agents; `None`: all.
+    /// Real uid of the processes that can be agents; `None`: any.
     pub uid: Option<u32>,
 }
 
@@ -70,7 +70,7 @@ impl Scope {
         self.roots.is_empty() && self.cgroups.is_empty()
     }
 
-    /// Whether the kernel can tell who is in scope: descent decides that, once some processes are named.
+    /// Whether the probes can follow the scope: they hand it on at forks, once processes are named.
     fn is_by_pid(&self) -> bool {
         !self.roots.is_empty()
     }
@@ -83,22 +83,23 @@ impl Scope {
     }
 }
 
-/// What followed from an event, in the order in which it did.
+/// Consequence of an event. Outputs come in the order in which they happened.
 ///
-/// An output holds what its reader needs of a process or a session that is gone: it is read when the model has moved on.
+/// The model has moved on when an output is handled, so it carries what its handler needs of an exited process or a
+/// closed session.
 #[derive(Clone, Debug)]
 pub enum Output {
     Tree(TreeChange),
     Session(SessionEvent),
-    /// The session of a process, or its program, is known better: that of the process it comes from has been read.
+    /// The session or the program of a process has become certain, because that of an ancestor was read late.
     Settled {
         key: ProcessKey,
-        /// Whether it is a member only since then.
+        /// Whether this made it a member.
         joined: bool,
     },
 }
 
-/// See the module.
+/// State of all processes and sessions; see the [crate documentation](self).
 pub struct Model {
     pub tree: Tree,
     pub sessions: Sessions,
@@ -110,12 +111,12 @@ pub struct Model {
     infers_membership: bool,
     /// See [`Model::set_complete_until`].
     complete_until: u64,
-    /// This program and its ancestors.
+    /// The service's own process and its ancestors.
     own_ancestry: Vec<ProcessKey>,
     keep_requests: Vec<KeepRequest>,
     changes: Vec<TreeChange>,
     session_events: Vec<SessionEvent>,
-    /// Untracked processes whose script is to be read.
+    /// Untracked processes whose script must be read.
     awaited: HashMap<ProcessKey, Awaited>,
     /// See [`Model::take_released`].
     released: Vec<ProcessKey>,
@@ -124,7 +125,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// An empty model. `own_pid` is this program's: it and its ancestors are never reaped.
+    /// Returns an empty model. `own_pid` is the pid of the service: it and its ancestors are never reaped.
     pub fn new(rules: Ruleset, scope: Scope, own_pid: u32) -> Model {
         let sessions = Sessions::for_uid(scope.uid);
         Model {
@@ -146,36 +147,36 @@ impl Model {
         }
     }
 
-    /// Returns the session on whose ladder a member belongs that is due.
+    /// Returns the session whose escalation handles a member; `None` if the member is not due.
     pub fn escalation_of(&self, node: &Node) -> Option<SessionId> {
         let (ladder, _) = self.sessions.due(node.state.member.session?)?;
         Some(ladder.id)
     }
 
-    /// Nobody tells of a process that goes to another cgroup: what is known of the members' is not believed any more
-    /// when they become due.
+    /// Sets whether the source misses moves between cgroups. The cgroup of a member is then read again when it becomes
+    /// due.
     pub fn set_misses_moves(&mut self, unseen: bool) {
         self.misses_moves = unseen;
     }
 
-    /// Whether who is found without a known maker may be taken for a member on evidence: where processes are only
-    /// looked at, and may come and go unseen.
+    /// Sets whether a discovered process without a known creator may become a member on evidence. That is needed for
+    /// sources that poll the process table, where processes can appear and exit between two polls.
     pub fn set_infers_membership(&mut self, infers: bool) {
         self.infers_membership = infers;
     }
 
-    /// Up to this time, in ns since boot, another source has told of everybody: who began before it and is not known here
-    /// is a stranger, whatever it resembles.
+    /// Sets the time, in ns since boot, until which another source reported every process. A process that started
+    /// before and is unknown here is untracked, whatever its evidence.
     pub fn set_complete_until(&mut self, time: u64) {
         self.complete_until = time;
     }
 
-    /// Whether a process that was found may have come and lost its makers unseen.
+    /// Returns whether the ancestors of a discovered process may have exited unseen.
     pub fn may_have_escaped(&self, key: ProcessKey) -> bool {
         self.infers_membership && key.start + TICK_NS > self.complete_until
     }
 
-    /// Applies one event. Appends what follows from it to `out`.
+    /// Applies one event and appends its consequences to `out`.
     pub fn apply(&mut self, event: &Event, out: &mut Vec<Output>) {
         let Event {
             time, provenance, ..
@@ -192,21 +193,21 @@ impl Model {
                     .on_reparent(&mut self.tree, old_parent, child, &mut session_events);
                 out.extend(session_events.into_iter().map(Output::Session));
             }
-            // Its end was known sooner, by its pidfd or a look.
+            // The exit was noticed earlier, by the pidfd or by a scan.
             EventKind::Exec { key, ref image, .. } if self.tree.has_exited(key) => {
                 let leaves = self.rules.leaves_session(image).is_some();
                 self.tree.set_last_image(key, image, leaves);
             }
-            // All that was told of it but its end was lost.
+            // All events of the process but its exit were lost.
             EventKind::Exit {
                 key,
                 parent,
-                membership: Some(mark),
+                membership: Some(membership),
                 ..
-            } if self.tree.get(key).is_none() && self.sessions.has_open(mark) => {
-                let mark = Some(mark);
+            } if self.tree.get(key).is_none() && self.sessions.has_open(membership) => {
+                let membership = Some(membership);
                 self.apply_to_tree(event, out, |tree, changes| {
-                    tree.add_unknown(key, parent, mark, time, provenance, changes);
+                    tree.add_unknown(key, parent, membership, time, provenance, changes);
                 });
             }
             _ => {}
@@ -218,7 +219,7 @@ impl Model {
         }
     }
 
-    /// Takes up again a session that the service before this one has left.
+    /// Reopens a session of the previous service.
     fn restore(&mut self, restored: &RestoredSession, event: &Event, out: &mut Vec<Output>) {
         if self.sessions.by_first_root(restored.first_root).is_some() {
             return;
@@ -236,14 +237,13 @@ impl Model {
         out.extend(session_events.into_iter().map(Output::Session));
     }
 
-    /// To be called before anything is told where a service before this one has left its maps and a
-    /// ring, be it without sessions: what is found first is then newer than what the ring tells.
+    /// Starts a restore. Must be called before the first event if the previous service left maps and a ring buffer,
+    /// even without sessions: the process table is then newer than the events in the ring.
     pub fn begin_restore(&mut self) {
         self.sessions.begin_restore();
     }
 
-    /// To be called when all has been told that there is of the sessions taken up again: what ran, and
-    /// what has happened since. Those that are over close.
+    /// Ends a restore, once the process table and the backlog of the ring are applied. Closes sessions that have ended.
     pub fn finish_restore(&mut self, out: &mut Vec<Output>) {
         let mut session_events = Vec::new();
         self.sessions
@@ -251,7 +251,7 @@ impl Model {
         out.extend(session_events.into_iter().map(Output::Session));
     }
 
-    /// Applies an event to the tree by `report`, and what has changed by that to the rest of the model.
+    /// Changes the tree with `report`, and updates the rest of the model for each change.
     fn apply_to_tree(
         &mut self,
         event: &Event,
@@ -264,7 +264,7 @@ impl Model {
         if let EventKind::Discovered(ProcEntry { key, .. }) | EventKind::Move { key, .. } =
             event.kind
         {
-            self.sessions.note_mark(&self.tree, key);
+            self.sessions.note_early_member(&self.tree, key);
         }
         for change in changes.drain(..) {
             self.on_change(&change, event, &mut session_events);
@@ -276,7 +276,7 @@ impl Model {
         (self.changes, self.session_events) = (changes, session_events);
     }
 
-    /// Puts out what happened to sessions, and closes those that have ended by it.
+    /// Emits session events and closes the sessions that have ended.
     fn emit_session_events(
         &mut self,
         session_events: &mut Vec<SessionEvent>,
@@ -290,7 +290,7 @@ impl Model {
         out.extend(session_events.drain(..).map(Output::Session));
     }
 
-    /// What a change in the tree means for scope and sessions.
+    /// Updates scope and sessions for a change of the tree.
     fn on_change(
         &mut self,
         change: &TreeChange,
@@ -308,17 +308,18 @@ impl Model {
                     EventKind::Fork { .. } => Origin::Forked,
                     _ => Origin::Discovered,
                 };
-                let mark = event.kind.membership();
+                let membership = event.kind.membership();
                 self.sessions
-                    .on_birth(&mut self.tree, key, creator, origin, mark);
-                let found = matches!(event.kind, EventKind::Discovered(_)) && mark.is_none();
-                if found && self.may_have_escaped(key) {
+                    .on_birth(&mut self.tree, key, creator, origin, membership);
+                let may_be_inferred =
+                    matches!(event.kind, EventKind::Discovered(_)) && membership.is_none();
+                if may_be_inferred && self.may_have_escaped(key) {
                     let in_scope = self.is_in_scope(key);
                     self.sessions.infer(&mut self.tree, key, in_scope);
                 }
-                let told = creator.filter(|_| origin == Origin::Forked);
-                self.inherit_keep(key, told);
-                // What is found running has become what it is before anybody looked.
+                let creator = creator.filter(|_| origin == Origin::Forked);
+                self.inherit_keep(key, creator);
+                // No exec event follows for the program that a discovered process already runs.
                 if matches!(event.kind, EventKind::Discovered(_)) {
                     let ran = if self.is_copy(key) {
                         ImageSource::Copied
@@ -333,20 +334,20 @@ impl Model {
                 let Some(image) = self.image_of(key) else {
                     return;
                 };
-                let told = match event.kind {
+                let reported = match event.kind {
                     EventKind::Exec { ref image, .. } => image,
                     _ => &image,
                 };
-                self.extend_scope(key, told);
+                self.extend_scope(key, reported);
                 if self
                     .sessions
                     .settle(&mut self.tree, key, event.kind.membership())
                 {
                     self.inherit_keep(key, None);
                 }
-                self.on_exec(key, (told, ImageSource::Reported), now, session_events);
-                // The event is older than the image read since: a boundary or a server that it found stands.
-                if !Arc::ptr_eq(told, &image) && self.rules.leaves_session(&image).is_some() {
+                self.on_exec(key, (reported, ImageSource::Reported), now, session_events);
+                // A scan has read a newer image. The process stays a boundary or a server if that one makes it so.
+                if !Arc::ptr_eq(reported, &image) && self.rules.leaves_session(&image).is_some() {
                     self.on_exec(key, (&image, ImageSource::Discovered), now, session_events);
                 }
                 self.match_rules(key);
@@ -366,8 +367,8 @@ impl Model {
                 }
             }
             TreeChange::Reparented { key, .. } => {
-                let mark = event.kind.membership();
-                if self.sessions.settle(&mut self.tree, key, mark) {
+                let membership = event.kind.membership();
+                if self.sessions.settle(&mut self.tree, key, membership) {
                     self.inherit_keep(key, None);
                     self.match_rules(key);
                 }
@@ -381,14 +382,14 @@ impl Model {
         }
     }
 
-    /// Whether a process that was found may be a member by what it has from its makers, which has to be read to tell.
+    /// Returns whether a discovered process may be a member by evidence that has to be read first.
     pub fn is_unattributed(&self, key: ProcessKey) -> bool {
         let may_be = self.may_have_escaped(key) && self.is_in_scope(key);
         let node = self.tree.get(key).filter(|_| may_be);
         node.is_some_and(|node| self.sessions.is_unattributed(&self.tree, node))
     }
 
-    /// Of agents outside of the scope nothing is known: what could be theirs is nobody's.
+    /// Returns whether a process is in scope. Out of scope, its evidence may point to an agent that is not tracked.
     fn is_in_scope(&self, key: ProcessKey) -> bool {
         let named = || {
             self.tree
@@ -398,17 +399,17 @@ impl Model {
         self.scope.is_unlimited() || named()
     }
 
-    /// What has to be read of whom before [`Model::attribute`] can tell whose a suspect is; nothing of one that is none
-    /// any more.
+    /// Returns the facts to read, by process, before [`Model::attribute`] can assign a process to a session. Returns
+    /// none if the process is no longer unattributed.
     pub fn facts_to_attribute(&self, key: ProcessKey) -> Vec<(ProcessKey, FactSet)> {
         let node = self.tree.get(key);
-        let suspect = node.filter(|node| self.sessions.is_unattributed(&self.tree, node));
-        suspect.map_or_else(Vec::new, |node| {
+        let unattributed = node.filter(|node| self.sessions.is_unattributed(&self.tree, node));
+        unattributed.map_or_else(Vec::new, |node| {
             self.sessions.facts_to_attribute(&self.tree, node)
         })
     }
 
-    /// Tells whose a suspect is from what was read. Gives who is a member by that, parents before their children.
+    /// Assigns an unattributed process to a session by its facts. Returns the new members, parents before children.
     pub fn attribute(&mut self, key: ProcessKey) -> Vec<ProcessKey> {
         let in_scope = self.is_in_scope(key);
         let joined = self.sessions.attribute(&mut self.tree, key, in_scope);
@@ -419,15 +420,16 @@ impl Model {
         joined
     }
 
-    /// Whether a member's child still is the program of its parent: it has forked and not run another
-    /// yet, and is no agent of its own.
+    /// Returns whether a member's child still runs the program of its parent, because it has not executed one since its
+    /// fork.
     fn is_copy(&self, key: ProcessKey) -> bool {
         let Some(node) = self.tree.get(key) else {
             return false;
         };
-        // The kernel would know that it has run an agent itself, being a member.
-        let is_plain = |mark: Membership| {
-            !mark.has(MEMBER_NAME_MATCHED) && mark.session.is_some_and(|name| !node.has_key(name))
+        // The probes would have flagged the exec of an agent by a member.
+        let is_plain = |membership: Membership| {
+            !membership.has(MEMBER_NAME_MATCHED)
+                && membership.session.is_some_and(|name| !node.has_key(name))
         };
         node.membership.is_some_and(is_plain) || self.runs_parents_program(node)
     }
@@ -471,7 +473,7 @@ impl Model {
         }
     }
 
-    /// Takes a process into the scope that names it, or the cgroup in which it has run a program.
+    /// Adds a process to the scope if the scope names it or the cgroup in which it executes `image`.
     fn extend_scope(&mut self, key: ProcessKey, image: &Image) {
         let scope = &self.scope;
         if let Some(node) = self.tree.get_mut(key) {
@@ -479,12 +481,12 @@ impl Model {
         }
     }
 
-    /// Widens the scope by a cgroup: whatever runs a program there from now on is in it.
+    /// Adds a cgroup to the scope. It takes effect for programs executed from now on.
     pub fn add_cgroup(&mut self, id: u64) {
         self.scope.cgroups.push(id);
     }
 
-    /// Takes note of uids that a process has changed since the last event told of it.
+    /// Sets uids that a process has changed since its last event.
     pub fn set_uids(&mut self, key: ProcessKey, uids: Uids) {
         if let Some(node) = self.tree.get_mut(key) {
             node.uids = uids;
@@ -492,7 +494,7 @@ impl Model {
         self.match_rules(key);
     }
 
-    /// Asks the rules about the program of a member, for later.
+    /// Matches the rules for members with a member's program, ahead of the decision.
     fn match_rules(&mut self, key: ProcessKey) {
         let Some(node) = self.tree.get(key) else {
             return;
@@ -500,18 +502,18 @@ impl Model {
         if node.state.member.session.is_none() {
             return;
         }
-        // Until it runs one of its own, it has the program of its maker.
-        let maker = node.parent.and_then(|parent| self.tree.get(parent));
-        let same = maker.filter(|maker| Arc::ptr_eq(&maker.image, &node.image));
-        let known = same.and_then(|maker| maker.state.cached.matched_rules.clone());
-        let weighed = known.unwrap_or_else(|| MatchedRules::new(&self.rules, &node.image));
+        // A child that has not executed a program shares the image of its parent.
+        let parent = node.parent.and_then(|parent| self.tree.get(parent));
+        let same = parent.filter(|parent| Arc::ptr_eq(&parent.image, &node.image));
+        let known = same.and_then(|parent| parent.state.cached.matched_rules.clone());
+        let matched = known.unwrap_or_else(|| MatchedRules::new(&self.rules, &node.image));
         if let Some(node) = self.tree.get_mut(key) {
-            node.state.cached.matched_rules = Some(weighed);
+            node.state.cached.matched_rules = Some(matched);
         }
     }
 
-    /// Takes other rules from here on. Sessions go on, by the rule of the same name where there is one; what is
-    /// an agent, a server or a boundary stays one.
+    /// Replaces the rules. An open session continues with the rule of the same name, if there is one. Agents, servers
+    /// and boundaries keep their class.
     pub fn set_rules(&mut self, rules: Ruleset) {
         self.rules = rules;
         self.sessions.resolve_rules(&self.rules);
@@ -519,7 +521,7 @@ impl Model {
         for key in &all {
             if let Some(node) = self.tree.get_mut(*key) {
                 node.state.cached.matched_rules = None;
-                // The bits of marks are those of the old rules.
+                // Bits of environment markers have their meaning from the old rules.
                 node.state.cached.forget_program(false);
             }
         }
@@ -528,38 +530,38 @@ impl Model {
         awaited.into_iter().for_each(|key| self.await_script(key));
     }
 
-    /// Whether a rule about roots may come to decide about a process while it lives.
+    /// Returns whether a rule about roots may apply to a process while its root is alive.
     pub fn has_rules_for_root(&self, key: ProcessKey) -> bool {
         self.tree
             .get(key)
             .is_some_and(|node| policy::has_rules_for_root(self, node))
     }
 
-    /// For deciding about many from what is known now.
+    /// Returns an evaluation of the current state, for deciding about several processes.
     pub fn evaluation(&self) -> Evaluation<'_> {
         Evaluation::new(self)
     }
 
-    /// Decides about a process from what is known now.
+    /// Decides about a process in the current state.
     pub fn decide(&self, key: ProcessKey) -> Decision {
         self.evaluation().decide(key)
     }
 
-    /// What would be decided about a member if the root of its session ended now in this way, by what is known.
-    /// None, if that is gone already or the member is never signalled.
+    /// Returns the decision about a member if the root of its session exited now with `ended`. Returns `None` if the
+    /// member is already due or is never signalled.
     pub fn decide_if_root_exits(&self, key: ProcessKey, ended: ExitStatus) -> Option<Decision> {
         policy::decide_if_root_exits(&self.evaluation(), key, ended)
     }
 
-    /// Whether it is this program or one of its ancestors.
+    /// Returns whether a process is the service itself or one of its ancestors.
     fn is_own_ancestry(&self, key: ProcessKey) -> bool {
         self.own_ancestry.contains(&key)
     }
 
-    /// Keeps the list of this program's ancestors, which hardly ever changes.
+    /// Updates the list of the service's ancestors, which rarely changes.
     fn update_own_ancestry(&mut self, change: &TreeChange, event: &Event) {
         let touched = match change {
-            // Of one that is known it tells whose child it was.
+            // Also emitted for a known process whose fork is reported late, with its parent.
             TreeChange::Born { key, .. } => {
                 key.pid == self.own_pid || self.own_ancestry.contains(key)
             }

@@ -1,5 +1,5 @@
-//! What the kernel's map should have for a process, so that the probes hand it on, and the service that
-//! comes after this one finds it.
+//! Entries that processes should have in the kernel's map of members. The probes copy them at forks, and the next
+//! service restores sessions from them.
 
 use reaper_common::{
     MEMBER_GENERATION_MASK, MEMBER_KEPT, MEMBER_KERNEL_KILLABLE, MEMBER_ROOT, MEMBER_SCOPE,
@@ -44,10 +44,10 @@ impl Evaluation<'_> {
             if node.state.member.watched || node.state.member.boundary.is_some() {
                 flags |= MEMBER_WATCHED;
             }
-            if let Some(mark) = model.awaited_membership(node) {
+            if let Some(membership) = model.awaited_membership(node) {
                 return Some(Membership {
-                    flags: mark.flags & !MEMBER_GENERATION_MASK | flags,
-                    ..mark
+                    flags: membership.flags & !MEMBER_GENERATION_MASK | flags,
+                    ..membership
                 });
             }
             if flags == MEMBER_TRACKED {
@@ -62,44 +62,43 @@ impl Evaluation<'_> {
 }
 
 impl Model {
-    /// What the map should say of a living process: `None` that it should not be in there.
+    /// Returns the entry that a living process should have in the kernel's map; `None` if it should have none.
     ///
-    /// Whatever the probes only suspect has been settled here by now and is not handed back to them, but
-    /// for whose a process is where that was lost.
+    /// Flags that only the probes set for open questions are not written back. The exception is an uncertain lineage.
     pub fn wanted_membership(&self, key: ProcessKey) -> Option<Membership> {
         self.evaluation().wanted_membership(key)
     }
 
-    /// Whether a member is kept though it should be due, or is never signalled at all.
+    /// Returns whether a member would be kept if it were due, or is never signalled.
     pub fn is_kept(&self, node: &Node) -> bool {
         policy::is_kept(&self.evaluation(), node)
     }
 
-    /// Whether nothing that the service could come to know of a member, but for its running another program,
-    /// would spare it if a signal ended its root: no rule, no mark in its environment and no user's keep. All
-    /// facts that matter for that are known.
+    /// Returns whether the kernel may signal a member when a signal ends its root. All facts that matter are known, and
+    /// no rule, environment marker or user can keep the member unless it executes another program.
     pub fn is_kernel_killable(&self, node: &Node) -> bool {
         policy::is_kernel_killable(&self.evaluation(), node)
     }
 
-    /// Takes note of what has been written to the map for a process; `None`: it has been taken out.
-    pub fn set_membership(&mut self, key: ProcessKey, mark: Option<Membership>) {
+    /// Records the entry that was written to the map for a process; `None` if it was removed.
+    pub fn set_membership(&mut self, key: ProcessKey, membership: Option<Membership>) {
         let Some(node) = self.tree.get_mut(key) else {
             return;
         };
-        let old = std::mem::replace(&mut node.membership, mark);
-        let has_session =
-            |mark: Option<Membership>| mark.is_some_and(|mark| mark.session.is_some());
+        let old = std::mem::replace(&mut node.membership, membership);
+        let has_session = |membership: Option<Membership>| {
+            membership.is_some_and(|membership| membership.session.is_some())
+        };
         if has_session(old)
-            && !has_session(mark)
+            && !has_session(membership)
             && let Some(exact) = node.exact_key()
         {
             self.tree.disown(exact);
         }
-        self.sessions.note_mark(&self.tree, key);
+        self.sessions.note_early_member(&self.tree, key);
     }
 
-    /// Takes note of signals that were sent to a process: `MEMBER_SIGTERM_SENT` and `MEMBER_SIGKILL_SENT` of `flags`.
+    /// Records signals that were sent to a process: `MEMBER_SIGTERM_SENT` and `MEMBER_SIGKILL_SENT` in `flags`.
     pub fn on_signal_sent(&mut self, key: ProcessKey, flags: u32) {
         if let Some(node) = self.tree.get_mut(key) {
             node.state.member.signals_sent |= flags & (MEMBER_SIGTERM_SENT | MEMBER_SIGKILL_SENT);

@@ -1,17 +1,17 @@
-//! Rules that match a program, for any process that runs it.
+//! Rules that match a program, whatever process runs it.
 
 use std::sync::Arc;
 
 use super::event::Image;
 use super::ruleset::{RuleId, Ruleset};
 
-/// Asked for when a process becomes a member and when it runs another program, so that nothing is left to
-/// ask when every microsecond counts.
+/// Result of matching rules with a program. Computed when a process becomes a member or executes, so that the decision
+/// itself is fast.
 #[derive(Clone, Debug)]
 pub(crate) struct MatchedRules {
-    /// Those that hold if the rest of what they ask for does, in the order in which they are asked.
+    /// Rules that apply if their remaining conditions hold, in the order of evaluation.
     pub rules: Arc<[RuleId]>,
-    /// Its program, or the end of its command line, is not known; and the rule that might then hold.
+    /// Set if the program or the end of its command line is unknown, with the rule that might then apply, if any.
     pub unreadable: Option<Option<RuleId>>,
 }
 

@@ -1,14 +1,14 @@
-//! Sessions: an agent and everything that ever descended from it, down to a boundary.
+//! Sessions: an agent and all of its descendants, down to a boundary.
 //!
 //! ```text
 //!   shell ── claude ─┬─ bash ── npm ── node         members of claude's session
-//!                    ├─ tmux ── bash ── claude      tmux is a boundary; the agent below it is of its own
+//!                    ├─ tmux ── bash ── claude      tmux is a boundary; the agent below it has its own session
 //!                    ├─ codex ── bash               a nested session: due with its own root or with claude's
 //!                    └─ codex app-server ── bash    a server's session: not due with claude's root
 //! ```
 //!
-//! Invariant: a server's session is nested in no other, and no other is nested in it. An agent below a server is found
-//! again by a restarted server, so it lives until its own end.
+//! Invariant: the session of a server is nested in no other, and no other is nested in it. A restarted server finds the
+//! agents below it again, so these live until they exit themselves.
 
 mod attribution;
 mod index;
@@ -36,27 +36,27 @@ pub use member::{Evidence, SessionId};
 pub(super) use membership::Origin;
 pub use succession::{Succession, SuccessorSearch};
 
-/// Number of the signal that a root is sent first.
+/// Number of SIGTERM, the first signal that a root is sent.
 const SIGTERM: u8 = 15;
 /// Name of the rule that recognises `reaper run`.
 const RUN: &str = "reaper-run";
 
-/// Closed sessions that are kept for members of which nothing was known when they closed.
+/// Maximum number of closed sessions that are remembered, for members that become known after their session closed.
 pub const CLOSED_MAX: usize = 64;
 
-/// The end of a root.
+/// Exit of a root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RootExit {
-    /// Nanoseconds since boot.
+    /// Time of the exit, in nanoseconds since boot.
     pub at: u64,
     pub exit_status: ExitStatus,
-    /// Whether it was sent a signal before by this program.
+    /// Whether the service had signalled it before.
     pub was_signalled: bool,
 }
 
 impl RootExit {
-    /// Returns the end that decides about the members. A root that exits because it was told to has not finished its
-    /// work, whatever its status.
+    /// Returns the status that decides about the members. A root that exits after a signal has not finished its work,
+    /// whatever its status.
     pub fn cause(&self) -> ExitStatus {
         match self.exit_status {
             ExitStatus::Exited(_) if self.was_signalled => ExitStatus::Signalled {
@@ -68,11 +68,11 @@ impl RootExit {
     }
 }
 
-/// Who had a root when it became one: a stranger, of whom nothing else is remembered once it has exited.
+/// Parent of a root when its session opened. It is untracked, so nothing else is remembered of it after its exit.
 #[derive(Clone, Debug)]
 pub struct RootParent {
     pub key: ProcessKey,
-    /// As it was then; nothing is in it where that is not known.
+    /// Image at that time, empty if unknown.
     pub image: Arc<Image>,
     pub uids: Uids,
 }
@@ -90,50 +90,50 @@ impl RootParent {
 #[derive(Clone, Debug)]
 pub struct Session {
     pub id: SessionId,
-    /// The agent's name: that of its rule.
+    /// Name of the agent, which is that of its rule.
     pub agent: Arc<str>,
     pub kind: SessionKind,
-    /// `None` for a session from before this program whose rule there is no more.
+    /// `None` if the rule of a restored session no longer exists.
     pub rule: Option<RuleId>,
     pub root: ProcessKey,
-    /// Uids of the root when it became one.
+    /// Uids of the root when the session opened.
     pub uids: Uids,
-    /// Nanoseconds since boot.
+    /// Time of the opening, in nanoseconds since boot.
     pub opened_at: u64,
-    /// The process that was the root first: with the start, this session's name for ever.
+    /// First root; with its start, the permanent name of the session.
     pub first_root: ProcessKey,
-    /// Who had the root when it became one.
+    /// Parent of the root when the session opened.
     pub parent: Option<RootParent>,
-    /// The session that this one is nested in.
+    /// Session that this one is nested in.
     pub outer: Option<SessionId>,
-    /// Id of the root's cgroup (v2) when it became one, 0 if unknown.
+    /// Id of the root's cgroup (v2), 0 if unknown.
     pub cgroup_id: u64,
-    /// Session id of the root as the kernel has it, 0 if unknown.
+    /// Id of the root's session in the kernel (sid), 0 if unknown.
     pub sid: u32,
-    /// The innermost systemd unit of the root's cgroup.
+    /// Innermost systemd unit of the root's cgroup.
     pub unit: Fact<Arc<str>>,
-    /// What its root has from its makers, as far as anybody has asked.
+    /// Environment markers and working directory of the root, as far as they were read.
     pub inherited: Fact<Arc<InheritedFacts>>,
-    /// The root was found below tmux, screen or zellij.
+    /// Whether the root started below tmux, screen or zellij.
     pub multiplexed: bool,
     pub root_exit: Option<RootExit>,
     /// Whether another agent may continue the session after the exit of its root.
     pub succession: Succession,
-    /// When the last end of one of its members was told, in nanoseconds since boot; 0: none was.
+    /// Time of the last reported exit of a member, in nanoseconds since boot; 0 for none.
     pub last_exit_at: u64,
-    /// Start of its youngest member, in nanoseconds since boot.
+    /// Start of the youngest member, in nanoseconds since boot.
     pub(super) last_birth_at: u64,
-    /// When it was last read that a client was connected to it or an agent ran below it, in nanoseconds since boot.
+    /// Last time at which a client was connected or an agent ran below it, in nanoseconds since boot.
     pub(super) last_use_at: u64,
-    /// Its root was found to be an agent already: the exec that made it one may still be told.
+    /// Whether the root was discovered as an agent. The exec that made it one may still be reported.
     is_discovered: bool,
-    /// Kept up by [`SessionIndex`].
+    /// Derived state, maintained by [`SessionIndex`].
     nesting: Nesting,
     members: HashSet<u32, foldhash::fast::FixedState>,
 }
 
 impl Session {
-    /// Pids of its living members, nested sessions' not among them, in no order.
+    /// Returns the pids of the living members without those of nested sessions, in no order.
     pub fn members(&self) -> impl ExactSizeIterator<Item = u32> {
         self.members.iter().copied()
     }
@@ -142,13 +142,13 @@ impl Session {
         self.members.is_empty()
     }
 
-    /// Whether this is its name, which may be known better than it was when it opened.
+    /// Returns whether the session has this name. Its own may be known only to the tick.
     fn has_name(&self, name: ProcessKey) -> bool {
         let coarse = self.first_root.start.is_multiple_of(TICK_NS);
         self.first_root == name || coarse && self.first_root.has_same_tick(name)
     }
 
-    /// Takes over what its members are compared with from its root, as far as that is known.
+    /// Copies what members are compared with from the root, as far as it is known.
     fn copy_from_root(&mut self, root: Option<&Node>) {
         let Some(root) = root else { return };
         if root.image.cgroup_id != 0 && root.image.cgroup_id != self.cgroup_id {
@@ -163,7 +163,7 @@ impl Session {
         }
     }
 
-    /// Whether the root is the command of a `reaper run` that lives; `outer` is the session around it.
+    /// Returns whether the root is the command of a living `reaper run`. `outer` is the session around it.
     fn is_command_of(&self, outer: Option<&Session>) -> bool {
         let parent = self.parent.as_ref().map(|parent| parent.key);
         outer.is_some_and(|run| {
@@ -171,45 +171,45 @@ impl Session {
         })
     }
 
-    /// Returns the end that makes its members due. There is none while another agent may continue it.
+    /// Returns the exit that makes the members due; `None` while another agent may continue the session.
     fn end(&self) -> Option<RootExit> {
         self.root_exit
             .filter(|_| self.succession == Succession::Excluded)
     }
 }
 
-/// How a process came to run its program.
+/// Way in which a process came to run its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ImageSource {
-    /// Its exec was told.
+    /// Its exec was reported.
     Reported,
-    /// It was found running it.
+    /// It was discovered running the program.
     Discovered,
-    /// It was found running what its maker does: it has not run a program of its own yet.
+    /// It was discovered running the program of its parent, and has executed none itself.
     Copied,
 }
 
-/// What became of sessions by a change in the tree.
+/// Change of a session after a change of the tree.
 #[derive(Clone, Debug)]
 pub enum SessionEvent {
     Opened {
         session: SessionId,
-        /// The session of the process that started the root, where the new one is not nested in it: one of them is a
-        /// server's.
+        /// Session of the process that started the root, if the new session is not nested in it because one of the two
+        /// belongs to a server.
         starter: Option<SessionId>,
     },
-    /// The service before this one had it, and it goes on.
+    /// A session of the previous service continues.
     Restored {
         session: SessionId,
     },
-    /// A member became a boundary, by the rule of this name.
+    /// A member became a boundary, by the rule with this name.
     Boundary {
         key: ProcessKey,
         session: SessionId,
         rule: Arc<str>,
     },
-    /// The root left of its own accord and handed over to its child. Where that was found out only after
-    /// [`SessionEvent::RootExited`], it takes that back.
+    /// A root exited normally, and its child continues the session. If this is noticed only after
+    /// [`SessionEvent::RootExited`], it revokes that event.
     Relaunched {
         session: SessionId,
         old_root: ProcessKey,
@@ -218,7 +218,7 @@ pub enum SessionEvent {
     RootExited {
         session: SessionId,
     },
-    /// Nothing of it lives, nested sessions included; it is forgotten.
+    /// The last process of the session and of those nested in it exited. The session is then forgotten.
     Closed {
         session: Box<Session>,
     },
@@ -227,26 +227,26 @@ pub enum SessionEvent {
 #[derive(Debug, Default)]
 pub struct Sessions {
     open: SessionIndex,
-    /// Oldest first.
+    /// Recently closed sessions, oldest first.
     closed: VecDeque<Session>,
     /// Real uid of all roots; `None`: any.
     uid: Option<u32>,
-    /// Sessions that something has left.
+    /// Sessions that a process has left, which may be finished.
     to_check: Vec<SessionId>,
-    /// Sessions are being taken up again, and not all that is known of them has been told.
+    /// Whether sessions are being restored, so that events of the backlog are still missing.
     pub(super) is_restoring: bool,
-    /// Sessions whose root has left of its own accord since then, with no heir among its children: one
-    /// that was found with its adopter already is still to be told of. By the pid of the root.
+    /// Sessions whose root exited normally during the restore and has no successor among its known children, by pid of
+    /// the root. A child that was discovered with its adopter may still be reported as the root's child.
     exited_roots: HashMap<u32, Vec<(SessionId, Node)>>,
-    /// Children that living processes have lost to an adopter since then.
+    /// Children that living processes lost to an adopter during the restore, by old parent.
     reparented: HashMap<ProcessKey, Vec<ProcessKey>>,
-    /// Processes that were found with a mark of a session that has not opened, after its name to the tick.
+    /// Discovered processes whose map entry names a session that is not open yet, by that name rounded to the tick.
     early_members: BTreeSet<(ProcessKey, ProcessKey)>,
     last: u32,
 }
 
 impl Sessions {
-    /// Of this user alone, if one is named.
+    /// Returns an empty set of sessions, restricted to roots of one user if `uid` is given.
     pub(super) fn for_uid(uid: Option<u32>) -> Sessions {
         Sessions {
             uid,
@@ -254,7 +254,7 @@ impl Sessions {
         }
     }
 
-    /// Notes that a client was connected to a session, or that an agent ran below it, at `now`.
+    /// Records that a client was connected to a session, or that an agent ran below it, at `now`.
     pub(super) fn note_use(&mut self, id: SessionId, now: u64) {
         self.open.update(id, |session| session.last_use_at = now);
     }
@@ -267,7 +267,7 @@ impl Sessions {
         self.open.get(id)
     }
 
-    /// Returns a session that is open, or one of those that have closed last.
+    /// Returns an open or recently closed session.
     pub fn find(&self, id: SessionId) -> Option<&Session> {
         let closed = || self.closed.iter().rev().find(|session| session.id == id);
         self.get(id).or_else(closed)
@@ -277,18 +277,18 @@ impl Sessions {
         self.open.iter()
     }
 
-    /// The session of this name: of the process that was its root first.
+    /// Returns the open session with this first root.
     pub fn by_first_root(&self, name: ProcessKey) -> Option<&Session> {
         self.open.by_name(name)
     }
 
-    /// The session and those it is nested in, innermost first.
+    /// Returns a session and those that it is nested in, innermost first.
     pub fn with_enclosing(&self, id: SessionId) -> impl Iterator<Item = &Session> {
         let outer = |session: &&Session| self.get(session.outer?);
         std::iter::successors(self.get(id), outer).take(self.open.len())
     }
 
-    /// The session and those nested in it, oldest first.
+    /// Returns a session and those nested in it, oldest first.
     pub fn with_nested(&self, id: SessionId) -> impl Iterator<Item = &Session> {
         let mut ids: Vec<SessionId> = self.get(id).map(|session| session.id).into_iter().collect();
         let mut at = 0;
@@ -300,31 +300,32 @@ impl Sessions {
         ids.into_iter().filter_map(|id| self.get(id))
     }
 
-    /// Whether the members of a session are due: the outermost session whose root is gone, on whose
-    /// ladder they belong, and the first end of a root, which made them so.
+    /// Returns why the members of a session are due; `None` if they are not. The result is the outermost session whose
+    /// root has exited, which has their escalation, and the first exit of a root.
     pub fn due(&self, id: SessionId) -> Option<(&Session, RootExit)> {
         let Due { outermost, first } = self.get(id)?.nesting.due?;
         Some((self.get(outermost)?, first))
     }
 
-    /// Returns the innermost session around the members of a session that another agent may continue.
+    /// Returns the innermost session, from the given one outwards, that another agent may continue.
     pub(super) fn awaiting_successor(&self, id: SessionId) -> Option<&Session> {
         self.get(self.get(id)?.nesting.awaiting?)
     }
 
-    /// Whether a `reaper run` ends the members of a session, which is its command's or nested in that, when the command exits.
+    /// Returns whether a `reaper run` ends the members of a session when its command exits. The session is that of the
+    /// command, or nested in it.
     pub(super) fn is_ended_by_run(&self, id: SessionId) -> bool {
         self.get(id)
             .is_some_and(|session| session.nesting.is_ended_by_run)
     }
 
-    /// The session that has this process for its root.
+    /// Returns the session whose living root is this process.
     pub fn by_root(&self, key: ProcessKey) -> Option<&Session> {
         let mut all = self.open.all(IndexKey::Root(key));
         all.find(|session| session.root_exit.is_none())
     }
 
-    /// A process has exited.
+    /// Handles the exit of a process.
     pub(super) fn on_exit(
         &mut self,
         tree: &mut Tree,
@@ -341,7 +342,7 @@ impl Sessions {
             });
             self.to_check.push(id);
         }
-        // Two, if it had become the root of another's session: of its own and of that.
+        // A root that continues the session of another root has two sessions.
         while node.state.member.root
             && let Some(id) = self.by_root(node.key).map(|session| session.id)
         {
@@ -350,13 +351,13 @@ impl Sessions {
                 exit_status: ended,
                 was_signalled: node.state.member.signals_sent != 0,
             };
-            let left = matches!(gone.cause(), ExitStatus::Exited(_));
-            let heir = || {
+            let exited_normally = matches!(gone.cause(), ExitStatus::Exited(_));
+            let successor = || {
                 self.successor_root(tree, node, id, orphans)
                     .or_else(|| self.reparented_successor(tree, node, id))
             };
-            if left && let Some(heir) = heir() {
-                self.set_successor(tree, id, heir, session_events);
+            if exited_normally && let Some(successor) = successor() {
+                self.set_successor(tree, id, successor, session_events);
                 continue;
             }
             let outer = |session: &Session| self.get(session.outer?);
@@ -369,9 +370,9 @@ impl Sessions {
                 };
             });
             session_events.push(SessionEvent::RootExited { session: id });
-            // It need not have been a member of it still: it may be a boundary.
+            // The root may have left the session as a boundary.
             self.to_check.push(id);
-            if left && self.is_restoring {
+            if exited_normally && self.is_restoring {
                 let roots = self.exited_roots.entry(node.key.pid).or_default();
                 roots.push((id, node.clone()));
             }
@@ -407,9 +408,10 @@ impl Sessions {
         });
     }
 
-    /// The child to which a root that left of its own accord has handed over: one that has become an
-    /// agent by the same rule, in the same terminal, and in the foreground there: what reads from elsewhere while
-    /// the root reads from the terminal was started by that for its own ends.
+    /// Returns the child that continues the session of a root which exited normally.
+    ///
+    /// The child is an agent by the same rule and in the same terminal. If the root reads from the terminal, the child
+    /// does so too: one that reads from elsewhere is a helper of the root.
     fn successor_root(
         &self,
         tree: &Tree,
@@ -418,14 +420,14 @@ impl Sessions {
         orphans: &[ProcessKey],
     ) -> Option<ProcessKey> {
         let session = self.get(id)?;
-        // Of a rule that there is no more the name is left.
+        // The name is compared for sessions whose rule no longer exists.
         let by_same_rule =
             |other: &Session| (other.rule, &other.agent) == (session.rule, &session.agent);
         let reads = |node: &Node| {
             node.facts()
                 .map_or(Fact::Unread, |facts| facts.stdin_is_terminal)
         };
-        let is_heir = |key: &&ProcessKey| {
+        let is_successor = |key: &&ProcessKey| {
             tree.get(**key).is_some_and(|child| {
                 let nested = child.state.member.session.and_then(|id| self.get(id));
                 root.image.tty != 0
@@ -434,18 +436,18 @@ impl Sessions {
                     && nested.is_some_and(|nested| nested.root == child.key && by_same_rule(nested))
             })
         };
-        orphans.iter().find(is_heir).copied()
+        orphans.iter().find(is_successor).copied()
     }
 
-    /// There are other rules now.
+    /// Looks up the rule of each session in the new rules.
     pub(super) fn resolve_rules(&mut self, rules: &Ruleset) {
         let resolve = |session: &mut Session| session.rule = rules.session_rule(&session.agent);
         self.open.update_all(resolve);
         self.closed.iter_mut().for_each(resolve);
     }
 
-    /// Closes what is over since the last call. Apart from the rest, so that whoever follows the turns
-    /// still finds the session that the ones before this were about.
+    /// Closes the sessions that have finished since the last call. Handlers of earlier session events can still look up
+    /// their session, because this is a separate step.
     pub(super) fn close_finished(&mut self, session_events: &mut Vec<SessionEvent>) {
         if self.is_restoring {
             return;

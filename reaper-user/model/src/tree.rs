@@ -1,8 +1,7 @@
-//! The process tree: who lives, who begot whom, and who has whom for a parent now.
+//! Process tree: living processes with their birth parents and current parents.
 //!
-//! Events may come doubled, late, or not at all; the tree takes from each what it adds and ignores the
-//! rest. A process that was found in /proc keeps the start time that was found there as part of its
-//! key, and takes on its exact one beside it when a probe tells of it.
+//! Events can come twice, late, or not at all. The tree applies what is new in each and ignores the rest. A discovered
+//! process keeps the start time from /proc in its key; a probe adds the exact start later.
 
 mod discovered;
 mod exited;
@@ -23,24 +22,23 @@ pub use node::{Exited, Node, NodeState, Orphaned, TreeChange};
 
 type Map<K, V> = HashMap<K, V, foldhash::fast::FixedState>;
 
-/// Exited processes kept for the stories of their descendants.
+/// Maximum number of exited processes that are kept for the history of their descendants.
 const EXITED_MAX: usize = 16_384;
-/// Processes of which it is remembered that they have exited, or were disowned, for what is told of them too
-/// late.
+/// Number of recent exits that are remembered, so that late events do not revive a process; also of disowned processes.
 const RECENT_MAX: usize = 1024;
 
-/// See the module.
+/// Process tree; see the [module documentation](self).
 pub struct Tree<S: NodeState> {
     live: Map<u32, Node<S>>,
-    /// Pids of the living processes by the cgroup in their images, 0 where that is unknown.
+    /// Living processes by the cgroup id of their image (0 if unknown) and pid.
     by_cgroup: BTreeSet<(u64, u32)>,
     exited: Map<ProcessKey, Exited<S::Remains>>,
-    /// Keys of `exited`, oldest first; some may be gone from there.
+    /// Keys of `exited`, oldest first. Some may have been removed from `exited`.
     order: VecDeque<ProcessKey>,
-    /// By pid and tick of the start.
+    /// Recent exits by pid and start tick.
     recent: RecentMap<RecentExit<S::Remains>>,
-    /// Processes out of whose mark a session has been taken, by exact key: whoever descends from them is
-    /// nobody's, though the kernel may have handed that mark on before.
+    /// Processes whose session was removed from their map entry, by exact key. Their descendants are untracked,
+    /// although the kernel may have copied the old entry to them before.
     disowned: RecentMap<()>,
 }
 
@@ -58,7 +56,7 @@ impl<S: NodeState> Default for Tree<S> {
 }
 
 impl<S: NodeState> Tree<S> {
-    /// Takes in one event and tells what it has changed: nothing, for one that brings nothing new.
+    /// Applies one event and appends the changes that it made.
     pub fn apply(&mut self, event: &Event, changes: &mut Vec<TreeChange<S>>) {
         let Event {
             time,
@@ -73,13 +71,13 @@ impl<S: NodeState> Tree<S> {
                 uids,
                 pidfd_inode,
                 namespace_init,
-                membership: mark,
+                membership,
             } => {
-                let makers = [creator, parent].into_iter().flatten();
-                let image = makers.clone().find_map(|key| self.image(key).cloned());
+                let parents = [creator, parent].into_iter().flatten();
+                let image = parents.clone().find_map(|key| self.image(key).cloned());
                 let image = image.unwrap_or_default();
-                let maker = makers.filter_map(|key| self.get(key)).next();
-                let inherited = maker.map(|node| {
+                let creator_node = parents.filter_map(|key| self.get(key)).next();
+                let inherited = creator_node.map(|node| {
                     let is_current = node.is_current_at(time);
                     node.state.at_birth(time, is_current)
                 });
@@ -93,7 +91,7 @@ impl<S: NodeState> Tree<S> {
                 else {
                     return;
                 };
-                node.set_membership(mark, time, 0);
+                node.set_membership(membership, time, 0);
                 node.pidfd_inode = pidfd_inode;
                 node.namespace_init = namespace_init;
                 node.reported.forked |= creator.is_some() || parent.is_some();
@@ -102,7 +100,8 @@ impl<S: NodeState> Tree<S> {
                     None => node.uids = uids,
                     Some(true) => {}
                     Some(false) => {
-                        // Found in /proc before its fork was read; only now it is known who made it.
+                        // The process was discovered in /proc before its fork was read. Only the fork names the
+                        // creator.
                         changes.push(TreeChange::Born {
                             key: node.key,
                             creator,
@@ -118,7 +117,7 @@ impl<S: NodeState> Tree<S> {
                 uids,
                 pidfd_inode,
                 ref image,
-                membership: mark,
+                membership,
             } => {
                 let birth = self.birth_of_discovered(parent);
                 let own = Arc::clone(image);
@@ -127,13 +126,13 @@ impl<S: NodeState> Tree<S> {
                 else {
                     return;
                 };
-                node.set_membership(mark, time, 1);
+                node.set_membership(membership, time, 1);
                 node.reported.execed = true;
                 if pidfd_inode != 0 {
                     node.pidfd_inode = pidfd_inode;
                 }
                 let key = node.key;
-                // It may have run another since, of which all that is known is what was found.
+                // A scan may have read the image of a later exec.
                 if node.is_current_at(time) {
                     let is_later = time > node.image_at;
                     node.state.on_exec(&node.image, image, is_later);
@@ -146,12 +145,12 @@ impl<S: NodeState> Tree<S> {
                 key,
                 exit_status: ended,
                 peak_rss,
-                membership: mark,
+                membership,
                 ..
             } => {
                 let key = self.resolve_key(key, provenance);
                 if let Some(node) = self.get_mut(key) {
-                    node.set_membership(mark, time, 0);
+                    node.set_membership(membership, time, 0);
                     if provenance == Provenance::Kernel {
                         node.exact_start = node.exact_start.or(key.exact_start());
                     }
@@ -162,22 +161,22 @@ impl<S: NodeState> Tree<S> {
                 child,
                 old_parent,
                 adopter,
-                membership: mark,
+                membership,
             } => {
                 let child = self.resolve_key(child, provenance);
                 let of = |key: Option<ProcessKey>| key.map(|key| self.resolve_key(key, provenance));
                 let (old_parent, adopter) = (of(old_parent), of(adopter));
-                // If it is unknown, its fork was lost.
-                self.add_unknown(child, old_parent, mark, time, provenance, changes);
+                // For an unknown child the fork event was lost.
+                self.add_unknown(child, old_parent, membership, time, provenance, changes);
                 self.reparent(child, old_parent, adopter, time, changes);
             }
             EventKind::Move {
                 key,
                 cgroup_id,
-                membership: mark,
+                membership,
             } => {
                 if let Some(node) = self.get_mut(key) {
-                    node.set_membership(mark, time, 1);
+                    node.set_membership(membership, time, 1);
                     changes.push(TreeChange::Moved { key: node.key });
                     self.set_cgroup(key, cgroup_id, time);
                 }
@@ -195,14 +194,14 @@ impl<S: NodeState> Tree<S> {
                     });
                 }
             }
-            // Whose root it is only the sessions can tell: see `Tree::add_restored_root`.
+            // Handled by the sessions: see `Tree::add_restored_root`.
             EventKind::Restored(_) => {}
             EventKind::Discovered(ref seen) => self.on_proc_entry(seen, time, provenance, changes),
         }
     }
 
-    /// The node of a process that an event tells of: known, known less exactly, or new. `None` if the
-    /// event is about one that has exited already.
+    /// Returns the node of the process that an event is about, and inserts it if it is unknown. Returns `None` if the
+    /// process has exited.
     fn get_or_insert(
         &mut self,
         key: ProcessKey,
@@ -228,8 +227,8 @@ impl<S: NodeState> Tree<S> {
         Some(node)
     }
 
-    /// Whether a process is in the tree; `None` for one that has exited already. Whoever had its pid
-    /// before it has exited too.
+    /// Returns whether a process is in the tree, or `None` if it has exited. An earlier process with the same pid is
+    /// removed as exited.
     fn is_known(
         &mut self,
         key: ProcessKey,
@@ -284,7 +283,7 @@ impl<S: NodeState> Tree<S> {
         }
     }
 
-    /// Changes the image of a living process. Nothing else does, so `by_cgroup` is up to date.
+    /// Changes the image of a living process. All changes go through here, which keeps `by_cgroup` up to date.
     fn update_image(&mut self, pid: u32, change: impl FnOnce(&mut Arc<Image>)) {
         let Some(node) = self.live.get_mut(&pid) else {
             return;
@@ -297,7 +296,7 @@ impl<S: NodeState> Tree<S> {
         }
     }
 
-    /// Puts a living process into another cgroup; 0: into an unknown one.
+    /// Sets the cgroup of a living process; 0 for unknown.
     pub(super) fn set_cgroup(&mut self, key: ProcessKey, cgroup_id: u64, time: u64) {
         if let Some(node) = self.get_mut(key) {
             node.state.on_move(time);
@@ -313,12 +312,13 @@ impl<S: NodeState> Tree<S> {
         Some(node)
     }
 
-    /// The key under which a process is known here, if it lives.
+    /// Returns the key that a living process has in the tree; an unknown key is returned unchanged.
     fn own_key(&self, key: ProcessKey) -> ProcessKey {
         self.get(key).map_or(key, |node| node.key)
     }
 
-    /// The fork of a process has come to light that was found with a parent, perhaps an adopter.
+    /// Sets the birth parent of a discovered process, now that its fork is reported. The parent found before may be an
+    /// adopter.
     fn set_birth_parent(&mut self, child: ProcessKey, parent: Option<ProcessKey>) {
         let parent = parent.map(|key| self.own_key(key));
         let Some(node) = self.get_mut(child) else {
@@ -333,13 +333,13 @@ impl<S: NodeState> Tree<S> {
             *count += 1;
         }
         self.release_birth_parent(found);
-        // If it has had another since, that is told next.
+        // If the process has been reparented since, that event follows.
         if parent.is_some_and(|key| self.get(key).is_some()) {
             self.set_parent(pid, parent);
         }
     }
 
-    /// Gives a process a parent; takes it from the one it had.
+    /// Moves a process from its parent to `parent`.
     fn set_parent(&mut self, pid: u32, parent: Option<ProcessKey>) {
         let Some(node) = self.live.get(&pid) else {
             return;
@@ -402,8 +402,7 @@ impl<S: NodeState> Tree<S> {
         });
     }
 
-    /// Drops a living process as if nobody had ever told of it. Its children have no parent that is
-    /// known, and are no orphans.
+    /// Removes a living process without a trace. Its children have an unknown parent and are not orphans.
     pub(super) fn forget(&mut self, pid: u32) {
         let Some(node) = self.remove(pid) else {
             return;

@@ -1,5 +1,5 @@
-//! Processes that are nobody's: where the probes tell of followed ones only, the tree holds no others,
-//! since it would not hear of their ends.
+//! Removes untracked processes from the tree where the probes report followed processes only: their exits would go
+//! unnoticed.
 
 use hashbrown::HashSet;
 
@@ -8,8 +8,8 @@ use super::event::ProcessKey;
 use crate::Node;
 
 impl Model {
-    /// Drops all living processes that are foreign. Those that stay and are no members are watched from
-    /// now on. Nothing is told of this.
+    /// Removes all living untracked processes. The remaining processes that are not members are watched from now on.
+    /// Emits no output.
     pub fn forget_untracked(&mut self) {
         let mut above = HashSet::new();
         for member in self
@@ -41,21 +41,20 @@ impl Model {
         }
     }
 
-    /// Drops a process from the tree if it is foreign, as a candidate that has turned out to be no agent.
-    /// Nothing is told of this.
+    /// Removes a process if it is untracked, such as a candidate that is not an agent. Emits no output.
     pub fn forget(&mut self, key: ProcessKey) {
         if self.is_untracked(key) {
             self.tree.forget(key.pid);
         }
     }
 
-    /// Whether a living process means nothing to any session, nor to this program.
+    /// Returns whether a living process matters to no session and not to the service itself.
     pub fn is_untracked(&self, key: ProcessKey) -> bool {
         let node = self.tree.get(key);
         node.is_some_and(|node| !self.is_needed(node) && !self.is_above_member(node))
     }
 
-    /// Whether it matters by itself, whoever descends from it.
+    /// Returns whether a process matters by itself, whatever its descendants.
     fn is_needed(&self, node: &Node) -> bool {
         node.state.member.session.is_some()
             || node.state.member.boundary.is_some()
@@ -69,7 +68,7 @@ impl Model {
 
     fn is_above_member(&self, top: &Node) -> bool {
         let mut below = top.children().to_vec();
-        // A loop, which damaged input could make, ends at the top.
+        // A loop, which corrupt input could create, ends at the top.
         while let Some(node) = below.pop().and_then(|pid| self.tree.by_pid(pid)) {
             if node.state.member.session.is_some() {
                 return true;

@@ -1,20 +1,22 @@
-//! Whose an adopted process is by what it has from its makers: agents' marks in its environment, and where it works.
+//! Assigns adopted processes to sessions by inherited evidence: environment markers of agents and the working
+//! directory.
 //!
-//! Both can be had otherwise, so all that speaks against it counts:
-//! - It began after the session's first root, under the same user, in no systemd unit that is not the root's too.
-//! - It is the child of one that adopts, it is no terminal, and nobody else has begun its process group or its session
-//!   in the kernel; but for marks that may be the session that the root is in too.
-//! - *Marks* have to name this session, all of them, but for those that its root has from elsewhere or that name a session around it. A
-//!   pid names one session, and needs another mark of the agent beside it; a mark without a pid names those of its agent that ran when
-//!   the process began. Below a multiplexer or a terminal that may have handed them on they are worth nothing, unless
-//!   the root runs in that multiplexer too.
-//!   A mark that a living agent of that user carries too, or an ancestor of one, names nothing, unless that agent is
-//!   nested in the session: a shell started inside of an agent hands it on. What cannot be read may carry it.
-//! - A *directory* says something only if it is that of a root that ran when the process began, or is below it, and only
-//!   where nothing else can: without marks, a terminal and a multiplexer. Of all agents that may be its own it has to be known where
-//!   they work.
+//! Evidence can have another origin, so the process joins a session only if nothing contradicts that:
+//! - It started after the session's first root and under the same user. Its systemd unit, if any, is that of the root.
+//! - Its parent is an adopter, and it is not a terminal emulator. No untracked process created its process group or its
+//!   session in the kernel. With markers, it may share the root's kernel session.
+//! - All *markers* name this session or one around it, or were inherited by its root. A marker with a pid names one
+//!   session, and counts only beside another marker of the same agent. A marker without a pid names the sessions of its
+//!   agent whose root was alive when the process started.
+//! - Markers do not count below a multiplexer or a terminal that may have passed them on, unless the root runs in that
+//!   multiplexer too.
+//! - A marker does not count if a living agent of the user outside of the session, or an ancestor of one, has it: a shell
+//!   started in that agent passes it on. An unreadable process may have it.
+//! - The *directory* counts only without markers, terminal and multiplexer. It must be that of a root that was alive when
+//!   the process started, or below. The directories of all candidate agents must be known.
 //!
-//! What speaks for several sessions alike speaks for none, unless all the others are nested in one: then it is that one's.
+//! Evidence for several sessions counts for none, unless all the others are nested in one of them: then it counts for
+//! that one.
 
 use std::path::Path;
 
@@ -28,14 +30,14 @@ use crate::facts::{Fact, FactSet, InheritedFacts};
 use crate::leftover::{EnvMarker, is_login, is_terminal};
 use crate::{Node, Tree};
 
-/// What has to be known of one before it can be told whose it is.
+/// Facts that are needed to assign a process.
 const WANTED: FactSet = FactSet::INHERITED.union(FactSet::UNIT);
 
-/// Number of ancestors of an agent that are read. Where there are more, one of them may carry any mark.
+/// Maximum number of ancestors of an agent that are read. If there are more, the rest may have any marker.
 const ANCESTORS_MAX: usize = 64;
 
 impl Sessions {
-    /// Whether a process that nothing else makes a member may be one by what it has from its makers.
+    /// Returns whether a process without a session may be assigned by inherited evidence.
     pub(crate) fn is_unattributed(&self, tree: &Tree, node: &Node) -> bool {
         node.state.member.session.is_none()
             && node.state.member.boundary.is_none()
@@ -48,7 +50,7 @@ impl Sessions {
             && self.possible(node).next().is_some()
     }
 
-    /// What has to be read before it can be told whose a suspect is, of itself and of roots.
+    /// Returns the facts of the process and of roots that are still needed to assign the process.
     pub(crate) fn facts_to_attribute(
         &self,
         tree: &Tree,
@@ -79,7 +81,7 @@ impl Sessions {
         wanted
     }
 
-    /// Returns the living agents of the same user, and their ancestors, whose environment has not been read.
+    /// Returns the living agents of the same user, and their ancestors, whose environment is unread.
     fn facts_of_possible_parents(&self, tree: &Tree, node: &Node) -> Vec<(ProcessKey, FactSet)> {
         let mut wanted: HashSet<ProcessKey> = HashSet::new();
         for session in self.living(node) {
@@ -94,7 +96,7 @@ impl Sessions {
         wanted.into_iter().map(with_needs).collect()
     }
 
-    /// Whose a suspect is, and what says so.
+    /// Returns the session of an unattributed process and the evidence for it.
     pub(super) fn attribution_by_markers(
         &self,
         tree: &Tree,
@@ -113,15 +115,15 @@ impl Sessions {
             let session = self.by_directory(tree, node, own, &possible)?;
             return Some((session.id, Evidence::Directory));
         };
-        // There pids are others, and the marks have those.
+        // In a nested PID namespace the pids in markers mean other processes.
         let mut above = tree.ancestors(node.key);
         let nested = above.any(|above| above.namespace_init && above.key.pid > 1);
         let named = possible.iter().copied().filter(|session| {
-            // With the shell that the agent was typed in.
-            let at_home = session.sid == node.image.sid && session.sid != 0;
+            // In the kernel session of the shell from which the agent was started.
+            let in_session_of_root = session.sid == node.image.sid && session.sid != 0;
             self.is_named_by_all(tree, session, (node, own, nested), &possible)
                 && !may_be_from_multiplexer(own, session)
-                && (at_home || !is_in_untracked_group(tree, node))
+                && (in_session_of_root || !is_in_untracked_group(tree, node))
         });
         let named: Vec<&Session> = named.collect();
         if let Some(session) = self.only(&named) {
@@ -131,7 +133,7 @@ impl Sessions {
         Some((session.id, Evidence::Directory))
     }
 
-    /// Sessions, open or closed lately, that it may be a member of by the order of births and the user.
+    /// Returns the open and recently closed sessions that match by start time and user.
     fn possible(&self, node: &Node) -> impl Iterator<Item = &Session> {
         let all = self.iter().chain(&self.closed);
         all.filter(|session| {
@@ -139,7 +141,7 @@ impl Sessions {
         })
     }
 
-    /// Whether all marks say so that are not known to come from elsewhere.
+    /// Returns whether all markers of unknown origin name the session.
     fn is_named_by_all(
         &self,
         tree: &Tree,
@@ -148,54 +150,62 @@ impl Sessions {
         possible: &[&Session],
     ) -> bool {
         let trace = &own.env_markers;
-        let came_with_root = |mark: &EnvMarker| match &session.inherited {
-            Fact::Known(root) => root.env_markers.markers.contains(mark),
+        let came_with_root = |marker: &EnvMarker| match &session.inherited {
+            Fact::Known(root) => root.env_markers.markers.contains(marker),
             Fact::Unread | Fact::Unreadable => false,
         };
-        // Beside one that tells the pid the others of that agent say nothing more.
-        let is_told = |mark: &EnvMarker| {
-            let mut marks = trace.markers.iter();
-            mark.agent_pid.is_some()
-                || !marks.any(|other| other.agent == mark.agent && other.agent_pid.is_some())
+        // Beside a marker with a pid, other markers of the same agent say nothing more.
+        let is_distinct = |marker: &EnvMarker| {
+            let mut markers = trace.markers.iter();
+            marker.agent_pid.is_some()
+                || !markers.any(|other| other.agent == marker.agent && other.agent_pid.is_some())
         };
-        let told: Vec<&EnvMarker> = trace.markers.iter().filter(|mark| is_told(mark)).collect();
-        let names = |mark: &EnvMarker, session: &Session| match mark.agent_pid {
+        let distinct: Vec<&EnvMarker> = trace
+            .markers
+            .iter()
+            .filter(|marker| is_distinct(marker))
+            .collect();
+        let names = |marker: &EnvMarker, session: &Session| match marker.agent_pid {
             Some(_) if nested => false,
-            Some(pid) => trace.has_second_marker(mark) && has_pid(session, pid, possible),
+            Some(pid) => trace.has_second_marker(marker) && has_pid(session, pid, possible),
             None => ran_at_birth(session, node),
         };
-        let named = |mark: &EnvMarker, session: &Session| {
-            *session.agent == *mark.agent && names(mark, session)
+        let named = |marker: &EnvMarker, session: &Session| {
+            *session.agent == *marker.agent && names(marker, session)
         };
-        // One that the root has from elsewhere others have from there too; a pid is nobody else's.
-        let proves = |mark: &EnvMarker| {
+        // A marker that the root inherited is in unrelated processes too. A pid is unique.
+        let proves = |marker: &EnvMarker| {
             let read = matches!(session.inherited, Fact::Known(_));
-            mark.agent_pid.is_some() || read && !came_with_root(mark)
+            marker.agent_pid.is_some() || read && !came_with_root(marker)
         };
         let elsewhere =
-            |mark: &EnvMarker| self.may_have_marker_elsewhere(tree, mark, session, node);
-        told.iter()
-            .any(|mark| proves(mark) && named(mark, session) && !elsewhere(mark))
-            && told.iter().all(|mark| {
-                came_with_root(mark) || self.outwards_of(session).any(|around| named(mark, around))
+            |marker: &EnvMarker| self.may_have_marker_elsewhere(tree, marker, session, node);
+        distinct
+            .iter()
+            .any(|marker| proves(marker) && named(marker, session) && !elsewhere(marker))
+            && distinct.iter().all(|marker| {
+                came_with_root(marker)
+                    || self
+                        .outwards_of(session)
+                        .any(|around| named(marker, around))
             })
     }
 
-    /// Open sessions of the same user whose root lives.
+    /// Returns the open sessions of the same user whose root is alive.
     fn living(&self, node: &Node) -> impl Iterator<Item = &Session> {
         self.open.all(IndexKey::Living(node.uids.real))
     }
 
-    /// Whether a living agent that is not of this session, or an ancestor of one, carries a mark, or may.
+    /// Returns whether a living agent outside of the session, or an ancestor of one, has or may have the marker.
     fn may_have_marker_elsewhere(
         &self,
         tree: &Tree,
-        mark: &EnvMarker,
+        marker: &EnvMarker,
         session: &Session,
         node: &Node,
     ) -> bool {
         let carries =
-            |own: &InheritedFacts| own.env_markers.cut || own.env_markers.markers.contains(mark);
+            |own: &InheritedFacts| own.env_markers.cut || own.env_markers.markers.contains(marker);
         let of_root = |other: &Session| match &other.inherited {
             Fact::Known(own) => carries(own),
             Fact::Unread | Fact::Unreadable => !is_later(other.root, node.key),
@@ -214,13 +224,13 @@ impl Sessions {
         })
     }
 
-    /// The session itself, be it closed, and those that it is nested in.
+    /// Returns a session, which may be closed, and those that it is nested in.
     fn outwards_of<'a>(&'a self, session: &'a Session) -> impl Iterator<Item = &'a Session> {
         let outer = session.outer.into_iter();
         std::iter::once(session).chain(outer.flat_map(|outer| self.with_enclosing(outer)))
     }
 
-    /// Whose it is by the directory that it works in.
+    /// Returns the session of a process by its working directory.
     fn by_directory<'a>(
         &self,
         tree: &Tree,
@@ -236,7 +246,7 @@ impl Sessions {
         }
         let mut works_here = Vec::new();
         for session in possible.iter().filter(|one| ran_at_birth(one, node)) {
-            // One of which it is not known might be the one.
+            // An agent whose directory is unknown may be the right one.
             let Fact::Known(root) = &session.inherited else {
                 return None;
             };
@@ -248,7 +258,7 @@ impl Sessions {
         self.only(&works_here)
     }
 
-    /// The one of them in which all the others are nested.
+    /// Returns the session in which all the others are nested.
     fn only<'a>(&self, all: &[&'a Session]) -> Option<&'a Session> {
         let holds = |one: &&&Session| {
             let is_in = |other: &&Session| self.outwards_of(other).any(|s| s.id == one.id);
@@ -258,7 +268,7 @@ impl Sessions {
     }
 }
 
-/// Whether a pid is that of the session's root: of those that had it the last.
+/// Returns whether the session's root had this pid, and no younger candidate's root had it since.
 fn has_pid(session: &Session, pid: u32, possible: &[&Session]) -> bool {
     let had = |one: &Session| one.root.pid == pid || one.first_root.pid == pid;
     let younger = |one: &&&Session| is_later(one.first_root, session.first_root);
@@ -271,7 +281,7 @@ fn ran_at_birth(session: &Session, node: &Node) -> bool {
         .is_none_or(|gone| node.key.start <= gone.at)
 }
 
-/// Returns the ancestors of a session's root that run under the same user and are no init.
+/// Returns the ancestors of a session's root that run under the same user, up to the first init or service manager.
 fn may_hand_on<'a>(tree: &'a Tree, session: &Session) -> impl Iterator<Item = &'a Node> {
     let uid = session.uids.real;
     tree.ancestors(session.root).take_while(move |above| {
@@ -282,7 +292,7 @@ fn may_hand_on<'a>(tree: &'a Tree, session: &Session) -> impl Iterator<Item = &'
     })
 }
 
-/// Whether its marks may come from a place that people start processes from.
+/// Returns whether a multiplexer may have passed on the markers of a process, other than one that the root runs in.
 fn may_be_from_multiplexer(own: &InheritedFacts, session: &Session) -> bool {
     let with_root = |one| match &session.inherited {
         Fact::Known(root) => root.env_markers.multiplexers.contains(one),
@@ -292,7 +302,7 @@ fn may_be_from_multiplexer(own: &InheritedFacts, session: &Session) -> bool {
     all.any(|one| one.server.is_none() || !with_root(one))
 }
 
-/// Whether a stranger has begun its process group, or its session in the kernel.
+/// Returns whether an untracked process created its process group or its session in the kernel.
 fn is_in_untracked_group(tree: &Tree, node: &Node) -> bool {
     [node.image.pgid, node.image.sid].into_iter().any(|id| {
         let begun = match tree.by_pid(id) {
@@ -309,7 +319,7 @@ fn parent<'a>(tree: &'a Tree, node: &Node) -> Option<&'a Node> {
     node.parent.and_then(|parent| tree.get(parent))
 }
 
-/// Whether it takes in those who have lost their makers: an init, a user's service manager, or one that has done so.
+/// Returns whether a process adopts orphans: an init, a service manager of a user, or the parent of an orphan.
 fn adopts(tree: &Tree, node: &Node) -> bool {
     let mut children = node.children().iter();
     node.key.pid == 1
@@ -321,7 +331,7 @@ fn adopts(tree: &Tree, node: &Node) -> bool {
         })
 }
 
-/// Whether it is a user's service manager.
+/// Returns whether it is the service manager of a user.
 fn is_manager(image: &Image) -> bool {
     image.exe.ends_with(b"/systemd") && image.args().any(|arg| arg == b"--user")
 }

@@ -1,4 +1,4 @@
-//! The open sessions, and the indexes by which they are found.
+//! Open sessions and their indexes.
 
 #[cfg(test)]
 mod tests;
@@ -8,37 +8,37 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{RootExit, Session, SessionId};
 use crate::event::{ProcessKey, TICK_NS};
 
-/// Number of properties by which a session is found.
+/// Number of properties by which a session is indexed.
 const KEYS: usize = 5;
 
-/// A property by which open sessions are found.
+/// Property by which open sessions are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum IndexKey {
-    /// The root, which may have exited.
+    /// Root, which may have exited.
     Root(ProcessKey),
     FirstRoot(ProcessKey),
     Outer(SessionId),
     Cgroup(u64),
-    /// The real uid of a root that has not exited.
+    /// Real uid of a root that has not exited.
     Living(u32),
 }
 
-/// What holds for the members of a session because of it or of a session around it.
+/// State of the members of a session that depends on the sessions around it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Nesting {
     pub(super) due: Option<Due>,
-    /// The innermost session that another agent may continue.
+    /// Innermost session, from this one outwards, that another agent may continue.
     pub(super) awaiting: Option<SessionId>,
-    /// Whether a `reaper run` ends them when its command exits.
+    /// Whether a `reaper run` ends the members when its command exits.
     pub(super) is_ended_by_run: bool,
 }
 
-/// Why the members of a session are due.
+/// Reason for which the members of a session are due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Due {
-    /// The outermost session whose root is gone.
+    /// Outermost session whose root has exited.
     pub(super) outermost: SessionId,
-    /// The first end of a root.
+    /// First exit of a root.
     pub(super) first: RootExit,
 }
 
@@ -53,7 +53,7 @@ impl Session {
         ]
     }
 
-    /// Returns what holds for its members, from the session around it.
+    /// Returns the state of the members. `outer` is the session around this one.
     fn nesting_in(&self, outer: Option<&Session>) -> Nesting {
         let above = outer.map(|outer| outer.nesting).unwrap_or_default();
         Nesting {
@@ -67,7 +67,7 @@ impl Session {
         }
     }
 
-    /// Returns why its members are due, from why those of the session around it are.
+    /// Returns why the members are due. `outer` is the reason of the session around this one.
     fn due_within(&self, outer: Option<Due>) -> Option<Due> {
         let own = self.end().map(|first| Due {
             outermost: self.id,
@@ -83,7 +83,7 @@ impl Session {
     }
 }
 
-/// The open sessions. One changes only through [`SessionIndex::update`], so that no index goes stale.
+/// Open sessions. They change only through [`SessionIndex::update`], which keeps the indexes up to date.
 ///
 /// Invariant: no session is nested in itself, directly or through others.
 #[derive(Debug, Default)]
@@ -97,7 +97,7 @@ impl SessionIndex {
         self.by_id.get(&id)
     }
 
-    /// All of them, oldest first.
+    /// Returns all sessions, oldest first.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Session> {
         self.by_id.values()
     }
@@ -106,18 +106,18 @@ impl SessionIndex {
         self.by_id.len()
     }
 
-    /// Returns the sessions with this property, oldest first.
+    /// Returns the ids of the sessions with this property, oldest first.
     pub(super) fn ids(&self, key: IndexKey) -> impl Iterator<Item = SessionId> {
         let all = (key, SessionId(0))..=(key, SessionId(u32::MAX));
         self.by_key.range(all).map(|(_, id)| *id)
     }
 
-    /// As [`SessionIndex::ids`].
+    /// Returns the sessions with this property, oldest first.
     pub(super) fn all(&self, key: IndexKey) -> impl Iterator<Item = &Session> {
         self.ids(key).filter_map(|id| self.get(id))
     }
 
-    /// Returns the oldest session of this name, which may be known better than it was when the session opened.
+    /// Returns the oldest session with this name. The name of a session may be known only to the tick.
     pub(super) fn by_name(&self, name: ProcessKey) -> Option<&Session> {
         let start = name.start - name.start % TICK_NS;
         let coarse = IndexKey::FirstRoot(ProcessKey { start, ..name });
@@ -160,7 +160,7 @@ impl SessionIndex {
         Some(result)
     }
 
-    /// Changes all sessions.
+    /// Applies `change` to each session.
     pub(super) fn update_all(&mut self, mut change: impl FnMut(&mut Session)) {
         let ids: Vec<SessionId> = self.by_id.keys().copied().collect();
         for id in ids {
@@ -179,7 +179,7 @@ impl SessionIndex {
         }
     }
 
-    /// Updates what holds for the members of a changed session, and of the sessions in it.
+    /// Updates the nesting state of a changed session and of the sessions nested in it.
     fn update_nesting(&mut self, changed: SessionId) {
         let mut stale = vec![changed];
         while let Some(id) = stale.pop() {
@@ -188,7 +188,7 @@ impl SessionIndex {
             };
             let outer = session.outer.and_then(|outer| self.get(outer));
             let nesting = session.nesting_in(outer);
-            // Whether it is the command of a `reaper run` depends on the root of that.
+            // The nested sessions also depend on whether the root of this one is a living `reaper run`.
             if nesting != session.nesting || id == changed {
                 stale.extend(self.ids(IndexKey::Outer(id)));
                 if let Some(session) = self.by_id.get_mut(&id) {

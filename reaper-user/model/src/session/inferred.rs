@@ -1,8 +1,7 @@
-//! Who is taken for a member on evidence alone.
+//! Assigns discovered processes to sessions by evidence alone.
 //!
-//! Where the process table is only looked at now and then, a process can be born to a member, and that be gone again,
-//! between two looks. What is left of its makers then is what it has from them: ids, which every row of the table shows,
-//! and what has to be read (see [`super::attribution`]).
+//! Between two polls of the process table, a member can start a process and exit. Then only what the process inherited
+//! shows its origin: ids, which each entry of the table has, and facts that must be read (see [`super::attribution`]).
 
 use std::path::Path;
 
@@ -14,8 +13,8 @@ use crate::facts::Fact;
 use crate::{Node, Tree};
 
 impl Sessions {
-    /// What says that a process is a member whose birth nobody saw, and of one that works where its agent does the directory
-    /// of that; `None` if it is known by its descent.
+    /// Returns the evidence by which a process is a member, with the agent's directory if that is the evidence. Returns
+    /// `None` if the membership is known by descent.
     pub fn evidence(&self, node: &Node) -> Option<(Evidence, Option<&Path>)> {
         let evidence = node.state.member.inferred?;
         let session = node.state.member.session.and_then(|id| self.find(id));
@@ -29,9 +28,10 @@ impl Sessions {
         ))
     }
 
-    /// A process was found that no known maker makes a member: it is one of the session that its ids point to, if they
-    /// do, and marked so, since they can be had otherwise too. The ids are those of a member, wherever it is; its cgroup
-    /// may be that of an agent outside of the scope too, of which nothing is known.
+    /// Assigns a discovered process whose creator is unknown to the session that its ids or its cgroup point to.
+    ///
+    /// The membership is marked as inferred, because ids can have another origin. Ids are compared with those of known
+    /// members. A cgroup may also belong to an agent out of scope, so it counts only for a process in scope.
     pub(crate) fn infer(&mut self, tree: &mut Tree, key: ProcessKey, in_scope: bool) {
         let Some(node) = tree.get(key) else { return };
         if node.state.member.session.is_some() || !may_be_adopted(tree, node) {
@@ -44,8 +44,8 @@ impl Sessions {
         }
     }
 
-    /// What has been read of a suspect that is nobody's yet, and what was found since, says whose it is, or nothing does. Gives who has become
-    /// a member: it, and what it has begotten meanwhile, parents before their children.
+    /// Assigns an unattributed process by the facts that were read and by later discoveries. Returns the new members:
+    /// the process and its descendants, parents before children.
     pub(crate) fn attribute(
         &mut self,
         tree: &mut Tree,
@@ -80,7 +80,7 @@ impl Sessions {
         let below: Vec<ProcessKey> = tree.descendants(key).map(|node| node.key).collect();
         for key in below {
             let Some(node) = tree.get(key) else { continue };
-            // A boundary stops it, and an agent has a session of its own.
+            // Boundaries stay outside, and agents stay in their own session.
             let from = node.parent.filter(|parent| joined.contains(parent));
             if from.is_some()
                 && node.state.member.session.is_none()
@@ -101,14 +101,14 @@ impl Sessions {
         evidence: Evidence,
     ) {
         let lineage = Lineage {
-            // By what its leader is one, if that is concluded too.
+            // The evidence for the leader, if the leader's membership is inferred itself.
             inferred: lineage.inferred.or(Some(evidence)),
             ..lineage
         };
         self.set_lineage(tree, key, LineageClaim::uncertain(lineage));
     }
 
-    /// Whose it is by running in the cgroup of a session that began one for itself.
+    /// Returns the lineage of a process in a cgroup that a session created for itself.
     fn by_cgroup(&self, tree: &Tree, node: &Node) -> Option<(Lineage, Evidence)> {
         let own = node.image.cgroup_id;
         let parent = tree.get(node.parent?)?;
@@ -131,8 +131,8 @@ impl Sessions {
     }
 }
 
-/// Whose it is by being in the process group, or the session of the kernel, that a member began. The kernel gives no
-/// pid away that still is the id of either.
+/// Returns the lineage of a process whose process group or kernel session was created by a member. The kernel does not
+/// reuse a pid that is still the id of either.
 fn by_ids(tree: &Tree, node: &Node) -> Option<(Lineage, Evidence)> {
     let ids = [
         (node.image.pgid, Evidence::Group),
@@ -143,7 +143,7 @@ fn by_ids(tree: &Tree, node: &Node) -> Option<(Lineage, Evidence)> {
         .filter(|(id, _)| *id != 0 && *id != node.key.pid);
     for (id, evidence) in others {
         let lineage = match tree.by_pid(id) {
-            // Whoever is of its group is below it.
+            // The group of a boundary is below that boundary.
             Some(leader) if leader.state.member.boundary.is_some() => return None,
             Some(leader) => (!is_later(leader.key, node.key)).then(|| leader.lineage()),
             None => tree
@@ -158,11 +158,13 @@ fn by_ids(tree: &Tree, node: &Node) -> Option<(Lineage, Evidence)> {
     None
 }
 
-/// Whether its parent may be none but by adoption. Who is in the same session of the kernel with it is its maker, as
-/// the shell is of all of `agent | tee log`: whoever adopts has its own, but for the init of all in a container.
+/// Returns whether the parent of a process may be an adopter.
+///
+/// A parent in the same kernel session is the creator, like the shell of all of `agent | tee log`. An adopter has a
+/// session of its own, except for pid 1 of a container.
 pub(super) fn may_be_adopted(tree: &Tree, node: &Node) -> bool {
     let parent = node.parent.and_then(|parent| tree.get(parent));
-    // One that is not to be seen is nobody's maker here.
+    // A parent that is not visible here counts as an adopter.
     parent.is_none_or(|parent| {
         parent.state.member.session.is_none()
             && (parent.key.pid == 1 || parent.image.sid != node.image.sid)

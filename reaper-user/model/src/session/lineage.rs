@@ -1,11 +1,11 @@
-//! Lineage of processes that live or have lived lately.
+//! Lineage of processes that are alive or exited recently.
 
 use super::member::Lineage;
 use crate::Tree;
 use crate::event::ProcessKey;
 
 impl Tree {
-    /// Returns the session that a process belongs to which lives or has lived lately; `None` if nothing is known of it.
+    /// Returns the lineage of a process that is alive or exited recently; `None` if it is unknown.
     pub(crate) fn lineage_of(&self, key: ProcessKey) -> Option<Lineage> {
         if let Some(node) = self.get(key) {
             return Some(node.lineage());

@@ -6,27 +6,27 @@ use reaper_common::{MEMBER_SCOPE, MEMBER_SIGKILL_SENT, MEMBER_SIGTERM_SENT, MEMB
 
 use crate::event::ProcessKey;
 
-/// Number of a session, never given twice by one model.
+/// Number of a session, unique within one model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId(pub u32);
 
-/// What says that a process is a member whose birth nobody saw; the best that there is.
+/// Strongest evidence that a process whose birth was not observed is a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evidence {
-    /// A member began its process group.
+    /// A member created its process group.
     Group,
-    /// A member began its session in the kernel.
+    /// A member created its session in the kernel (`setsid`).
     Session,
-    /// It runs in the cgroup that the session has for itself.
+    /// It runs in a cgroup of which the session is the only user.
     Cgroup,
-    /// This variable of its environment names the agent.
+    /// This environment variable names the agent.
     Marker(&'static str),
-    /// It works in the directory of the agent, or below.
+    /// Its working directory is that of the agent or below.
     Directory,
 }
 
 impl Evidence {
-    /// The name in JSON.
+    /// Returns the name in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Evidence::Group => "process_group",
@@ -37,7 +37,7 @@ impl Evidence {
         }
     }
 
-    /// The variable of the environment that says so.
+    /// Returns the environment variable that is the evidence.
     pub fn variable(self) -> Option<&'static str> {
         match self {
             Evidence::Marker(variable) => Some(variable),
@@ -46,7 +46,7 @@ impl Evidence {
     }
 }
 
-/// Whose a process is.
+/// Descent of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Lineage {
     pub(crate) session: Option<SessionId>,
@@ -56,28 +56,28 @@ pub(crate) struct Lineage {
     pub(crate) inferred: Option<Evidence>,
 }
 
-/// What sessions keep of a living process.
+/// State that sessions hold for a living process.
 #[derive(Clone, Debug, Default)]
 pub struct Member {
     /// Innermost session that the process is a member of.
     pub session: Option<SessionId>,
-    /// Whether the process may be below a boundary: the processes between it and its agent are gone, and their events
-    /// are lost. It is kept.
+    /// Whether the process may be below a boundary, because the processes between it and its agent exited and their
+    /// events were lost. Such a process is kept.
     pub is_lineage_uncertain: bool,
-    /// Evidence from which its membership, or that of the process it comes from, is inferred. It is reported, and
-    /// reaped only where a rule says that this is enough.
+    /// Evidence from which the membership of the process or of its ancestor is inferred. Such a process is reported,
+    /// and reaped only if a rule says that evidence suffices.
     pub inferred: Option<Evidence>,
-    /// Name of the rule by which membership stops here.
+    /// Name of the rule that makes the process a boundary.
     pub boundary: Option<Arc<str>>,
-    /// Whether it is, or has been, the root of a session.
+    /// Whether it is or was the root of a session.
     pub root: bool,
-    /// Whether its membership is certain: its creator was known here, or is known to the kernel.
+    /// Whether its lineage is certain: its creator was known here or in the kernel's map.
     pub(crate) is_lineage_certain: bool,
-    /// For an untracked process: the awaited process that it is or comes from by births. See `Model::awaited`.
+    /// Awaited process that it is or descends from; for untracked processes only. See `Model::awaited`.
     pub(crate) awaited: Option<ProcessKey>,
-    /// Whether its exit matters to sessions, though it is a member of none.
+    /// Whether its exit matters to sessions although it is not a member.
     pub watched: bool,
-    /// Whether it is within the scope of this service.
+    /// Whether it is in the scope of the service.
     pub in_scope: bool,
     /// Signals that it was sent: `MEMBER_SIGTERM_SENT` and `MEMBER_SIGKILL_SENT` of `reaper-common`.
     pub signals_sent: u32,
@@ -93,7 +93,7 @@ impl Member {
         }
     }
 
-    /// Adds what the flags of the kernel's map say. None of it is ever lost again.
+    /// Adds the flags of an entry in the kernel's map. No flag is ever cleared.
     pub(crate) fn add_flags(&mut self, flags: u32) {
         self.signals_sent |= flags & (MEMBER_SIGTERM_SENT | MEMBER_SIGKILL_SENT);
         self.watched |= flags & MEMBER_WATCHED != 0;
@@ -122,16 +122,16 @@ mod tests {
     }
 
     #[test]
-    fn flags_add_what_they_say_and_nothing_else() {
+    fn added_flags_set_their_fields_only() {
         let mut member = Member::default();
-        let said = |member: &Member| (member.signals_sent, member.watched, member.in_scope);
+        let fields = |member: &Member| (member.signals_sent, member.watched, member.in_scope);
         member.add_flags(0);
-        assert_eq!(said(&member), (0, false, false));
+        assert_eq!(fields(&member), (0, false, false));
         member.add_flags(MEMBER_WATCHED);
-        assert_eq!(said(&member), (0, true, false));
+        assert_eq!(fields(&member), (0, true, false));
         member.add_flags(MEMBER_SCOPE | MEMBER_SIGTERM_SENT);
-        assert_eq!(said(&member), (MEMBER_SIGTERM_SENT, true, true));
+        assert_eq!(fields(&member), (MEMBER_SIGTERM_SENT, true, true));
         member.add_flags(0);
-        assert_eq!(said(&member), (MEMBER_SIGTERM_SENT, true, true));
+        assert_eq!(fields(&member), (MEMBER_SIGTERM_SENT, true, true));
     }
 }

@@ -1,5 +1,5 @@
-//! Who belongs to whom: by what is known of a process's maker here, and where nothing is, by what the
-//! kernel's map has.
+//! Assigns processes to sessions by descent: from the lineage of the creator if it is known, otherwise from the
+//! kernel's map of members.
 
 use reaper_common::MEMBER_UNCERTAIN;
 
@@ -9,27 +9,27 @@ use crate::session::member::Lineage;
 use crate::tree::tick;
 use crate::{Node, Tree};
 
-/// How a process came to be known.
+/// Way in which a process became known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// Its fork was told, and with it its maker.
+    /// The fork was reported, with its creator.
     Forked,
-    /// It was found, or told of, later on: its parent need not be its maker.
+    /// The process was discovered, or first named by a later event. Its parent may be an adopter.
     Discovered,
 }
 
-/// Whose a process is, and on what word.
+/// Lineage of a process, and its certainty.
 #[derive(Clone, Copy)]
 pub(super) struct LineageClaim {
     lineage: Lineage,
-    /// Nothing that is told later can know it better.
+    /// Whether no later event can know the lineage better.
     is_certain: bool,
-    /// It is no member of what it was taken for a member of.
+    /// Whether the process leaves its session if the lineage names none.
     excludes_session: bool,
 }
 
 impl LineageClaim {
-    /// Of which anything that is told knows better.
+    /// Returns a lineage that any later event may replace.
     pub(super) fn uncertain(lineage: Lineage) -> LineageClaim {
         LineageClaim {
             lineage,
@@ -40,19 +40,19 @@ impl LineageClaim {
 }
 
 impl Sessions {
-    /// A process is new, or its fork is told only now: it is what its maker is, a member of the same
-    /// session or of none.
+    /// Gives a new process the session of its creator, or none. Also called for a known process whose fork is reported
+    /// late.
     pub(crate) fn on_birth(
         &mut self,
         tree: &mut Tree,
         key: ProcessKey,
         creator: Option<ProcessKey>,
         origin: Origin,
-        mark: Option<Membership>,
+        membership: Option<Membership>,
     ) {
         let Some(node) = tree.get(key) else { return };
         if !node.state.member.is_lineage_certain {
-            let descent = self.descent(tree, node, creator, origin, mark);
+            let descent = self.descent(tree, node, creator, origin, membership);
             self.set_lineage(tree, key, descent);
         }
         let in_scope = creator
@@ -69,44 +69,52 @@ impl Sessions {
         node: &Node,
         creator: Option<ProcessKey>,
         origin: Origin,
-        mark: Option<Membership>,
+        membership: Option<Membership>,
     ) -> LineageClaim {
         let of = |key: Option<ProcessKey>| key.and_then(|key| self.lineage_of_children(tree, key));
-        let maker = of(creator);
-        if let (Origin::Forked, Some(lineage)) = (origin, maker)
-            && !self.is_outdated(tree, creator, node, mark)
+        let inherited = of(creator);
+        if let (Origin::Forked, Some(lineage)) = (origin, inherited)
+            && !self.is_outdated(tree, creator, node, membership)
         {
             return LineageClaim {
                 lineage,
                 is_certain: true,
-                // What has a session of its own by now stays in that.
+                // A root stays in its own session.
                 excludes_session: lineage.session.is_none() && !node.state.member.root,
             };
         }
-        match mark.and_then(|mark| self.kernel_lineage(node, mark)) {
+        match membership.and_then(|membership| self.kernel_lineage(node, membership)) {
             Some(descent) => LineageClaim {
-                // A map that was made after the fork knows nobody from before.
+                // An absent entry proves nothing about a reported fork: the map may have been created after it.
                 excludes_session: descent.excludes_session && origin == Origin::Discovered,
                 ..descent
             },
             None => {
                 let may_be = |lineage: &Lineage| {
                     let id = lineage.session;
-                    id.is_some_and(|id| mark.is_none_or(|mark| self.may_contain(id, mark)))
+                    id.is_some_and(|id| {
+                        membership.is_none_or(|membership| self.may_contain(id, membership))
+                    })
                 };
-                let maker = maker.or_else(|| of(node.birth_parent)).filter(may_be);
+                let inherited = inherited.or_else(|| of(node.birth_parent)).filter(may_be);
                 LineageClaim::uncertain(
-                    maker.unwrap_or_else(|| self.possible_lineage(tree, node, mark)),
+                    inherited.unwrap_or_else(|| self.possible_lineage(tree, node, membership)),
                 )
             }
         }
     }
 
-    /// Whose one is that the map is not sure of, and of whose makers nothing is known: perhaps of the
-    /// session that it names, unless it is known to be nobody's, or its parent to be a boundary or below
-    /// one. A parent that is nobody's for another reason says nothing, as it may be an adopter.
-    fn possible_lineage(&self, tree: &Tree, node: &Node, mark: Option<Membership>) -> Lineage {
-        let name = mark.and_then(|mark| mark.session);
+    /// Returns the uncertain lineage of a process whose ancestors are unknown: the session that its map entry names.
+    ///
+    /// Names no session if the process was removed from it, or if its parent is a boundary or below one. Any other
+    /// untracked parent proves nothing, because it may be an adopter.
+    fn possible_lineage(
+        &self,
+        tree: &Tree,
+        node: &Node,
+        membership: Option<Membership>,
+    ) -> Lineage {
+        let name = membership.and_then(|membership| membership.session);
         let session = name.filter(|_| {
             let parent = node.parent.or(node.birth_parent);
             !is_disowned(tree, node) && !parent.is_some_and(|parent| is_outside(tree, parent))
@@ -118,35 +126,36 @@ impl Sessions {
         }
     }
 
-    /// Whether what is known of a process's maker is only what that was found to be later, while the map
-    /// has what it was at the birth.
+    /// Returns whether the map entry from the fork is newer than what is known of the creator, whose lineage was only
+    /// discovered.
     fn is_outdated(
         &self,
         tree: &Tree,
-        maker: Option<ProcessKey>,
+        creator: Option<ProcessKey>,
         node: &Node,
-        mark: Option<Membership>,
+        membership: Option<Membership>,
     ) -> bool {
         let settled = |key| {
             tree.get(key)
-                .is_none_or(|maker| maker.state.member.is_lineage_certain)
+                .is_none_or(|creator| creator.state.member.is_lineage_certain)
         };
-        let marked = || mark.and_then(|mark| self.kernel_lineage(node, mark));
+        let marked = || membership.and_then(|membership| self.kernel_lineage(node, membership));
         self.is_restoring
-            && maker.is_some_and(|key| !settled(key))
+            && creator.is_some_and(|key| !settled(key))
             && marked().is_some_and(|marked| marked.lineage.session.is_some())
     }
 
-    /// Whose a process's children are; `None` if nothing is known of it.
+    /// Returns the lineage that the children of a process inherit; `None` if the process is unknown.
     fn lineage_of_children(&self, tree: &Tree, key: ProcessKey) -> Option<Lineage> {
         let mut lineage = tree.lineage_of(key)?;
-        // It may have become a boundary.
+        // The program that is still unread may be a boundary.
         lineage.is_uncertain |=
             lineage.session.is_some() && tree.get(key).is_some_and(|node| node.image.is_unread());
         if !self.is_restoring {
             return Some(lineage);
         }
-        // What it has become while nobody listened will be told, and then handed on.
+        // The backlog still contains the exec that made a discovered root an agent. Children from before it belong
+        // outside.
         let to_come = |session: &&Session| {
             let is_root = |node: &Node| node.key == session.root;
             session.is_discovered && tree.get(key).is_some_and(is_root)
@@ -158,59 +167,64 @@ impl Sessions {
         }))
     }
 
-    /// What the kernel's map says; `None` where that proves nothing.
-    fn kernel_lineage(&self, node: &Node, mark: Membership) -> Option<LineageClaim> {
-        if mark.has(MEMBER_UNCERTAIN) {
+    /// Returns the lineage by the entry in the kernel's map; `None` if the entry is uncertain.
+    fn kernel_lineage(&self, node: &Node, membership: Membership) -> Option<LineageClaim> {
+        if membership.has(MEMBER_UNCERTAIN) {
             return None;
         }
-        let session = mark.session.and_then(|name| self.id_by_name(name));
-        // A session that the probe began may open yet. Its root was nobody's; the others wait for it.
+        let session = membership.session.and_then(|name| self.id_by_name(name));
+        // A probe opened a session that is not open here yet. Its root was untracked; all others wait for the session.
         let waits = |name: ProcessKey| session.is_none() && !node.has_key(name);
         Some(LineageClaim {
             lineage: Lineage {
                 session,
                 ..Lineage::default()
             },
-            is_certain: !mark.session.is_some_and(waits),
-            excludes_session: mark.session.is_none(),
+            is_certain: !membership.session.is_some_and(waits),
+            excludes_session: membership.session.is_none(),
         })
     }
 
-    /// Whether one that the map is not sure of may be a member: of the session that it names, or of one
-    /// nested in that.
-    fn may_contain(&self, id: SessionId, mark: Membership) -> bool {
-        let is_it = |session: &Session| mark.session.is_some_and(|name| session.has_name(name));
+    /// Returns whether a session is the one that an uncertain entry names, or is nested in it.
+    fn may_contain(&self, id: SessionId, membership: Membership) -> bool {
+        let is_it = |session: &Session| {
+            membership
+                .session
+                .is_some_and(|name| session.has_name(name))
+        };
         self.with_enclosing(id).any(is_it)
     }
 
-    /// Whether the kernel's map has for a process that it is a member of a session that is open.
-    pub(crate) fn has_open(&self, mark: Membership) -> bool {
-        let name = mark.session.filter(|_| !mark.has(MEMBER_UNCERTAIN));
+    /// Returns whether the entry names an open session with certainty.
+    pub(crate) fn has_open(&self, membership: Membership) -> bool {
+        let name = membership
+            .session
+            .filter(|_| !membership.has(MEMBER_UNCERTAIN));
         name.is_some_and(|name| self.by_first_root(name).is_some())
     }
 
-    /// The session of this name, also one that is closed: a birth may have been lost.
+    /// Returns the session with this name. It may be closed: a birth in it may have been lost.
     pub(crate) fn id_by_name(&self, name: ProcessKey) -> Option<SessionId> {
         let closed = || self.closed.iter().find(|session| session.has_name(name));
         let session = self.open.by_name(name).or_else(closed)?;
         Some(session.id)
     }
 
-    /// What the ring still tells of a process that was found, and whose descent is not known for sure,
-    /// may say whose it is: whether it does.
+    /// Assigns a discovered process of uncertain lineage by the entry in a later event of the backlog. Returns whether
+    /// the entry named its session.
     pub(crate) fn settle(
         &mut self,
         tree: &mut Tree,
         key: ProcessKey,
-        mark: Option<Membership>,
+        membership: Option<Membership>,
     ) -> bool {
         if !self.is_restoring {
             return false;
         }
-        let unsure = tree
+        let uncertain = tree
             .get(key)
             .filter(|node| !node.state.member.is_lineage_certain);
-        let marked = unsure.and_then(|node| self.kernel_lineage(node, mark?));
+        let marked = uncertain.and_then(|node| self.kernel_lineage(node, membership?));
         let Some(descent) = marked.filter(|descent| descent.lineage.session.is_some()) else {
             return false;
         };
@@ -218,23 +232,26 @@ impl Sessions {
         true
     }
 
-    /// Notes a process that was found with a mark, if the session of that may open yet.
-    pub(crate) fn note_mark(&mut self, tree: &Tree, key: ProcessKey) {
+    /// Remembers a discovered process if its map entry names a session that is not open yet.
+    pub(crate) fn note_early_member(&mut self, tree: &Tree, key: ProcessKey) {
         if let Some(node) = tree.get(key).filter(|node| is_early(node))
-            && let Some(name) = node.membership.and_then(|mark| mark.session)
+            && let Some(name) = node.membership.and_then(|membership| membership.session)
             && self.by_first_root(name).is_none()
         {
             self.early_members.insert((tick(name), node.key));
         }
     }
 
-    /// A session has opened that the kernel has followed for longer: takes in who was found before it
-    /// and is a member by the kernel's map.
-    pub(super) fn adopt_marked(&mut self, tree: &mut Tree, root: ProcessKey, id: SessionId) {
+    /// Assigns the processes that were discovered before their session opened and that the kernel's map has as members.
+    pub(super) fn adopt_early_members(&mut self, tree: &mut Tree, root: ProcessKey, id: SessionId) {
         let Some(session) = self.get(id) else {
             return;
         };
-        let name = |mark: Membership| mark.session.is_some_and(|name| session.has_name(name));
+        let name = |membership: Membership| {
+            membership
+                .session
+                .is_some_and(|name| session.has_name(name))
+        };
         if !tree
             .get(root)
             .is_some_and(|root| root.membership.is_some_and(name))
@@ -256,8 +273,14 @@ impl Sessions {
         found.sort_unstable_by_key(|key| key.start);
         for key in found {
             if let Some(node) = tree.get(key) {
-                let maker = node.birth_parent;
-                let descent = self.descent(tree, node, maker, Origin::Discovered, node.membership);
+                let birth_parent = node.birth_parent;
+                let descent = self.descent(
+                    tree,
+                    node,
+                    birth_parent,
+                    Origin::Discovered,
+                    node.membership,
+                );
                 self.set_lineage(tree, key, descent);
             }
         }
@@ -276,19 +299,19 @@ impl Sessions {
         let is_root = session.is_some_and(|session| session.root == key);
         let Lineage {
             session: found,
-            is_uncertain: unsure,
+            is_uncertain: uncertain,
             inferred,
         } = descent.lineage;
         match (own, found) {
             (None, Some(id)) if !stopped => {
-                self.join(tree, key, id, unsure);
+                self.join(tree, key, id, uncertain);
                 self.set_inferred(tree, key, inferred);
             }
             (Some(_), None) if descent.excludes_session => self.leave(node),
-            // An agent that was found in /proc before it was known whose it is.
+            // An agent that was discovered before its lineage was known: nests its session.
             (Some(own), outer) if is_root => {
                 let can = descent.is_certain
-                    && !unsure
+                    && !uncertain
                     && inferred.is_none()
                     && outer.is_none_or(|outer| self.may_nest(own, outer));
                 let kind = self.get(own).map(|own| own.kind);
@@ -303,17 +326,17 @@ impl Sessions {
                 (
                     node.state.member.is_lineage_uncertain,
                     node.state.member.inferred,
-                ) = (unsure, inferred);
+                ) = (uncertain, inferred);
             }
             (Some(_), Some(id)) if descent.is_certain => {
-                self.join(tree, key, id, unsure);
+                self.join(tree, key, id, uncertain);
                 self.set_inferred(tree, key, inferred);
             }
             _ => {}
         }
     }
 
-    /// That a process is a member is only concluded.
+    /// Marks the membership of a process as inferred.
     fn set_inferred(&self, tree: &mut Tree, key: ProcessKey, inferred: Option<Evidence>) {
         if let Some(node) = tree.get_mut(key).filter(|_| inferred.is_some()) {
             node.state.member.inferred = inferred.filter(|_| node.state.member.session.is_some());
@@ -321,7 +344,7 @@ impl Sessions {
         }
     }
 
-    /// Whether one session can become nested in another: that lives and is not nested in it.
+    /// Returns whether `inner` can be nested in `outer`: that is open and not nested in `inner`.
     fn may_nest(&self, inner: SessionId, outer: SessionId) -> bool {
         self.get(outer).is_some()
             && self
@@ -329,8 +352,15 @@ impl Sessions {
                 .all(|session| session.id != inner)
     }
 
-    /// Makes a process a member of a session; for `unsure` see [`Member::is_lineage_uncertain`](super::member::Member::is_lineage_uncertain).
-    pub(super) fn join(&mut self, tree: &mut Tree, key: ProcessKey, id: SessionId, unsure: bool) {
+    /// Makes a process a member of a session. `uncertain` sets
+    /// [`Member::is_lineage_uncertain`](super::member::Member::is_lineage_uncertain).
+    pub(super) fn join(
+        &mut self,
+        tree: &mut Tree,
+        key: ProcessKey,
+        id: SessionId,
+        uncertain: bool,
+    ) {
         self.reopen(id);
         let Some(node) = tree.get_mut(key) else {
             return;
@@ -339,15 +369,16 @@ impl Sessions {
         node.state.member.session = self.open.update(id, |session| {
             session.members.insert(key.pid);
             session.last_birth_at = session.last_birth_at.max(key.start);
-            node.state.member.is_lineage_uncertain = unsure;
-            // Whoever descends from a root is in scope with it, also where those between are forgotten.
+            node.state.member.is_lineage_uncertain = uncertain;
+            // Descendants of a root are in scope, also once the processes in between are forgotten.
             node.state.member.in_scope = true;
             id
         });
     }
 
-    /// Moves what descends from a process that has left a session: into its own session if it is the root of one, or out of
-    /// any. A session nested in the one that it left is nested in none then. Returns the processes that moved.
+    /// Moves the descendants of a process that has left a session: into the session of which it is the root, or out of
+    /// any. Sessions of descendants nested in the old session are nested in none afterwards. Returns the moved
+    /// processes.
     pub(crate) fn move_below(
         &mut self,
         tree: &mut Tree,
@@ -363,7 +394,7 @@ impl Sessions {
             }
         }
         let own = tree.get(top).and_then(|node| node.state.member.session);
-        // A root that has become a server, or a copy of one that has not run it itself.
+        // The root itself became a server, or the process shares the program of a server without an exec of its own.
         if own == Some(left) {
             return Vec::new();
         }
@@ -377,13 +408,13 @@ impl Sessions {
             let Some(node) = tree.get_mut(*key) else {
                 continue;
             };
-            let (unsure, inferred) = (
+            let (uncertain, inferred) = (
                 node.state.member.is_lineage_uncertain,
                 node.state.member.inferred,
             );
             match own {
                 Some(own) => {
-                    self.join(tree, *key, own, unsure);
+                    self.join(tree, *key, own, uncertain);
                     self.set_inferred(tree, *key, inferred);
                 }
                 None => self.leave(node),
@@ -392,8 +423,8 @@ impl Sessions {
         below
     }
 
-    /// Makes processes that come from a root members of its session, which opened later than they began. An agent's session
-    /// that has begun among them is nested in it then. Returns the processes that joined.
+    /// Adds descendants of a root to its session, which opened after they started. The session of an agent among them
+    /// is nested in it. Returns the new members.
     pub(crate) fn adopt(
         &mut self,
         tree: &mut Tree,
@@ -405,9 +436,9 @@ impl Sessions {
         below
     }
 
-    /// Makes a descendant of `top` what that has become: a member of its session, or of none. `left` is the session that
-    /// `top` was a member of before. An agent keeps its session, which is nested in that of `top` then. Returns whether
-    /// the process goes with `top`.
+    /// Gives a descendant of `top` the membership that `top` has now: the same session, or none. `left` is the session
+    /// that `top` was a member of before. An agent keeps its own session, which is nested in that of `top`. Returns
+    /// whether the membership of the descendant follows that of `top`.
     pub(crate) fn settle_with(
         &mut self,
         tree: &mut Tree,
@@ -418,14 +449,14 @@ impl Sessions {
         let Some(member) = tree.get(top).map(|top| &top.state.member) else {
             return false;
         };
-        let (own, unsure) = (member.session, member.is_lineage_uncertain);
+        let (own, uncertain) = (member.session, member.is_lineage_uncertain);
         let Some(node) = tree.get_mut(key) else {
             return false;
         };
         if let Some(id) = node.state.member.session
             && let Some(session) = self.get(id).filter(|session| session.root == key)
         {
-            let outer = self.outer_of(session.kind, own).filter(|_| !unsure);
+            let outer = self.outer_of(session.kind, own).filter(|_| !uncertain);
             let outer = outer.filter(|outer| self.may_nest(id, *outer));
             if session.outer.is_none() || session.outer == left {
                 let old = self
@@ -439,13 +470,13 @@ impl Sessions {
             return false;
         }
         match own {
-            Some(own) => self.join(tree, key, own, unsure),
+            Some(own) => self.join(tree, key, own, uncertain),
             None => self.leave(node),
         }
         true
     }
 
-    /// It is a member of nothing any more.
+    /// Removes a process from its session.
     fn leave(&mut self, node: &mut Node) {
         (
             node.state.member.is_lineage_uncertain,
@@ -459,7 +490,7 @@ impl Sessions {
         self.to_check.push(old);
     }
 
-    /// A member turns up of which nothing was known when the last one was gone: its birth was lost.
+    /// Reopens a closed session for a late member, whose birth was lost.
     fn reopen(&mut self, id: SessionId) {
         if let Some(at) = self.closed.iter().position(|session| session.id == id)
             && let Some(session) = self.closed.remove(at)
@@ -469,17 +500,20 @@ impl Sessions {
     }
 }
 
-/// Whether a process was found, and nothing yet has said for sure whose it is.
+/// Returns whether a process was discovered and its lineage is still uncertain.
 fn is_early(node: &Node) -> bool {
     !node.reported.by_probe && !node.state.member.is_lineage_certain
 }
 
-/// Whether a process is known to be nobody's that the kernel follows for a session, or has followed.
+/// Returns whether a process is known to be outside of all sessions, although the kernel follows it for one or has done
+/// so.
 fn is_outside(tree: &Tree, key: ProcessKey) -> bool {
     let Some(node) = tree.get(key) else {
         return tree.is_disowned(key);
     };
-    let followed = node.membership.is_some_and(|mark| mark.session.is_some());
+    let followed = node
+        .membership
+        .is_some_and(|membership| membership.session.is_some());
     node.state.member.boundary.is_some()
         || node.state.member.session.is_none() && (followed || is_disowned(tree, node))
 }

@@ -1,4 +1,4 @@
-//! What the program of a process makes it: the root of a session, a boundary, or what its parent is.
+//! Opens sessions: what the program of a process makes it, which is the root of a session, a boundary, or neither.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use crate::ruleset::{Class, Rule, RuleId, Ruleset, SessionKind};
 use crate::{Node, Tree};
 
 impl Sessions {
-    /// A process runs another program, which may make it an agent or a boundary; or has run it, where it
-    /// is known to run yet another by now.
+    /// Handles the class of a program that a process runs. The process may already run a later program that a scan has
+    /// read.
     pub(crate) fn on_class(
         &mut self,
         tree: &mut Tree,
@@ -43,7 +43,7 @@ impl Sessions {
                     session_events,
                 )
             }
-            // The service of one user opens no session for a server of another one, which still leaves the session above.
+            // A service for one user opens no session for a server of another user, but the server leaves its session.
             Class::Server(rule) if ran != ImageSource::Copied => {
                 self.on_boundary(tree, key, rules.name(rule), session_events)
             }
@@ -51,7 +51,7 @@ impl Sessions {
         }
     }
 
-    /// Returns the session that one of this kind is nested in if its root was started in `starter`.
+    /// Returns the session in which one of this kind is nested if a process of `starter` started its root.
     pub(super) fn outer_of(
         &self,
         kind: SessionKind,
@@ -66,8 +66,8 @@ impl Sessions {
             .filter(is_agents)
     }
 
-    /// Returns the root of the run that a process supervises: a run that keeps children from before is supervised by a fork
-    /// of its root, which runs no program of its own.
+    /// Returns the root of the `reaper run` that a process supervises. With children from before, a run is supervised
+    /// by a fork of its root that executes no program.
     fn run_of_supervisor(&self, tree: &Tree, key: ProcessKey) -> Option<ProcessKey> {
         let supervisor = tree.get(key)?;
         let root = tree.get(supervisor.birth_parent.or(supervisor.parent)?)?;
@@ -97,7 +97,7 @@ impl Sessions {
         };
         let outer = self.open.update(id, |session| {
             session.members.remove(&key.pid);
-            // What it was found to be it has become below this boundary.
+            // The process was discovered as a root before it became a boundary, so its session is below the boundary.
             let is_below = session.is_discovered && session.root == key;
             session.outer.take_if(|_| is_below)
         });
@@ -123,11 +123,11 @@ impl Sessions {
         let living = self.open.all(IndexKey::Root(key));
         let living = living.filter(|session| session.root_exit.is_none());
         let mut own: Vec<SessionId> = living.map(|session| session.id).collect();
-        // One that is told of when its end is known already has lost nothing of its name.
+        // A root whose exit is already known has kept its session.
         own.extend(self.open.ids(IndexKey::FirstRoot(key)));
         for id in &own {
             let outer = self.open.update(*id, |session| {
-                // A shim that has turned into the agent itself.
+                // A wrapper has executed the agent itself.
                 (session.agent, session.rule) = (Arc::clone(&agent), Some(rule_id));
                 session.kind = kind;
                 session.copy_from_root(tree.get(key));
@@ -144,7 +144,7 @@ impl Sessions {
                 .get_mut(key)
                 .filter(|node| node.state.member.session.is_none())
             {
-                // It has been a boundary in between.
+                // It was a boundary in between.
                 node.state.member.boundary = None;
                 self.join(tree, key, id, false);
             }
@@ -157,10 +157,10 @@ impl Sessions {
         let id = SessionId(self.last);
         node.state.member.boundary = None;
         node.state.member.root = true;
-        // An end that it only perhaps has to do with is none of its business.
+        // A session that the process may not descend from is not nested around its own.
         let sure = !node.state.member.is_lineage_uncertain && node.state.member.inferred.is_none();
         let (starter, parent) = (node.state.member.session.filter(|_| sure), node.parent);
-        let begetter = node.birth_parent.or(parent);
+        let parent_of_root = node.birth_parent.or(parent);
         let (uids, cgroup_id, sid) = (node.uids, node.image.cgroup_id, node.image.sid);
         let unit = node
             .facts()
@@ -172,7 +172,8 @@ impl Sessions {
         let is_late = |id: &SessionId| self.with_enclosing(*id).any(exits_later);
         let outer = self.outer_of(kind, starter);
         let outer = outer.filter(|outer| self.is_restoring || !is_late(outer));
-        let begetter = begetter.map(|key| self.run_of_supervisor(tree, key).unwrap_or(key));
+        let parent_of_root =
+            parent_of_root.map(|key| self.run_of_supervisor(tree, key).unwrap_or(key));
         self.open.insert(Session {
             id,
             agent,
@@ -182,7 +183,7 @@ impl Sessions {
             uids,
             opened_at: now,
             first_root: key,
-            parent: begetter.map(|key| RootParent::of(tree, key)),
+            parent: parent_of_root.map(|key| RootParent::of(tree, key)),
             outer,
             cgroup_id,
             sid,
@@ -202,7 +203,7 @@ impl Sessions {
         if let Some(parent) = parent.and_then(|key| tree.get_mut(key)) {
             parent.state.member.watched |= parent.state.member.session.is_none();
         }
-        self.adopt_marked(tree, key, id);
+        self.adopt_early_members(tree, key, id);
         session_events.push(SessionEvent::Opened {
             session: id,
             starter: starter.filter(|_| outer.is_none()),

@@ -1,4 +1,4 @@
-//! Sessions that the service before this one has left, taken up again.
+//! Restores sessions of the previous service.
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ use crate::ruleset::{Ruleset, SessionKind};
 use crate::{Node, Tree};
 
 impl Sessions {
-    /// From here on what is told is what has happened while nobody listened, after what came of it has
-    /// been found. Nothing closes until [`Sessions::finish_restore`].
+    /// Starts a restore. Events that follow are older than the process table that was already read. No session closes
+    /// before [`Sessions::finish_restore`].
     pub(crate) fn begin_restore(&mut self) {
         self.is_restoring = true;
     }
 
-    /// Opens a session again. Its root is in the tree if it can still live.
+    /// Opens a session again. Its root is in the tree, unless it has exited.
     pub(crate) fn restore(
         &mut self,
         tree: &mut Tree,
@@ -47,7 +47,7 @@ impl Sessions {
         let rule = rules.session_rule(&restored.rule);
         let root_gone = gone.or(root.is_none().then_some(unseen));
         let handover = match root_gone {
-            // The service before this one has found no successor.
+            // The previous service found no successor.
             Some(_) if restored.is_evaluated => Succession::Excluded,
             Some(gone) => Succession::after(rules, rule, gone.cause()),
             None => Succession::Excluded,
@@ -94,13 +94,14 @@ impl Sessions {
             root.state.member.session,
             root.state.member.boundary.is_some(),
         );
-        // The root of several, one nested in the other, is a member of the innermost.
+        // The root of several nested sessions is a member of the innermost one.
         if !stopped && own.is_none_or(|own| self.with_enclosing(id).any(|outer| outer.id == own)) {
             self.join(tree, key, id, false);
         }
     }
 
-    /// See [`Sessions::successor_root`]: among those of whom it has been told before that they are its children no more.
+    /// Returns the successor of a root among the children that it lost to an adopter before its exit was reported. See
+    /// [`Sessions::successor_root`].
     pub(super) fn reparented_successor(
         &self,
         tree: &Tree,
@@ -118,8 +119,8 @@ impl Sessions {
         self.successor_root(tree, root, id, &children)
     }
 
-    /// A child of a process that has exited has gone to another parent. If that process was a root, and
-    /// the child was found with its adopter before the exit was told, it may be the heir all the same.
+    /// Handles a reparent event of the backlog. If the old parent was a root and the child was discovered with its
+    /// adopter, the child may be the successor.
     pub(crate) fn on_reparent(
         &mut self,
         tree: &mut Tree,
@@ -136,20 +137,20 @@ impl Sessions {
         let Some(roots) = self.exited_roots.remove(&old_parent.pid) else {
             return;
         };
-        let (to_it, others): (Vec<_>, Vec<_>) = roots.into_iter().partition(|(id, root)| {
+        let (continued, others): (Vec<_>, Vec<_>) = roots.into_iter().partition(|(id, root)| {
             root.has_key(old_parent) && self.successor_root(tree, root, *id, &[child]).is_some()
         });
         self.exited_roots.insert(old_parent.pid, others);
-        for (id, _) in to_it {
+        for (id, _) in continued {
             self.set_successor(tree, id, child, session_events);
         }
     }
 
-    /// All that there is has been told: closes what is over.
+    /// Ends a restore after the backlog is applied. Closes finished sessions.
     pub(crate) fn finish_restore(&mut self, tree: &Tree, session_events: &mut Vec<SessionEvent>) {
         self.is_restoring = false;
         self.open.update_all(|session| {
-            // Sessions were taken up before all that runs was.
+            // Sessions were restored before the process table was read.
             if let Some(parent) = &mut session.parent
                 && parent.image.comm.is_empty()
             {

@@ -1,4 +1,4 @@
-//! What has been read of a root, for its members to be compared with.
+//! Facts of roots, which those of members are compared with.
 
 use std::sync::Arc;
 
@@ -22,8 +22,7 @@ impl Session {
 }
 
 impl Sessions {
-    /// The unit of a process has been read: it is also that of the sessions whose root it is, or that have
-    /// their root in the same cgroup.
+    /// Applies the unit of a process to the sessions whose root it is, and to those whose root is in the same cgroup.
     pub(crate) fn update_unit(&mut self, node: &Node, unit: &Fact<Arc<str>>) {
         let of_root = self.open.ids(IndexKey::Root(node.key));
         let in_cgroup = self.open.ids(IndexKey::Cgroup(node.image.cgroup_id));
@@ -40,7 +39,7 @@ impl Sessions {
         }
     }
 
-    /// What a root has from its makers has been read.
+    /// Applies the environment markers and the working directory of a root to its sessions.
     pub(crate) fn update_inherited(
         &mut self,
         root: ProcessKey,
@@ -57,7 +56,7 @@ impl Sessions {
         }
     }
 
-    /// Of a process that is gone by now this has been read: its session is compared with it still.
+    /// Applies facts of a root that has exited since they were requested. Its members are still compared with them.
     pub(crate) fn update_exited_root(&mut self, root: ProcessKey, asked: FactSet, found: &Facts) {
         let all: Vec<SessionId> = self.open.ids(IndexKey::Root(root)).collect();
         for id in all {

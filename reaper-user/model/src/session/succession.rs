@@ -1,14 +1,16 @@
-//! Finds the agent that continues a session whose root has exited.
+//! Search for the agent that continues a session whose root has exited.
 //!
 //! ```text
 //!   claude (exits 0) ─┬─ bash ── npm run dev      carries the conversation's id
 //!                     └─ tool shell               carries the conversation's id
-//!   claude daemon ──── claude (worker)            names that id: becomes the root of what is left
+//!   claude daemon ──── claude (worker)            names that id: becomes the root of the remaining processes
 //! ```
 //!
-//! A successor only ever keeps processes. It must be an agent of the same rule and user. Its registry must list a process
-//! that is left, or its command line or registry must name the id of a conversation that such a process carries. A marker
-//! in an environment alone connects nothing.
+//! A successor only ever keeps processes. It is an agent of the same rule and user, and meets one of these conditions:
+//! - Its registry lists a remaining process.
+//! - Its command line or registry names the id of a conversation that a remaining process carries.
+//!
+//! An environment marker alone is not enough.
 
 use super::{IndexKey, Session, SessionEvent, SessionId, Sessions};
 use crate::Model;
@@ -20,26 +22,26 @@ use crate::ruleset::{RuleId, Ruleset};
 
 /// Time after the exit of a root with status 0 in which its successor may appear, in ns.
 const WINDOW_NS: u64 = 2_000_000_000;
-/// Most members whose conversations are looked up, the oldest first.
+/// Maximum number of members whose conversations are read, oldest first.
 const MEMBERS_MAX: usize = 64;
 
 /// Whether another agent may continue a session after the exit of its root.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Succession {
-    /// No: the rule says nothing of it, the root did not exit with status 0, or no successor was found.
+    /// No: the rule does not allow it, the root did not exit with status 0, or no successor was found.
     #[default]
     Excluded,
-    /// A successor may still appear. Nothing of the session is due.
+    /// A successor may still appear. No member of the session is due.
     Awaited,
-    /// What would show a successor could not be read. Nothing of the session is due.
+    /// The facts that would show a successor are unreadable. No member of the session is due.
     Unknown,
-    /// No: the root was the command of a living `reaper run`, which ends what it has left. Nothing of the session is due
-    /// before that exits: a second SIGTERM could cut a clean-up short.
+    /// No: the root was the command of a living `reaper run`, which ends the remaining processes. No member is due
+    /// before that run exits: a second SIGTERM could interrupt a clean-up.
     LeftToRun,
 }
 
 impl Succession {
-    /// Returns the state after the exit of a root. An exit whose status is unknown may have been one with status 0.
+    /// Returns the state after the exit of a root. An unknown status may have been 0.
     pub(super) fn after(rules: &Ruleset, rule: Option<RuleId>, ended: ExitStatus) -> Succession {
         let source = rule.and_then(|rule| rules.rule(rule).conversation.as_ref());
         match ended {
@@ -60,14 +62,15 @@ pub enum SuccessorSearch {
     /// These facts must be read first.
     Needs(Vec<(ProcessKey, FactSet)>),
     Found(ProcessKey),
-    /// No living agent names a conversation of what is left.
+    /// No living agent names a conversation of the remaining processes.
     NotFound,
-    /// None was found, but not all could be read.
+    /// No successor was found, but some facts were unreadable.
     Unreadable,
 }
 
 impl Sessions {
-    /// Agents that may continue a session: roots of the same rule and real uid that are not below it, newest first.
+    /// Returns the agents that may continue a session: roots of the same rule and real uid that are not below it,
+    /// newest first.
     fn candidates(&self, of: &Session) -> Vec<ProcessKey> {
         let may_continue = |session: &&Session| {
             session.agent == of.agent
@@ -85,14 +88,14 @@ impl Sessions {
 }
 
 impl Model {
-    /// Returns the state of a session's handover; `None` if the session is closed.
+    /// Returns the succession state of a session; `None` if the session is closed.
     pub fn succession(&self, id: SessionId) -> Option<Succession> {
         Some(self.sessions.get(id)?.succession)
     }
 
-    /// Returns when the search for a successor ends, in ns of CLOCK_MONOTONIC.
+    /// Returns when the search for a successor ends, in ns of `CLOCK_MONOTONIC`.
     ///
-    /// A root whose exit was not observed has been gone for an unknown time: its successor is there, or never comes.
+    /// If the exit of the root was not observed, its time is unknown, so a successor must already be there.
     pub fn succession_deadline(&self, session: &Session) -> Option<u64> {
         let gone = session.root_exit?;
         let window = match gone.cause() {
@@ -141,7 +144,7 @@ impl Model {
         }
     }
 
-    /// Makes `root` the root of a session whose handover is open.
+    /// Makes `root` the root of a session that may still be continued.
     pub fn set_successor(&mut self, id: SessionId, root: ProcessKey) -> Vec<SessionEvent> {
         let mut session_events = Vec::new();
         if self
@@ -160,7 +163,7 @@ impl Model {
         sessions.update(id, |session| session.succession = state);
     }
 
-    /// Forgets the conversations of all processes that a search looks at, so that the next one reads them again.
+    /// Forgets the conversations of all processes that a search reads, so that the next search reads them again.
     pub fn forget_conversations(&mut self, id: SessionId) {
         let candidates = self
             .sessions
@@ -179,7 +182,7 @@ impl Model {
         roots.filter_map(|root| self.tree.get(root)).collect()
     }
 
-    /// Returns members of a session and of those nested in it, at most [`MEMBERS_MAX`].
+    /// Returns the oldest members of a session and of those nested in it, at most [`MEMBERS_MAX`].
     fn oldest_members(&self, id: SessionId) -> Vec<&Node> {
         let sessions = self.sessions.with_nested(id);
         let pids = sessions.flat_map(Session::members);

@@ -1,4 +1,4 @@
-//! What is found afterwards: rows of the process table, and what was there before this program.
+//! Processes that are discovered after the fact: by a scan of /proc, or as roots of restored sessions.
 
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use crate::event::{
     ExitStatus, Image, Membership, ProcEntry, ProcessKey, Provenance, RestoredSession,
 };
 
-/// Longest name that the kernel gives a process, in bytes.
+/// Maximum length of a `comm`, in bytes.
 const COMM_MAX: usize = 15;
 
 impl<S: NodeState> Tree<S> {
-    /// From whom an unknown process comes that is found with a parent: from that, unless it is the init
-    /// of a pid namespace, which also adopts what others bring in.
+    /// Returns the ancestry of an unknown process discovered with this parent. The init of a PID namespace does not
+    /// count as birth parent, because it also adopts processes that entered the namespace.
     pub(super) fn birth_of_discovered(&self, parent: Option<ProcessKey>) -> Birth {
         let init = |key: &ProcessKey| self.get(*key).is_some_and(|node| node.namespace_init);
         let birth_parent = parent.filter(|key| !init(key));
@@ -24,7 +24,7 @@ impl<S: NodeState> Tree<S> {
         }
     }
 
-    /// The key by which a living process is known that an event tells of: /proc has its start to the tick only.
+    /// Returns the key under which the tree has a living process. Events from /proc have starts of whole ticks.
     pub(super) fn resolve_key(&self, key: ProcessKey, provenance: Provenance) -> ProcessKey {
         let coarse = provenance == Provenance::Procfs && key.exact_start().is_none();
         let known = self.live.get(&key.pid).filter(|_| coarse);
@@ -36,12 +36,12 @@ impl<S: NodeState> Tree<S> {
         known.map_or(key, |node| node.key)
     }
 
-    /// A process of which nothing need be known is told of, with a parent.
+    /// Adds a process that an event names, if it is unknown.
     pub(crate) fn add_unknown(
         &mut self,
         key: ProcessKey,
         parent: Option<ProcessKey>,
-        mark: Option<Membership>,
+        membership: Option<Membership>,
         time: u64,
         provenance: Provenance,
         changes: &mut Vec<TreeChange<S>>,
@@ -49,12 +49,12 @@ impl<S: NodeState> Tree<S> {
         let birth = self.birth_of_discovered(parent);
         let image = Arc::default();
         if let Some(node) = self.get_or_insert(key, time, birth, provenance, image, changes) {
-            node.set_membership(mark, time, 0);
+            node.set_membership(membership, time, 0);
         }
     }
 
-    /// Makes a node for the root of a session that is taken up again, if it can still live: a row is to
-    /// tell more of it, or that there is none, that it is gone.
+    /// Adds a placeholder for the root of a restored session, unless it has exited. A scan then completes it or reports
+    /// its exit.
     pub(crate) fn add_restored_root(
         &mut self,
         restored: &RestoredSession,
@@ -84,7 +84,7 @@ impl<S: NodeState> Tree<S> {
         }
     }
 
-    /// A row of the process table: adds what is missing and what happened unseen.
+    /// Applies an entry of the process table: adds missing data and unreported changes.
     pub(super) fn on_proc_entry(
         &mut self,
         seen: &ProcEntry,
@@ -98,7 +98,7 @@ impl<S: NodeState> Tree<S> {
             Some(known) if known.reported.placeholder && known.matches_entry(seen) => {
                 let (key, known_parent) = (known.key, known.parent);
                 let birth = self.birth_of_discovered(parent);
-                // One that has another parent by now was orphaned meanwhile: that is told next.
+                // A known parent was the birth parent. If the process was orphaned since, that event follows.
                 if known_parent.is_none() {
                     self.set_birth_parent(key, birth.birth_parent);
                     self.set_parent(key.pid, parent);
@@ -110,7 +110,7 @@ impl<S: NodeState> Tree<S> {
                 let (key, orphaned) = (known.key, known.orphaned);
                 let is_adopted = known.parent.is_none() && parent.is_some();
                 known.take(seen);
-                // What it was when it was looked at, it need not be any more.
+                // The process may have executed another program since the read.
                 if known.is_current_at(seen.read_at) && known.has_other_program(&seen.image) {
                     known.state.on_unseen_exec();
                     known.reported.execed = true;
@@ -131,7 +131,7 @@ impl<S: NodeState> Tree<S> {
                 return;
             }
             Some(known) if known.start() > seen.key.start => return,
-            // Exited, but for what the kernel still tidies up.
+            // The kernel has not finished to remove an exited process.
             _ if gone => return,
             Some(_) => self.exit(
                 seen.key.pid,
@@ -148,7 +148,7 @@ impl<S: NodeState> Tree<S> {
         self.set_from_entry(seen.key, birth, seen, provenance, changes);
     }
 
-    /// Gives a process that is new to the tree, but for its place in it, what its row has.
+    /// Copies an entry of the process table to a new node.
     fn set_from_entry(
         &mut self,
         key: ProcessKey,
@@ -175,7 +175,7 @@ impl<S: NodeState> Tree<S> {
 }
 
 impl<S: NodeState> Node<S> {
-    /// What a row adds to any process.
+    /// Adds what an entry of the process table says about a known or new process.
     fn take(&mut self, seen: &ProcEntry) {
         if seen.exact {
             self.exact_start.get_or_insert(seen.key.start);

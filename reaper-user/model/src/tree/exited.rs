@@ -1,5 +1,6 @@
-//! What is kept of processes that have exited: for the stories of their descendants, and so that what
-//! is told of them too late does not bring them back.
+//! Memory of exited processes.
+//!
+//! Living descendants need the history of their ancestors, and late events must not revive an exited process.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use super::node::{Exited, Node, NodeState, RecentExit};
 use super::{EXITED_MAX, Map, RECENT_MAX, Tree};
 use crate::event::{ExitStatus, Image, ProcessKey, TICK_NS};
 
-/// What is remembered of the last [`RECENT_MAX`] processes of some kind.
+/// Map of the last [`RECENT_MAX`] entries.
 pub(super) struct RecentMap<T> {
     by_key: Map<ProcessKey, T>,
     /// Oldest first.
@@ -51,7 +52,7 @@ impl<T> RecentMap<T> {
 }
 
 impl<S: NodeState> Tree<S> {
-    /// What is remembered of an exited process. Starts that are whole ticks may be known no better.
+    /// Returns a recent exit. A start that is a whole tick matches any start within that tick.
     pub(super) fn gone(&self, key: ProcessKey) -> Option<&RecentExit<S::Remains>> {
         self.recent.get(tick(key)).filter(|gone| {
             gone.start == key.start
@@ -60,7 +61,8 @@ impl<S: NodeState> Tree<S> {
         })
     }
 
-    /// Returns what is left of the last process that had this pid, has exited lately, and began no later than that tick.
+    /// Returns the remains of the last recently exited process with this pid that started no later than the tick of
+    /// `start`.
     pub(crate) fn last_with_pid(&self, pid: u32, start: u64) -> Option<&S::Remains> {
         let had = self.recent.iter().filter(|(key, _)| key.pid == pid);
         let before = had.filter(|(key, _)| key.start / TICK_NS <= start / TICK_NS);
@@ -68,17 +70,17 @@ impl<S: NodeState> Tree<S> {
         Some(&last.remains)
     }
 
-    /// Returns what is left of a process that has exited lately.
+    /// Returns the remains of a recently exited process.
     pub(crate) fn recent_remains(&self, key: ProcessKey) -> Option<&S::Remains> {
         self.gone(key).map(|gone| &gone.remains)
     }
 
-    /// Returns what is left of a process that has exited and has living descendants.
+    /// Returns the remains of an exited process with living descendants.
     pub(crate) fn remains_mut(&mut self, key: ProcessKey) -> Option<&mut S::Remains> {
         self.exited.get_mut(&key).map(|exited| &mut exited.remains)
     }
 
-    /// Returns what is left of all processes that have exited, in no order.
+    /// Returns the remains of all exited processes, in no order.
     pub(crate) fn all_remains_mut(&mut self) -> impl Iterator<Item = &mut S::Remains> {
         let exited = self.exited.values_mut();
         let recent = self.recent.by_key.values_mut();
@@ -91,7 +93,7 @@ impl<S: NodeState> Tree<S> {
         self.live.values_mut().map(|node| &mut node.state)
     }
 
-    /// Keeps of an exited member what its descendants' stories need.
+    /// Remembers an exited process, and its history if it was a member and has descendants.
     pub(super) fn remember_exited(&mut self, node: &Node<S>, ended: ExitStatus) {
         let Node {
             key,
@@ -132,7 +134,7 @@ impl<S: NodeState> Tree<S> {
     fn remember(&mut self, node: &Node<S>) {
         let start = node.exact_start.unwrap_or(node.key.start);
         let key = tick(ProcessKey { start, ..node.key });
-        // What turns up with a pid namespace's init for a parent need not come from it.
+        // The init of a PID namespace also adopts processes that do not descend from it.
         let mut remains = node.state.remains();
         if node.namespace_init {
             S::disown(&mut remains);
@@ -145,12 +147,13 @@ impl<S: NodeState> Tree<S> {
         self.recent.insert(key, gone);
     }
 
-    /// Whether it is remembered of a process that it has exited.
+    /// Returns whether a process is known to have exited.
     pub(crate) fn has_exited(&self, key: ProcessKey) -> bool {
         self.get(key).is_none() && (self.gone(key).is_some() || self.exited.contains_key(&key))
     }
 
-    /// What an exited process had run last is told only now; a boundary's children are nobody's.
+    /// Sets the last image of an exited process when its exec is reported late. `leaves` says that this exec ended its
+    /// membership, so that its children are untracked.
     pub(crate) fn set_last_image(&mut self, key: ProcessKey, image: &Arc<Image>, leaves: bool) {
         if self.gone(key).is_some()
             && let Some(gone) = self.recent.by_key.get_mut(&tick(key))
@@ -168,7 +171,7 @@ impl<S: NodeState> Tree<S> {
         }
     }
 
-    /// Remembers that a process is a member of nothing by this program's word.
+    /// Remembers that the service removed a process from its session.
     pub(crate) fn disown(&mut self, key: ProcessKey) {
         self.disowned.insert(key, ());
     }
@@ -177,12 +180,12 @@ impl<S: NodeState> Tree<S> {
         self.disowned.get(key).is_some()
     }
 
-    /// What is kept of the exited, in no order.
+    /// Returns the remembered processes with living descendants, in no order.
     pub(crate) fn all_exited(&self) -> impl Iterator<Item = &Exited<S::Remains>> {
         self.exited.values()
     }
 
-    /// One less has this process for a birth parent; lets go of all that nobody needs any more.
+    /// Drops one reference to a birth parent, and remembered processes without references.
     pub(super) fn release_birth_parent(&mut self, mut key: Option<ProcessKey>) {
         while let Some(count) = key.and_then(|key| self.born_count(key)) {
             *count = count.saturating_sub(1);
@@ -207,7 +210,7 @@ impl<S: NodeState> Tree<S> {
     }
 }
 
-/// A key as far as /proc knows it.
+/// Returns the key with its start rounded down to a tick, as in /proc.
 pub(crate) fn tick(key: ProcessKey) -> ProcessKey {
     ProcessKey {
         start: key.start - key.start % TICK_NS,

@@ -1,11 +1,11 @@
-//! What can be asked of the tree.
+//! Queries of the tree.
 
 use std::sync::Arc;
 
 use super::{Exited, Image, Node, NodeState, ProcessKey, Tree};
 
 impl<S: NodeState> Tree<S> {
-    /// Living processes.
+    /// Returns the number of living processes.
     pub fn len(&self) -> usize {
         self.live.len()
     }
@@ -14,12 +14,12 @@ impl<S: NodeState> Tree<S> {
         self.live.is_empty()
     }
 
-    /// The living process with this key.
+    /// Returns the living process with this key.
     pub fn get(&self, key: ProcessKey) -> Option<&Node<S>> {
         self.live.get(&key.pid).filter(|node| node.has_key(key))
     }
 
-    /// The living process that has this pid now.
+    /// Returns the living process with this pid.
     pub fn by_pid(&self, pid: u32) -> Option<&Node<S>> {
         self.live.get(&pid)
     }
@@ -28,12 +28,12 @@ impl<S: NodeState> Tree<S> {
         self.live.get_mut(&key.pid).filter(|node| node.has_key(key))
     }
 
-    /// What is kept of an exited process.
+    /// Returns a remembered exited process.
     pub fn exited(&self, key: ProcessKey) -> Option<&Exited<S::Remains>> {
         self.exited.get(&key)
     }
 
-    /// What a process runs that lives, or ran last that is kept or has exited lately.
+    /// Returns the image of a living process, or the last one of an exited process.
     pub(super) fn image(&self, key: ProcessKey) -> Option<&Arc<Image>> {
         let image = self.get(key).map(|node| &node.image);
         let exited = || self.exited(key).map(|exited| &exited.image);
@@ -41,7 +41,7 @@ impl<S: NodeState> Tree<S> {
         image.or_else(exited).or_else(gone)
     }
 
-    /// What a process that lives, or is kept, is called; empty if it is neither.
+    /// Returns the `comm` of a living or remembered process, empty if it is neither.
     pub fn comm(&self, key: ProcessKey) -> &[u8] {
         let image = self.get(key).map(|node| &node.image);
         image
@@ -60,27 +60,27 @@ impl<S: NodeState> Tree<S> {
         [self.exited.len(), self.order.len(), recent, order]
     }
 
-    /// All living processes, in no order.
+    /// Returns all living processes, in no order.
     pub fn iter(&self) -> impl Iterator<Item = &Node<S>> {
         self.live.values()
     }
 
-    /// The living processes in a cgroup, lowest pid first.
+    /// Returns the living processes in a cgroup, lowest pid first.
     pub(crate) fn in_cgroup(&self, cgroup_id: u64) -> impl Iterator<Item = &Node<S>> {
         let all = (cgroup_id, 0)..=(cgroup_id, u32::MAX);
         let pids = self.by_cgroup.range(all).map(|(_, pid)| *pid);
         pids.filter_map(|pid| self.by_pid(pid))
     }
 
-    /// The living parents of a process, nearest first. Ends where the tree does, and at a loop, which
-    /// damaged input could make.
+    /// Returns the living ancestors by current parents, nearest first. Terminates on a loop, which corrupt input could
+    /// create.
     pub fn ancestors(&self, key: ProcessKey) -> impl Iterator<Item = &Node<S>> {
         let parent = |node: &Node<S>| node.parent.and_then(|key| self.get(key));
         let first = self.get(key).and_then(parent);
         std::iter::successors(first, move |node| parent(node)).take(self.live.len())
     }
 
-    /// Whether a process comes from another one by births, whatever became of those between.
+    /// Returns whether a process descends from `ancestor` by births, through living or remembered processes.
     pub(crate) fn descends_from(&self, key: ProcessKey, ancestor: ProcessKey) -> bool {
         let creator = |key: &ProcessKey| match self.get(*key) {
             Some(node) => node.birth_parent,
@@ -91,8 +91,8 @@ impl<S: NodeState> Tree<S> {
         above.any(|key| key == ancestor)
     }
 
-    /// The living descendants of a process, each parent before its children. A loop, which damaged input could
-    /// make, ends it.
+    /// Returns the living descendants of a process, parents before children. Terminates on a loop, which corrupt input
+    /// could create.
     pub fn descendants(&self, key: ProcessKey) -> impl Iterator<Item = &Node<S>> {
         let top = self.get(key);
         let child = |of: &Node<S>, slot: usize| self.by_pid(*of.links.children.get(slot)?);

@@ -1,4 +1,4 @@
-//! Each lookup compared with a scan of all sessions.
+//! Comparison of each lookup with a scan of all sessions.
 
 use super::*;
 use crate::session::Sessions;
