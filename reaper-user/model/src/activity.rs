@@ -1,41 +1,41 @@
-//! What a process has used, and since when it has not worked.
+//! Resource use of a process, and since when it is idle.
 //!
-//! No event reports work. Each process is read again and again, and two readings are compared: it has worked if it has
-//! used more CPU time or I/O than an idle program with timers does.
+//! No event reports work, so each process is read repeatedly and two readings are compared. The process has worked if
+//! it has used more CPU time or I/O than an idle program with timers.
 
-/// CPU time that an idle program may use, per second, in ns. Measured without a client: `opencode serve` 14 ms, codex's
+/// CPU time per second that an idle program may use, in ns. Measured without a client: `opencode serve` 14 ms, codex's
 /// server 0.1 ms.
 const HEARTBEAT_CPU_NS: u64 = 20_000_000;
-/// CPU time is counted in ticks of 10 ms, so that each reading may be one tick off.
+/// Nanoseconds per tick. CPU time is counted in ticks, so each reading may be off by one.
 const TICK_NS: u64 = crate::event::TICK_NS;
-/// Bytes that an idle program may read and write, per second; the kernel does not count send(2) and recv(2). Measured
+/// Bytes per second that an idle program may read and write. The kernel does not count send(2) and recv(2). Measured
 /// without a client: codex's server 140, `opencode serve` 100. A client that connects to codex's server, says hello and
 /// leaves moves 150 KB.
 const HEARTBEAT_IO: u64 = 256;
-/// Bytes beyond that for one reading.
+/// Bytes of I/O that are allowed in addition for each reading.
 const IO_MARGIN: u64 = 8 << 10;
 
-/// What a process has used up to one reading, and its connections then.
+/// Resource use of a process up to one reading, and its connections at that time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Activity {
-    /// CPU time of all its threads, in ns.
+    /// CPU time of all threads, in ns.
     pub cpu_ns: u64,
-    /// Bytes that it has read and written (`rchar` and `wchar` of proc_pid_io(5)), without send(2) and recv(2).
+    /// Bytes read and written (`rchar` and `wchar` of proc_pid_io(5)), without send(2) and recv(2).
     pub io_bytes: u64,
     /// Resident memory in bytes.
     pub rss: u64,
     /// Swapped out memory in bytes.
     pub swap: u64,
-    /// For each connection that it has accepted the inode number of the client's socket; 0 where that is not known.
+    /// Inode number of the client's socket for each accepted connection, 0 if unknown.
     pub clients: Box<[u64]>,
-    /// Inode numbers of its other connected sockets.
+    /// Inode numbers of the other connected sockets.
     pub sockets: Box<[u64]>,
 }
 
 /// Memory of all processes of a session and of those nested in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct TreeMemory {
-    /// Resident bytes. Pages that several processes share count for each.
+    /// Resident bytes. Shared pages count once per process.
     #[serde(rename = "memory.rss")]
     pub rss: u64,
     /// Swapped out bytes.
@@ -43,24 +43,24 @@ pub struct TreeMemory {
     pub swap: u64,
 }
 
-/// Since when a process has not worked, as its readings show.
+/// Period without work, according to the readings of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Idle {
-    /// The first of the readings between which it has not worked.
+    /// First reading of the period.
     first: UsageSample,
     last: UsageSample,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct UsageSample {
-    /// In ns of CLOCK_MONOTONIC.
+    /// Time of the reading, in ns of `CLOCK_MONOTONIC`.
     at: u64,
     cpu_ns: u64,
     io_bytes: u64,
 }
 
 impl UsageSample {
-    /// Whether the process has used more since then than a heartbeat.
+    /// Returns whether the process has used more than a heartbeat until `now`.
     fn has_worked_until(self, now: UsageSample) -> bool {
         let seconds = now.at.saturating_sub(self.at) / 1_000_000_000 + 1;
         let cpu = now.cpu_ns.saturating_sub(self.cpu_ns);
@@ -70,10 +70,10 @@ impl UsageSample {
 }
 
 impl Idle {
-    /// Returns the state after a reading at `now`, in ns of CLOCK_MONOTONIC.
+    /// Returns the period after a reading at `now`, in ns of `CLOCK_MONOTONIC`.
     ///
-    /// Each step and the whole time must be within the heartbeat: many short steps would hide work in their margins, and
-    /// a long time would hide a short burst.
+    /// Each interval and the whole period must be within the heartbeat: many short intervals would hide work in their
+    /// margins, and a long one would hide a short burst.
     pub(super) fn after(before: Option<Idle>, activity: &Activity, now: u64) -> Idle {
         let last = UsageSample {
             at: now,
@@ -87,12 +87,12 @@ impl Idle {
         Idle { first, last }
     }
 
-    /// Returns since when it has not worked, in ns of CLOCK_MONOTONIC.
+    /// Returns since when the process is idle, in ns of `CLOCK_MONOTONIC`.
     pub(super) fn since(self) -> u64 {
         self.first.at
     }
 
-    /// Returns when it was read last, in ns of CLOCK_MONOTONIC.
+    /// Returns the time of the last reading, in ns of `CLOCK_MONOTONIC`.
     pub(super) fn read_at(self) -> u64 {
         self.last.at
     }
@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn work_in_many_short_steps_is_work() {
         let mut idle = Idle::after(None, &used(0, 0), 0);
-        // 15 % of a processor, looked at six times a second.
+        // 15 % of a processor, read six times a second.
         for step in 1..600 {
             let now = step * SECOND / 6;
             idle = Idle::after(Some(idle), &used(step * 25, 0), now);

@@ -1,4 +1,4 @@
-//! Facts that policy keeps of one process: read from it, and the rules that match its program.
+//! Data that policy caches for a process: facts that were read, and the rules that match its program.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::fact::{Fact, FactSet};
 use super::facts::Facts;
 use super::matched_rules::MatchedRules;
 
-/// Facts that belong to the program a process runs, so that they change with an exec.
+/// Facts that belong to the program of a process, so that an exec changes them.
 pub(crate) const PROGRAM_FACTS: FactSet = FactSet::MARKERS
     .union(FactSet::UNIT)
     .union(FactSet::INHERITED)
@@ -16,39 +16,39 @@ pub(crate) const PROGRAM_FACTS: FactSet = FactSet::MARKERS
     .union(FactSet::ARGUMENTS)
     .union(FactSet::SCRIPT);
 
-/// What has been read of one process.
+/// Facts that were read about one process.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ReadFacts {
     pub(crate) facts: Facts,
     /// Time of the last reading of a fact in [`PROGRAM_FACTS`], in ns since boot.
     pub(crate) at: u64,
-    /// Since when it has not worked, once [`FactSet::ACTIVITY`] was read.
+    /// Period without work, once [`FactSet::ACTIVITY`] was read.
     pub(crate) idle: Option<Idle>,
-    /// Since when it was hung up at each reading of [`FactSet::STDIO`], in ns of CLOCK_MONOTONIC.
+    /// Time since which each reading of [`FactSet::STDIO`] found it hung up, in ns of `CLOCK_MONOTONIC`.
     pub(crate) hung_up_since: Option<u64>,
 }
 
-/// What policy keeps of a living process.
+/// Data that policy caches for a living process.
 #[derive(Clone, Debug, Default)]
 pub struct CachedFacts {
-    /// Rules that match its program, once they were asked.
+    /// Rules that match its program, once they were evaluated.
     pub(crate) matched_rules: Option<MatchedRules>,
-    /// Facts that rules have asked for and no event reports.
+    /// Facts that were read on request.
     pub(crate) readings: Option<Box<ReadFacts>>,
-    /// Whether `REAPER_KEEP=1` is in the environment that it was started with, if a probe has reported that: with its
-    /// exec, or inherited at fork. Unasked where it may have changed unseen.
+    /// Whether the program was started with `REAPER_KEEP=1` in its environment, as reported by a probe: with the exec,
+    /// or inherited at fork. Unread after an exec that was not reported.
     pub(crate) keep_marker: Fact<bool>,
-    /// Time of its last move to another cgroup, in ns since boot; 0 if it has not moved since it is known.
+    /// Time of its last move to another cgroup, in ns since boot; 0 if no move is known.
     pub(crate) moved_at: u64,
 }
 
 impl CachedFacts {
-    /// Returns what has been read of it; `None` if nothing has been yet.
+    /// Returns the facts that were read; `None` if there are none.
     pub fn facts(&self) -> Option<&Facts> {
         self.readings.as_deref().map(|read| &read.facts)
     }
 
-    /// Returns since when it has not worked; `None` if that was not read.
+    /// Returns the period without work; `None` if it was not read.
     pub(crate) fn idle(&self) -> Option<Idle> {
         self.readings.as_deref()?.idle
     }
@@ -58,20 +58,20 @@ impl CachedFacts {
         self.readings.as_deref()?.hung_up_since
     }
 
-    /// Returns which of these facts have not been read yet.
+    /// Returns the facts in `wanted` that are unread.
     pub fn missing(&self, wanted: FactSet) -> FactSet {
         self.facts()
             .map_or(wanted, |facts| wanted.without(facts.read_facts()))
     }
 
-    /// Returns whether `REAPER_KEEP=1` is in its environment, if its exec has reported that.
+    /// Returns whether `REAPER_KEEP=1` is in the environment, if a probe has reported that.
     pub fn keep_marker(&self) -> Fact<bool> {
         self.keep_marker
     }
 
-    /// Returns what a child inherits that is born at `born`, in ns since boot: the facts on environment, cgroup and
-    /// command line that were read before. What was read later may be of a program that the process has run since.
-    /// `is_current`: no exec of the process after that birth is known.
+    /// Returns what a child inherits that is forked at `born`, in ns since boot: the facts about environment, cgroup
+    /// and command line that were read before. Later facts may belong to a later program. `is_current` says that no
+    /// exec of the parent after that time is known.
     pub(crate) fn at_birth(&self, born: u64, is_current: bool) -> CachedFacts {
         let read = self.readings.as_deref().filter(|read| read.at <= born);
         let read = read.and_then(|read| {
@@ -103,7 +103,7 @@ impl CachedFacts {
         }
     }
 
-    /// Forgets what was of the program before. `other_cgroup`: the process may be in another cgroup too.
+    /// Forgets facts about the previous program. `other_cgroup` says that the cgroup may have changed as well.
     pub(crate) fn forget_program(&mut self, other_cgroup: bool) {
         if let Some(read) = &mut self.readings {
             let unit = match other_cgroup {
@@ -118,7 +118,7 @@ impl CachedFacts {
         }
     }
 
-    /// The process runs `new` now. `is_later`: that is later than what is known of `old`, which it ran before.
+    /// Handles an exec of `new` by a process that ran `old`. `is_later` says that the exec is newer than `old`.
     pub(crate) fn on_exec(&mut self, old: &Image, new: &Image, is_later: bool) {
         if is_later {
             self.forget_program(old.cgroup_id != new.cgroup_id);
@@ -127,13 +127,13 @@ impl CachedFacts {
         self.matched_rules = None;
     }
 
-    /// The process may run another program in another cgroup by now, which no event has reported.
+    /// Handles an exec that no event reported. The process may be in another cgroup too.
     pub(crate) fn on_unseen_exec(&mut self) {
         self.keep_marker = Fact::Unread;
         self.forget_program(true);
     }
 
-    /// The process is in another cgroup since `time`, in ns since boot.
+    /// Handles a move to another cgroup at `time`, in ns since boot.
     pub(crate) fn on_move(&mut self, time: u64) {
         self.moved_at = time;
         if let Some(read) = &mut self.readings {
@@ -141,7 +141,7 @@ impl CachedFacts {
         }
     }
 
-    /// Whether the process has moved to another cgroup unseen, if it is in this unit now.
+    /// Returns whether `unit` shows a move to another cgroup that no event reported.
     pub(crate) fn has_moved_unseen(&self, unit: &Fact<Arc<str>>) -> bool {
         match (self.facts().map(|facts| &facts.unit), unit) {
             (Some(Fact::Known(before)), Fact::Known(now)) => before != now,

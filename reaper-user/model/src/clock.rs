@@ -1,71 +1,72 @@
-//! Time that stops while the machine sleeps: what the delays of rules run on.
+//! Conversion of times since boot to `CLOCK_MONOTONIC`, which stops during suspend and measures the delays of rules.
 //!
-//! Events come with the time since boot. To know how much of that was slept through, the model remembers when
-//! it was told of which sleep.
+//! Events carry the time since boot. The model remembers when the machine was suspended, and for how long.
 
 use std::collections::VecDeque;
 
 use super::Model;
 
-/// Sleeps that are remembered; what happened before the first of them counts as if there had been none since.
-const SLEEPS_MAX: usize = 256;
+/// Maximum number of suspends that are remembered. Earlier times convert as if no suspend had followed them.
+const SUSPENDS_MAX: usize = 256;
 
-/// See the module.
+/// Current time and past suspends.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ModelTime {
     /// Nanoseconds since boot.
     now: u64,
-    /// From when on, in nanoseconds since boot, how many nanoseconds had been slept; oldest first.
-    slept: VecDeque<(u64, u64)>,
+    /// Total suspended time in ns, by the time (ns since boot) from which it applies; oldest first.
+    suspends: VecDeque<(u64, u64)>,
 }
 
 impl ModelTime {
-    /// The monotonic time of a time since boot. If too much, then because it cannot be told whether a sleep
-    /// came before or after: who waits for it waits longer.
+    /// Converts a time since boot to `CLOCK_MONOTONIC`, both in ns. After a suspend that was noticed late, the result
+    /// can be too late, which lengthens delays.
     pub(super) fn to_monotonic(&self, boot: u64) -> u64 {
-        let known = self.slept.iter().rev().find(|(from, _)| *from <= boot);
-        let slept = known.or(self.slept.front()).map_or(0, |(_, slept)| *slept);
-        boot.saturating_sub(slept)
+        let known = self.suspends.iter().rev().find(|(from, _)| *from <= boot);
+        let suspended = known
+            .or(self.suspends.front())
+            .map_or(0, |(_, suspended)| *suspended);
+        boot.saturating_sub(suspended)
     }
 
-    /// Nanoseconds since boot.
+    /// Returns the current time, in ns since boot.
     pub(super) fn now(&self) -> u64 {
         self.now
     }
 
-    /// The monotonic time now.
+    /// Returns the current time, in ns of `CLOCK_MONOTONIC`.
     pub(super) fn monotonic_now(&self) -> u64 {
         self.to_monotonic(self.now)
     }
 
-    fn set_suspended(&mut self, slept: u64) {
-        let before = self.slept.back().map(|(_, slept)| *slept);
-        if before.is_some_and(|before| before >= slept) {
+    fn set_suspended(&mut self, suspended: u64) {
+        let before = self.suspends.back().map(|(_, suspended)| *suspended);
+        if before.is_some_and(|before| before >= suspended) {
             return;
         }
-        // Whatever has happened later than this has happened after the sleep, however late that was noticed.
-        let from = before.map_or(0, |before| self.now.saturating_sub(slept - before));
-        if self.slept.len() == SLEEPS_MAX {
-            self.slept.pop_front();
+        // The added time counts as suspended just before `now`.
+        let from = before.map_or(0, |before| self.now.saturating_sub(suspended - before));
+        if self.suspends.len() == SUSPENDS_MAX {
+            self.suspends.pop_front();
         }
-        self.slept.push_back((from, slept));
+        self.suspends.push_back((from, suspended));
     }
 }
 
 impl Model {
-    /// Says what time it is, in nanoseconds since boot: what delays, ages and the keeps of users are judged by
-    /// until it is said again. An earlier time than before is not taken.
+    /// Sets the current time, in ns since boot. Delays, ages and users' keeps are measured with it. Ignores a time
+    /// before the current one.
     pub fn set_now(&mut self, boot: u64) {
         self.clock.now = self.clock.now.max(boot);
     }
 
-    /// Says for how many nanoseconds the machine has slept since it was started: boot time less monotonic
-    /// time. To be called before [`Model::set_now`] is told of a time after a sleep, or right after.
-    pub fn set_suspended(&mut self, slept: u64) {
-        self.clock.set_suspended(slept);
+    /// Sets for how long the machine has been suspended since boot, in ns: boot time minus monotonic time. Must be
+    /// called after each suspend, next to [`Model::set_now`].
+    pub fn set_suspended(&mut self, suspended: u64) {
+        self.clock.set_suspended(suspended);
     }
 
-    /// Monotonic time, in nanoseconds, as far as the model has been told.
+    /// Returns the current time of the model, in ns of `CLOCK_MONOTONIC`.
     pub fn monotonic_now(&self) -> u64 {
         self.clock.monotonic_now()
     }
@@ -76,7 +77,7 @@ mod tests {
     use super::ModelTime;
 
     #[test]
-    fn what_was_slept_through_does_not_count() {
+    fn monotonic_time_excludes_suspends() {
         let mut clock = ModelTime::default();
         assert_eq!(clock.to_monotonic(70), 70);
         clock.now = 100;
@@ -89,7 +90,8 @@ mod tests {
             ),
             (60, 10, 0)
         );
-        // Slept from 150 to 1150, noticed at 1200: what came in between may have been at 151 or at 1199.
+        // Suspended from 150 to 1150, noticed at 1200. An event in between is from 150 or earlier, or from 1150 or
+        // later.
         clock.now = 1200;
         clock.set_suspended(1040);
         assert_eq!(
@@ -100,8 +102,8 @@ mod tests {
             ),
             (110, 111, 160)
         );
-        // A sleep that is told of twice is one.
+        // A repeated total is one suspend.
         clock.set_suspended(1040);
-        assert_eq!(clock.slept.len(), 2);
+        assert_eq!(clock.suspends.len(), 2);
     }
 }

@@ -1,83 +1,83 @@
-//! Conversations of agents, by which a session is found again in another process.
+//! Conversations of agents, which identify a session that continues in another process.
 //!
-//! Some agents can leave a conversation to another process and exit: Claude Code does so with `/bg`, after which a
-//! worker of its daemon goes on and uses the background jobs that the first process started. Nothing in the process tree
-//! connects the two. What connects them is the conversation's id, or the agent's own registry of running processes:
+//! Some agents can pass a conversation to another process and exit. Claude Code does so with `/bg`: a worker of its
+//! daemon continues, and uses the background jobs that the first process started. Nothing in the process tree connects
+//! the two. The connection is the conversation's id, or the agent's own registry of running processes:
 //!
-//! - the jobs carry the id in their environment, and the worker names it in its command line or in the registry;
-//! - the registry lists the jobs that the worker takes over.
+//! - The jobs carry the id in their environment, and the worker names it in its command line or in the registry.
+//! - The registry lists the jobs that the worker takes over.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use super::event::ProcessKey;
 
-/// Most ids and adopted processes that are kept of one process.
-const MOST: usize = 64;
+/// Maximum number of ids and of adopted processes per process.
+const ENTRIES_MAX: usize = 64;
 /// Lengths of the groups of hexadecimal digits in a UUID (RFC 9562).
 const UUID: [usize; 5] = [8, 4, 4, 4, 12];
 /// Length of the name of a job, in bytes.
 const JOB_LEN: RangeInclusive<usize> = 1..=64;
 
-/// Where an agent leaves the ids of its conversations. An agent's rule that has one says that the agent can leave a
-/// conversation to another process.
+/// Locations of an agent's conversation ids. A rule with a source declares that the agent can pass a conversation to
+/// another process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConversationSource {
-    /// Environment variable that holds the id in what the agent starts.
+    /// Environment variable that holds the id in processes started by the agent.
     pub variable: Arc<str>,
-    /// The agent's registry of its running processes.
+    /// Registry of the agent's running processes.
     pub registry: Option<Registry>,
 }
 
-/// JSON files in which an agent keeps its running processes.
+/// JSON files in which an agent records its running processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Registry {
     /// Environment variable of the agent that names the directory.
     pub directory_variable: Option<Arc<str>>,
-    /// The directory below the user's home, where that variable is not set.
+    /// Directory below the user's home if that variable is not set.
     pub directory: Arc<str>,
-    /// Paths of files below the directory; `{pid}` stands for the agent's process id.
+    /// Paths of files below the directory; `{pid}` stands for the pid of the agent.
     pub files: Vec<Arc<str>>,
-    /// Pairs of keys that identify a process: its id, and its start time in clock ticks since boot (field 22 of the stat
-    /// file in `proc(5)`).
+    /// Pairs of keys that identify a process: its pid, and its start time in clock ticks since boot (field 22 of
+    /// `proc_pid_stat(5)`).
     pub process: Vec<(Arc<str>, Arc<str>)>,
-    /// Keys of the name of a process's job.
+    /// Keys of a process's job name.
     pub job: Vec<Arc<str>>,
-    /// Paths of files that list the processes a job takes over; `{job}` stands for its name.
+    /// Paths of files that list the processes that a job takes over; `{job}` stands for its name.
     pub adopted: Vec<Arc<str>>,
 }
 
 /// Ids and other evidence that connect one process with conversations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Conversations {
-    /// Values of agents' variables in its environment. Every descendant of an agent may carry them.
+    /// Values of the agents' variables in its environment. Every descendant of an agent may have them.
     pub inherited: Ids,
-    /// Ids in the agent's registry, for a process that is an agent.
+    /// Ids in the agent's registry, if the process is an agent.
     pub registered: Ids,
-    /// Processes that it takes over by the agent's registry. Their starts are exact to the clock tick.
+    /// Processes that it takes over according to the registry. Their starts are exact to the clock tick.
     pub adopted: Vec<ProcessKey>,
-    /// Whether the registry could not be read. What is said of it above may then be incomplete.
+    /// Whether the registry was unreadable, so that the other fields may be incomplete.
     pub registry_unreadable: bool,
 }
 
 impl Conversations {
-    /// Adds a process that is taken over. Drops what exceeds the bound.
+    /// Adds a process that is taken over, up to the limit.
     pub fn adopt(&mut self, key: ProcessKey) {
-        if self.adopted.len() < MOST {
+        if self.adopted.len() < ENTRIES_MAX {
             self.adopted.push(key);
         }
     }
 }
 
-/// A bounded set of ids. An id is a UUID, so that no other word can pass for one.
+/// Bounded set of conversation ids. An id is a UUID, so that no other word is mistaken for one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ids(Vec<Box<str>>);
 
 impl Ids {
-    /// Adds each id that is a whole word of a text: a transcript's path ends with `/ID.jsonl`.
+    /// Adds each id that is a whole word of `text`, such as the path of a transcript, which ends with `/ID.jsonl`.
     pub fn insert_from(&mut self, text: &[u8]) {
         for id in ids_in(text) {
-            if self.0.len() < MOST && !self.contains(id) {
+            if self.0.len() < ENTRIES_MAX && !self.contains(id) {
                 self.0.push(id.into());
             }
         }
@@ -107,7 +107,7 @@ impl Ids {
     }
 }
 
-/// Returns whether a text can be the name of a job, and so a part of a path.
+/// Returns whether a text can be the name of a job. It cannot leave the directory when used in a path.
 pub fn is_job(text: &str) -> bool {
     JOB_LEN.contains(&text.len())
         && text
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn id_is_named_by_a_whole_word_of_an_argument() {
+    fn id_as_whole_word_of_an_argument_is_named() {
         for (argv, expected) in [
             (format!("claude\0--resume\0{ID}\0"), true),
             (format!("claude\0--resume=/h/projects/{ID}.jsonl\0"), true),
@@ -171,11 +171,11 @@ mod tests {
     #[test]
     fn set_of_ids_is_bounded() {
         let many: Vec<String> = (0..1000).map(|n| format!("{n:08x}{}", &ID[8..])).collect();
-        assert_eq!(ids(&many.join(" ")).iter().count(), MOST);
+        assert_eq!(ids(&many.join(" ")).iter().count(), ENTRIES_MAX);
     }
 
     #[test]
-    fn name_of_a_job_cannot_leave_its_directory() {
+    fn job_name_cannot_leave_its_directory() {
         assert!(is_job("22ab6b57"));
         for name in ["", "..", "a/b", "a.json", "x\0"] {
             assert!(!is_job(name), "{name:?}");

@@ -1,35 +1,35 @@
-//! What an environment tells of the agent that its process may come from.
+//! Markers in an environment that show from which agent its process descends.
 
 use std::hash::{DefaultHasher, Hasher};
 
-/// A variable by which an agent marks what it starts.
+/// Variable that an agent sets for the processes that it starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EnvMarker {
     /// Name of the agent's rule.
     pub agent: &'static str,
     pub variable: &'static str,
-    /// Pid of the agent, in the pid namespace that it runs in, where the variable tells it.
+    /// Pid of the agent in the agent's PID namespace, if the variable holds it.
     pub agent_pid: Option<u32>,
-    /// The conversation of the agent, where the variable holds its id.
+    /// Conversation of the agent, if the variable holds its id.
     pub conversation: Option<ConversationDigest>,
 }
 
-/// Digest of the id of an agent's conversation, which outlives the process when another agent continues it.
+/// Digest of the id of an agent's conversation. The id stays the same when another agent continues the conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ConversationDigest(u64);
 
 impl ConversationDigest {
-    /// Bytes of the shortest id: a shorter word says too little.
+    /// Minimum length of an id in bytes: a shorter word is not distinctive.
     const SHORTEST: usize = 8;
 
-    /// Returns None if `id` is too short to identify a conversation.
+    /// Returns `None` if `id` is too short to identify a conversation.
     fn of(id: &[u8]) -> Option<ConversationDigest> {
         let mut hasher = DefaultHasher::new();
         hasher.write(id);
         (id.len() >= ConversationDigest::SHORTEST).then(|| ConversationDigest(hasher.finish()))
     }
 
-    /// Returns all that an argument vector may name: as a word of its own, in a path or in an option.
+    /// Returns the digests of all words in an argument vector that may be ids, also within paths and options.
     pub fn named_in(argv: &[u8]) -> impl Iterator<Item = ConversationDigest> {
         let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
         argv.split(move |byte| !is_part(byte))
@@ -37,33 +37,33 @@ impl ConversationDigest {
     }
 }
 
-/// A terminal multiplexer, or the like, that the process was started in, be it by way of an agent.
+/// Terminal multiplexer or a similar program in which the process was started, directly or through an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Multiplexer {
-    /// Name of the variable.
+    /// Name of the environment variable.
     pub variable: &'static str,
-    /// Pid of its server, where that is told.
+    /// Pid of the server, if the variable holds it.
     pub server: Option<u32>,
 }
 
-/// See the module. Holds no values: an environment is full of secrets.
+/// Markers of one environment. Contains no values, because environments hold secrets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EnvMarkers {
     pub markers: Vec<EnvMarker>,
     pub multiplexers: Vec<Multiplexer>,
-    /// `REAPER_KEEP=1`.
+    /// Whether `REAPER_KEEP=1` is set.
     pub keep: bool,
-    /// It was handed on by `sudo`, `pkexec` or `doas`.
+    /// Whether the environment was passed on by `sudo`, `pkexec` or `doas`.
     pub switched: bool,
-    /// The environment was taken in in part only: what has not been found may stand in the rest.
+    /// Whether only a part of the environment was read, so that markers may be missing.
     pub cut: bool,
 }
 
-/// Most different marks, and multiplexers, that are taken in of one environment: agents in agents set a few each.
-const MOST: usize = 32;
-/// What is set by programs that run others under another user.
+/// Maximum number of markers and of multiplexers per environment. Each agent in a chain of agents sets a few.
+const MARKERS_MAX: usize = 32;
+/// Variables that are set by programs which run others as another user.
 const SWITCHED: &[&[u8]] = &[b"SUDO_UID", b"SUDO_USER", b"PKEXEC_UID", b"DOAS_USER"];
-/// What is set by other places that people start processes from, and that nobody can ask.
+/// Variables of other programs in which users start processes. They hold no pid of a server.
 const SILENT: &[&str] = &[
     "KITTY_PID",
     "ALACRITTY_SOCKET",
@@ -73,18 +73,18 @@ const SILENT: &[&str] = &[
     "NVIM",
 ];
 
-/// What is to stand in a variable.
+/// Expected value of a variable.
 #[derive(Clone, Copy)]
 enum Value {
     Any,
     Begins(&'static str),
-    /// The agent's pid.
+    /// Pid of the agent.
     Owner,
-    /// The id of the agent's conversation.
+    /// Id of the agent's conversation.
     Conversation,
 }
 
-const MARKS: &[(&str, Value, &str)] = &[
+const MARKERS: &[(&str, Value, &str)] = &[
     ("CLAUDE_PID", Value::Owner, "claude-code"),
     ("CLAUDECODE", Value::Any, "claude-code"),
     ("CLAUDE_CODE_SESSION_ID", Value::Conversation, "claude-code"),
@@ -114,7 +114,8 @@ const MARKS: &[(&str, Value, &str)] = &[
 ];
 
 impl EnvMarkers {
-    /// Of an environment as /proc has it: `NAME=value`, each ended by NUL. `whole`: that is all of it.
+    /// Reads an environment in the form of /proc/pid/environ: `NAME=value`, each terminated by NUL. `whole` says that
+    /// it is complete.
     pub fn of(environ: &[u8], whole: bool) -> EnvMarkers {
         let mut trace = EnvMarkers {
             cut: !whole,
@@ -128,7 +129,7 @@ impl EnvMarkers {
             trace.keep |= entry == b"REAPER_KEEP=1";
             trace.switched |= SWITCHED.contains(&name);
             trace.add_multiplexer(name, value);
-            for (variable, wanted, agent) in MARKS.iter().filter(|m| m.0.as_bytes() == name) {
+            for (variable, wanted, agent) in MARKERS.iter().filter(|m| m.0.as_bytes() == name) {
                 let (mut owner, mut conversation) = (None, None);
                 let fits = match wanted {
                     Value::Any => !value.is_empty(),
@@ -143,23 +144,25 @@ impl EnvMarkers {
                     }
                 };
                 if fits {
-                    let mark = EnvMarker {
+                    let marker = EnvMarker {
                         agent,
                         variable,
                         agent_pid: owner,
                         conversation,
                     };
-                    trace.cut |= !take_in(&mut trace.markers, mark);
+                    trace.cut |= !insert_bounded(&mut trace.markers, marker);
                 }
             }
         }
-        // Those that name an owner say most.
-        trace.markers.sort_by_key(|mark| mark.agent_pid.is_none());
+        // Markers with a pid come first, as they are the strongest evidence.
+        trace
+            .markers
+            .sort_by_key(|marker| marker.agent_pid.is_none());
         trace
     }
 
     fn add_multiplexer(&mut self, name: &[u8], value: &[u8]) {
-        // `/tmp/tmux-1000/default,4242,0`, `4242.pts-3.host`, `12`.
+        // Values such as `/tmp/tmux-1000/default,4242,0`, `4242.pts-3.host` or `12`.
         let (variable, server) = match name {
             b"TMUX" => ("TMUX", value.split(|b| *b == b',').nth(1).and_then(pid)),
             b"STY" => ("STY", value.split(|b| *b == b'.').next().and_then(pid)),
@@ -172,27 +175,27 @@ impl EnvMarkers {
             },
         };
         if !value.is_empty() {
-            self.cut |= !take_in(&mut self.multiplexers, Multiplexer { variable, server });
+            self.cut |= !insert_bounded(&mut self.multiplexers, Multiplexer { variable, server });
         }
     }
 
-    /// The pids that are told of agents.
+    /// Returns the pids of agents in the markers.
     pub fn owners(&self) -> impl Iterator<Item = u32> {
-        self.markers.iter().filter_map(|mark| mark.agent_pid)
+        self.markers.iter().filter_map(|marker| marker.agent_pid)
     }
 
-    /// The conversations that are told of agents.
+    /// Returns the conversations in the markers.
     pub fn conversations(&self) -> impl Iterator<Item = ConversationDigest> {
-        self.markers.iter().filter_map(|mark| mark.conversation)
+        self.markers.iter().filter_map(|marker| marker.conversation)
     }
 
-    /// Whether an agent's other marks are there too: a pid alone anybody may have put there.
-    pub fn has_second_marker(&self, mark: &EnvMarker) -> bool {
-        let mut marks = self.markers.iter();
-        marks.any(|other| other.agent == mark.agent && other.variable != mark.variable)
+    /// Returns whether there is another marker of the same agent. Any program could have set a pid alone.
+    pub fn has_second_marker(&self, marker: &EnvMarker) -> bool {
+        let mut markers = self.markers.iter();
+        markers.any(|other| other.agent == marker.agent && other.variable != marker.variable)
     }
 
-    /// Whether both have a mark of one and the same agent, as far as they tell.
+    /// Returns whether both have a marker of the same agent, as far as the markers show.
     pub fn shares_marker(&self, other: &EnvMarkers) -> bool {
         let same = |a: &EnvMarker| {
             other
@@ -203,19 +206,19 @@ impl EnvMarkers {
                     (a, b) => a == b,
                 })
         };
-        // One that tells its owner is known by that alone.
-        let told = self.owners().next().is_some();
+        // If there are pids, only they are compared.
+        let has_pid = self.owners().next().is_some();
         self.markers
             .iter()
-            .filter(|mark| mark.agent_pid.is_some() == told)
+            .filter(|marker| marker.agent_pid.is_some() == has_pid)
             .any(same)
     }
 }
 
-/// Whether there was room, or no need of it.
-fn take_in<T: PartialEq>(all: &mut Vec<T>, one: T) -> bool {
+/// Inserts an item unless the list is full. Returns whether the item is in the list.
+fn insert_bounded<T: PartialEq>(all: &mut Vec<T>, one: T) -> bool {
     let known = all.contains(&one);
-    let room = all.len() < MOST;
+    let room = all.len() < MARKERS_MAX;
     if !known && room {
         all.push(one);
     }

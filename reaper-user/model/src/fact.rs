@@ -1,19 +1,19 @@
-//! Facts about a process that no event reports: whether one is known, and sets of them.
+//! State of one fact that no event carries, and sets of such facts.
 
 use std::ops::{BitOr, BitOrAssign};
 
-/// A fact, as far as it is known.
+/// Fact about a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fact<T> {
-    /// Nobody has looked yet.
+    /// Not read yet.
     #[default]
     Unread,
-    /// It could not be read, or not in time: what rests on it speaks for the process.
+    /// Could not be read, or not in time. A condition on it keeps the process.
     Unreadable,
     Known(T),
 }
 
-/// Which facts are wanted.
+/// Set of facts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FactSet(u16);
 
@@ -33,8 +33,8 @@ impl FactSet {
     pub const STDIN: FactSet = FactSet(32);
     /// [`Facts::inherited`](crate::facts::Facts::inherited).
     pub const INHERITED: FactSet = FactSet(64);
-    /// The unit of the root of its session, which its own is compared with. Read of another process as [`FactSet::UNIT`]
-    /// of that; no [`Decision`](crate::policy::Decision) asks for it by this name.
+    /// Unit of the session's root, for comparison with that of the process. It is read as [`FactSet::UNIT`] of another
+    /// process; no [`Decision`](crate::policy::Decision) contains it.
     pub(crate) const ROOT_UNIT: FactSet = FactSet(128);
     /// [`Facts::conversations`](crate::facts::Facts::conversations).
     pub const CONVERSATIONS: FactSet = FactSet(256);
@@ -51,22 +51,22 @@ impl FactSet {
         self.0 == 0
     }
 
-    /// Whether all of `other` are among these.
+    /// Returns whether all facts in `other` are in this set.
     pub fn contains(self, other: FactSet) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Whether some of `other` are among these.
+    /// Returns whether some facts in `other` are in this set.
     pub fn intersects(self, other: FactSet) -> bool {
         self.0 & other.0 != 0
     }
 
-    /// These and `other`.
+    /// Returns the facts that are in this set or in `other`.
     pub const fn union(self, other: FactSet) -> FactSet {
         FactSet(self.0 | other.0)
     }
 
-    /// These without `other`.
+    /// Returns the facts in this set that are not in `other`.
     pub fn without(self, other: FactSet) -> FactSet {
         FactSet(self.0 & !other.0)
     }

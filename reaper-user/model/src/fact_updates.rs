@@ -1,4 +1,4 @@
-//! What was read of processes because a rule asked for it.
+//! Updates of the facts that were read about processes.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use super::session::{Session, SessionEvent};
 use super::{Model, Node};
 
 impl Model {
-    /// Takes in what has been found out of what was asked for, by a look that began at `at` (ns since boot).
-    /// What was read before the program that a process runs by now says nothing of that.
+    /// Applies facts that were read on request. `at` is the start of the read, in ns since boot. Facts about an earlier
+    /// program are ignored.
     pub fn set_facts(&mut self, key: ProcessKey, asked: FactSet, found: Facts, at: u64) {
         let Some(node) = self.tree.get_mut(key) else {
             return self.sessions.update_exited_root(key, asked, &found);
@@ -31,7 +31,7 @@ impl Model {
             (FactSet::ARGUMENTS, &found.arguments),
             (FactSet::SCRIPT, &found.script),
         ] {
-            // The process has run another program since it was asked about.
+            // The process has executed another program since the request.
             if matches!(read, Fact::Known(read) if !Arc::ptr_eq(&read.image, &node.image)) {
                 asked = asked.without(needs);
             }
@@ -68,31 +68,31 @@ impl Model {
         }
     }
 
-    /// Of whom the unit can be read that the root of a session had: of the root itself, or of one in its cgroup once
-    /// that has failed. Nobody where it is known, or not wanted yet, as none of its members is due.
+    /// Returns the process whose unit to read in place of the session's unit: the root or, if that failed, another
+    /// process in its cgroup. Returns `None` if the unit is known, or if no member is due.
     ///
-    /// That comes to an end: whoever is asked makes it known, or cannot be asked again.
+    /// Each read either makes the unit known or excludes one process, so the search ends.
     pub(super) fn unit_source(&self, session: &Session) -> Option<ProcessKey> {
         self.sessions.due(session.id)?;
-        // Of one that is there, though it is taken to be gone, nothing is learned.
-        let hears = session.root_exit.is_none() == self.tree.get(session.root).is_some();
+        // The unit of a root that is in the tree although it counts as exited is not applied.
+        let is_consistent = session.root_exit.is_none() == self.tree.get(session.root).is_some();
         match session.unit {
             Fact::Known(_) => None,
-            // It may have been read before the root has gone, and not be told yet.
-            Fact::Unread if hears => Some(session.root),
+            // The unit may have been read before the root exited, with the answer still to come.
+            Fact::Unread if is_consistent => Some(session.root),
             _ if session.cgroup_id == 0 => None,
             _ => {
                 let failed = |facts: &Facts| facts.unit == Fact::Unreadable;
-                let mut beside = self.tree.in_cgroup(session.cgroup_id);
-                let source = beside
+                let mut in_cgroup = self.tree.in_cgroup(session.cgroup_id);
+                let source = in_cgroup
                     .find(|node| node.key != session.root && !node.facts().is_some_and(failed));
                 source.map(|node| node.key)
             }
         }
     }
 
-    /// Takes no environment and no unit for known any more: where events are missing, an exec may be among them, of
-    /// whom it is asked about or of who has begot it.
+    /// Forgets the environment and the unit of all processes: an exec may be among lost events, also one of an
+    /// ancestor.
     pub fn forget_program_facts(&mut self) {
         let all: Vec<ProcessKey> = self.tree.iter().map(|node| node.key).collect();
         for key in all {
@@ -102,7 +102,7 @@ impl Model {
         }
     }
 
-    /// Takes no cgroup for known of those who are due by these turns.
+    /// Forgets the cgroups of the members that are due by these events.
     pub(super) fn forget_cgroups(&mut self, session_events: &[SessionEvent], now: u64) {
         let gone = session_events
             .iter()
@@ -119,13 +119,13 @@ impl Model {
         }
     }
 
-    /// Whether something about a process could not be read.
+    /// Returns whether a fact about a process is unreadable.
     pub fn is_unread(&self, key: ProcessKey) -> bool {
         let facts = self.tree.get(key).and_then(Node::facts);
         facts.is_some_and(|facts| *facts != facts.without_unreadable())
     }
 
-    /// Forgets what could not be read, so that it is tried again.
+    /// Resets unreadable facts of a process to unread, for a retry.
     pub fn forget_unreadable(&mut self, key: ProcessKey) {
         if let Some(read) = self
             .tree
@@ -136,15 +136,15 @@ impl Model {
         }
     }
 
-    /// Forgets what may have changed since it was read: whether a process listens, how busy it is, whether it is hung
-    /// up, and what its session and terminal are. A rule that asks for these after a delay reads them again.
+    /// Forgets the facts of a process that may change at any time. A rule that needs them after a delay reads them
+    /// again.
     pub fn forget_volatile(&mut self, key: ProcessKey) {
         let volatile = FactSet::LISTENING | FactSet::CPU | FactSet::KERNEL_SESSION | FactSet::STDIO;
         self.forget_facts(key, volatile);
         self.forget_activity_within(key);
     }
 
-    /// Forgets these facts about a process.
+    /// Forgets some facts about a process.
     pub(super) fn forget_facts(&mut self, key: ProcessKey, facts: FactSet) {
         if let Some(read) = self
             .tree

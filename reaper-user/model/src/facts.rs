@@ -1,5 +1,5 @@
-//! What no event tells of a process, and a rule may ask for: it is read from /proc, by others, and told to the
-//! model like all else.
+//! Facts about a process that no event carries and that rules may need. Worker threads read them from /proc, and the
+//! engine passes them to the model.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path};
@@ -11,7 +11,7 @@ use super::env_marker::EnvMarkers;
 pub use super::fact::{Fact, FactSet};
 use super::ruleset::ProgramMatch;
 
-/// Session id and controlling terminal as of now: an exec's record has them as they were then.
+/// Current session id and controlling terminal. An exec event has those from the time of the exec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelSession {
     pub sid: u32,
@@ -19,7 +19,7 @@ pub struct KernelSession {
     pub tty: u32,
 }
 
-/// What is at the other ends of standard input and standard output.
+/// Other ends of standard input and standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stdio {
     /// Standard input is a pipe or a socket whose other end is open.
@@ -30,48 +30,50 @@ pub enum Stdio {
     Other,
 }
 
-/// See the module.
+/// Facts about one process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
-    /// Bit n: some variable of the environment that it was started with matches the ruleset's mark n; bit 0 is
-    /// `REAPER_KEEP=1`. Inherited at fork, unasked again at exec.
+    /// Bit set of the ruleset's environment markers that match the environment at exec; bit 0 is `REAPER_KEEP=1`.
+    /// Inherited at fork, unread again after an exec.
     pub markers: Fact<u64>,
-    /// The innermost systemd unit of its cgroup, such as `foo.service` or `run-u12.scope`; empty for none.
-    /// Inherited at fork.
+    /// Innermost systemd unit of its cgroup, such as `foo.service` or `run-u12.scope`; empty for none. Inherited at
+    /// fork.
     pub unit: Fact<Arc<str>>,
-    /// Whether it has a socket that listens.
+    /// Whether it has a listening socket.
     pub listening: Fact<bool>,
-    /// CPU use between two looks a moment apart, in percent of one processor.
+    /// CPU use between two readings a moment apart, in percent of one processor.
     pub cpu: Fact<u32>,
     pub kernel_session: Fact<KernelSession>,
-    /// Whether its standard input is a terminal: who hands over to another hands that on.
+    /// Whether standard input is a terminal. An agent that relaunches itself passes its terminal on.
     pub stdin_is_terminal: Fact<bool>,
-    /// What it has from its makers and may tell whose it is.
+    /// Inherited facts that show from which agent it descends.
     pub inherited: Fact<Arc<InheritedFacts>>,
-    /// Ids of agents' conversations that the process belongs to.
+    /// Ids of the agents' conversations that it belongs to.
     pub conversations: Fact<Arc<Conversations>>,
-    /// What the process has used, and its connections.
+    /// Resource use and connections.
     pub activity: Fact<Arc<Activity>>,
-    /// What is at the other ends of its standard input and output.
+    /// Other ends of its standard input and output.
     pub stdio: Fact<Stdio>,
-    /// What the rules say of the whole command line, where the model has only its beginning. Inherited at fork, unasked
-    /// again at exec.
+    /// Match of the rules with the whole command line, if the image has only its beginning. Inherited at fork, unread
+    /// again after an exec.
     pub arguments: Fact<ProgramMatch>,
-    /// What the rules say of an interpreter by the resolved path of its script. Unasked again at exec.
+    /// Match of the rules with the resolved path of an interpreter's script. Unread again after an exec.
     pub script: Fact<ProgramMatch>,
 }
 
-/// What a process has from its makers, where it has not changed that.
+/// Facts that a process inherits from its ancestors unless it changes them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InheritedFacts {
-    /// The agents' marks in the environment that it was started with.
+    /// Markers of agents in its environment at exec.
     pub env_markers: EnvMarkers,
-    /// Where it works; `None`: in a place that says nothing of whose it is (see [`is_distinctive`]).
+    /// Working directory; `None` if it is not distinctive (see [`is_distinctive`]).
     pub directory: Option<Arc<Path>>,
 }
 
-/// Whether to work in a directory says anything of whose a process is: not in one where anything may have been started,
-/// such as `/`, `/srv`, a user's home or what is above that, and not below those that are the kernel's or a login's.
+/// Returns whether a working directory is evidence for descent.
+///
+/// It is none where unrelated processes start: `/`, `/srv`, a user's home or a directory above it, or below the
+/// directories of the kernel and of logins (`/proc`, `/sys`, `/dev`, `/run`).
 pub fn is_distinctive(directory: &Path, home: Option<&Path>) -> bool {
     let parts: Vec<Component<'_>> = directory.components().collect();
     let of = |at: usize| match parts.get(at) {
@@ -80,12 +82,12 @@ pub fn is_distinctive(directory: &Path, home: Option<&Path>) -> bool {
     };
     let is_home = matches!((of(1), parts.len()), (b"home" | b"Users", 3))
         || home.is_some_and(|home| home.starts_with(directory));
-    let is_nobodys = matches!(of(1), b"proc" | b"sys" | b"dev" | b"run");
-    directory.has_root() && parts.len() > 2 && !is_home && !is_nobodys
+    let is_system = matches!(of(1), b"proc" | b"sys" | b"dev" | b"run");
+    directory.has_root() && parts.len() > 2 && !is_home && !is_system
 }
 
 impl Facts {
-    /// Of whom nobody has asked anything.
+    /// Facts of a process of which nothing was read.
     pub const NOTHING: Facts = Facts {
         markers: Fact::Unread,
         unit: Fact::Unread,
@@ -101,7 +103,7 @@ impl Facts {
         script: Fact::Unread,
     };
 
-    /// Takes in what has been found out of `asked`; the rest stays as it was.
+    /// Replaces the requested facts by those that were found.
     pub fn update(&mut self, asked: FactSet, found: Facts) {
         if asked.contains(FactSet::MARKERS) {
             self.markers = found.markers;
@@ -141,9 +143,9 @@ impl Facts {
         }
     }
 
-    /// Those that somebody has looked for.
+    /// Returns the facts that were read, successfully or not.
     pub fn read_facts(&self) -> FactSet {
-        let looked = [
+        let read = [
             (FactSet::MARKERS, self.markers != Fact::Unread),
             (FactSet::UNIT, self.unit != Fact::Unread),
             (FactSet::LISTENING, self.listening != Fact::Unread),
@@ -157,35 +159,35 @@ impl Facts {
             (FactSet::ARGUMENTS, self.arguments != Fact::Unread),
             (FactSet::SCRIPT, self.script != Fact::Unread),
         ];
-        let known = looked.into_iter().filter(|(_, looked)| *looked);
+        let known = read.into_iter().filter(|(_, read)| *read);
         known.fold(FactSet::NONE, |all, (needs, _)| all | needs)
     }
 
-    /// The same, with what could not be read as if nobody had looked.
+    /// Returns the facts with unreadable ones reset to unread.
     pub fn without_unreadable(&self) -> Facts {
-        fn again<T>(fact: Fact<T>) -> Fact<T> {
+        fn retry<T>(fact: Fact<T>) -> Fact<T> {
             match fact {
                 Fact::Unreadable => Fact::Unread,
                 known => known,
             }
         }
         Facts {
-            markers: again(self.markers),
-            unit: again(self.unit.clone()),
-            listening: again(self.listening),
-            cpu: again(self.cpu),
-            kernel_session: again(self.kernel_session),
-            stdin_is_terminal: again(self.stdin_is_terminal),
-            inherited: again(self.inherited.clone()),
-            conversations: again(self.conversations.clone()),
-            activity: again(self.activity.clone()),
-            stdio: again(self.stdio),
-            arguments: again(self.arguments.clone()),
+            markers: retry(self.markers),
+            unit: retry(self.unit.clone()),
+            listening: retry(self.listening),
+            cpu: retry(self.cpu),
+            kernel_session: retry(self.kernel_session),
+            stdin_is_terminal: retry(self.stdin_is_terminal),
+            inherited: retry(self.inherited.clone()),
+            conversations: retry(self.conversations.clone()),
+            activity: retry(self.activity.clone()),
+            stdio: retry(self.stdio),
+            arguments: retry(self.arguments.clone()),
             script: self.script.clone(),
         }
     }
 
-    /// What is said of `asked` when there was no reading it.
+    /// Returns facts that are all unreadable.
     pub fn unreadable() -> Facts {
         Facts {
             markers: Fact::Unreadable,

@@ -1,6 +1,6 @@
-//! Idle sessions: since when nothing in the tree of an agent has worked and no client was connected to it.
+//! Idle sessions: no process in the tree of the agent has worked, and no client was connected.
 //!
-//! The births of children are known from events; the rest is read.
+//! Forks and exits are known from events. CPU use, I/O and connections must be read.
 
 use std::sync::Arc;
 
@@ -11,17 +11,17 @@ use super::ruleset::SessionKind;
 use super::session::{Session, SessionId};
 use super::{Model, Node};
 
-/// Members beyond which a session is taken to be in use without being read.
+/// Maximum number of members that are read. A larger session counts as in use.
 const MEMBERS_MAX: usize = 1024;
 
-/// Since when a session is idle.
+/// Idle state of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IdleSince {
     /// [`FactSet::ACTIVITY`] of its processes must be read first.
     Unread,
-    /// A client is connected, an agent runs below it, or something could not be read.
+    /// A client is connected, an agent runs below it, or a fact is unreadable.
     InUse,
-    /// Both in ns of CLOCK_MONOTONIC.
+    /// The session is idle since `idle`; the oldest reading is from `read_at`. Both are in ns of `CLOCK_MONOTONIC`.
     Since { idle: u64, read_at: u64 },
 }
 
@@ -33,7 +33,7 @@ impl Model {
         pids.filter_map(|pid| self.tree.by_pid(pid))
     }
 
-    /// Returns what a session's tree had of memory when that was read last; `None` if it was not read of all.
+    /// Returns the memory of a session's tree at the last reading; `None` if a process was not read.
     pub fn memory_within(&self, id: SessionId) -> Option<TreeMemory> {
         let mut memory = TreeMemory { rss: 0, swap: 0 };
         for node in self.members_within(id) {
@@ -46,8 +46,8 @@ impl Model {
         Some(memory)
     }
 
-    /// Returns since when nothing in the tree of a session has worked, and when the first of its processes was read. A
-    /// process that has come or has run another program since the last reading counts as working now.
+    /// Returns since when no process in the tree of a session has worked, and the time of the oldest reading. A process
+    /// that appeared or executed a program since the last reading counts as working now.
     pub(super) fn idle_since(&self, session: &Session) -> IdleSince {
         let root = self.tree.get(session.root);
         if root.is_some_and(|root| !root.missing_facts(FactSet::ACTIVITY).is_empty()) {
@@ -74,7 +74,7 @@ impl Model {
         if has_client(&read) || self.has_agent_below(session) {
             return IdleSince::InUse;
         }
-        // Also what has ended since then has worked.
+        // A process that has exited or a former client counts as work up to that time.
         let within = self.sessions.with_nested(session.id);
         let changed =
             within.map(|one| one.last_birth_at.max(one.last_exit_at).max(one.last_use_at));
@@ -85,7 +85,7 @@ impl Model {
         }
     }
 
-    /// Takes note of the use of a root's tree once all of it has been read.
+    /// Records whether the tree of a root is in use, once all of it has been read.
     pub fn on_tree_read(&mut self, root: ProcessKey) {
         let now = self.clock.now();
         let Some(session) = self.sessions.by_root(root) else {
@@ -104,7 +104,7 @@ impl Model {
         }
     }
 
-    /// Whether an agent that is not nested in a server's session runs below the server.
+    /// Returns whether an agent runs below a server. Its session is not nested in that of the server.
     fn has_agent_below(&self, server: &Session) -> bool {
         let is_below = |session: &Session| {
             session.kind == SessionKind::Agent
@@ -117,7 +117,7 @@ impl Model {
         server.kind == SessionKind::Server && self.sessions.iter().any(is_below)
     }
 
-    /// Forgets how busy the processes of a root's session are, so that they are read again.
+    /// Forgets the activity of all processes of a root's session, so that they are read again.
     pub fn forget_activity_within(&mut self, root: ProcessKey) {
         let Some(id) = self.sessions.by_root(root).map(|session| session.id) else {
             return;
@@ -133,7 +133,7 @@ fn activity(node: &Node) -> &Fact<Arc<Activity>> {
     node.facts().map_or(&Fact::Unread, |facts| &facts.activity)
 }
 
-/// Whether one of the processes has accepted a connection that none of them has made.
+/// Returns whether a process has accepted a connection from outside of these processes.
 fn has_client(read: &[&Arc<Activity>]) -> bool {
     let own = read.iter().flat_map(|one| one.sockets.iter());
     let own: hashbrown::HashSet<u64> = own.copied().collect();

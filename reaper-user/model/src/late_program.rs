@@ -1,8 +1,8 @@
 //! Programs that become known only some time after their exec.
 //!
 //! A source that reads programs from /proc reports an exec at once. If the program could not be read in time, the
-//! source reports the exec again later, with the same time, even if it is too late to read the program. Children forked
-//! in between are kept: they have no session, or an uncertain one.
+//! source reports the exec again later with the same time, with or without the program. Children forked in between are
+//! kept: they have no session, or an uncertain one.
 //!
 //! A child that was orphaned in between is not settled later.
 
@@ -64,7 +64,7 @@ impl Model {
                 node.image = Arc::clone(&image);
                 node.state.cached.matched_rules = None;
             }
-            // Children of a process with a program of its own depend on that program.
+            // A process with its own program decides about its children.
             if !node.image.is_unread() {
                 settled.insert(key);
             }

@@ -1,4 +1,4 @@
-//! Who is to be reaped, who is kept, and why: a pure function over the model.
+//! Decisions about members: a pure function of the model that reaps or keeps a process, with a reason.
 
 mod case;
 mod matched;
@@ -19,9 +19,9 @@ use relatives::Relatives;
 pub enum Verdict {
     Reap,
     Keep,
-    /// Kept, and something for a person to look at.
+    /// Kept, and reported to the user.
     Report,
-    /// Kept for now: see [`Decision::needs`] and [`Decision::until`].
+    /// Kept for now, until [`Decision::needs`] are read or [`Decision::until`] is reached.
     Wait,
 }
 
@@ -36,51 +36,51 @@ impl Verdict {
     }
 }
 
-/// Why. The names stand in the event stream.
+/// Reason of a decision. Its names are part of the event stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// Its agent is gone.
+    /// The root of its session exited.
     RootExited,
-    /// It was born when its agent was gone already.
+    /// It was forked after the root exited.
     ForkedAfterRootExit,
-    /// Its parent is gone, its agent is not.
+    /// Its parent exited, and the root is alive.
     Detached,
-    /// Its agent lives, and so does its parent.
+    /// Its root and its parent are alive.
     RootAlive,
     /// It has `REAPER_KEEP=1` in its environment.
     KeepMarker,
-    /// A user has asked to keep it.
+    /// A user keeps it.
     KeptByUser,
-    /// A rule holds, and its delay is not over.
+    /// The delay of a rule has not expired.
     RuleDelay,
-    /// Its agent exited with status 0, and another process may continue the agent's conversation.
+    /// The root exited with status 0, and another process may continue the agent's conversation.
     SuccessorAwaited,
-    /// As [`Reason::SuccessorAwaited`], but what would show a successor could not be read.
+    /// As [`Reason::SuccessorAwaited`], but facts that would show the successor are unreadable.
     SuccessorUnknown,
     /// A rule reports it.
     ReportRule,
-    /// A rule reaps it, though its agent lives.
+    /// A rule reaps it although its root is alive.
     ReapRule,
-    /// What a rule asks for is not known yet. Never told.
+    /// A fact that a rule needs is unread. Never emitted.
     Unread,
     /// A rule keeps it.
     KeepRule,
-    /// It runs under another uid than its agent.
+    /// It runs under another uid than its root.
     OtherUid,
-    /// A process above it is kept.
+    /// An ancestor is kept.
     AncestorKept,
-    /// A process below it is kept, and may need it.
+    /// A descendant is kept and may need it.
     DescendantKept,
-    /// Its program, or the end of its command line, is not known, and might be one that is kept.
+    /// Its program or the end of its command line is unreadable, and a rule might keep it.
     Unreadable,
-    /// It descends from its agent, but perhaps through a boundary: what was told of its makers was lost.
+    /// It descends from the root, but perhaps through a boundary: events about its ancestors were lost.
     LineageUncertain,
-    /// Nothing but evidence says that it descends from its agent.
+    /// Only evidence shows that it descends from the root.
     Inferred,
     NotAMember,
     NeverPid1,
     NeverKernelThread,
-    /// This program or one of its ancestors.
+    /// The service itself or one of its ancestors.
     NeverSelf,
 }
 
@@ -114,22 +114,22 @@ impl Reason {
     }
 }
 
-/// A decision about one process, with its reason.
+/// Decision about one process, with its reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
     pub verdict: Verdict,
     pub reason: Reason,
-    /// Name of the rule that decided, if one did.
+    /// Name of the deciding rule, if any.
     pub rule: Option<Arc<str>>,
-    /// What made the process due, if it is.
+    /// Exit of the root that made the process due, if it is due.
     pub due: Option<RootExit>,
-    /// Facts that are wanted before it can be said: then, and only then, the verdict is [`Verdict::Wait`] with
+    /// Facts that must be read before a final decision. Not empty exactly if the verdict is [`Verdict::Wait`] with
     /// [`Reason::Unread`].
     pub needs: FactSet,
-    /// The process that they are wanted of, if not of itself: a relative, or one that has the unit of its root.
+    /// Process to read them of, if it is another one: a relative, or one that shows the unit of the root.
     pub relative: Option<ProcessKey>,
-    /// Monotonic nanoseconds at which this may change though nothing happens: the end of a delay, with
-    /// [`Verdict::Wait`], or of what keeps it.
+    /// Time at which the decision may change without an event (`CLOCK_MONOTONIC`, ns): the end of a delay, with
+    /// [`Verdict::Wait`], or of a keep.
     pub until: Option<u64>,
 }
 
@@ -147,7 +147,7 @@ impl Decision {
     }
 }
 
-/// Decides about many by one state of the model: what several decisions rest on is found out once.
+/// Evaluation of several processes in one state of the model. Shares intermediate results between the decisions.
 pub struct Evaluation<'a> {
     model: &'a Model,
     relatives: Relatives,
@@ -159,27 +159,27 @@ impl<'a> Evaluation<'a> {
         Evaluation { model, relatives }
     }
 
-    /// What the model decides.
+    /// Returns the model.
     pub(super) fn model(&self) -> &'a Model {
         self.model
     }
 
-    /// The living process with this key.
+    /// Returns the living process with this key.
     pub fn node(&self, key: ProcessKey) -> Option<&'a Node> {
         self.model.tree.get(key)
     }
 
-    /// See [`Model::decide`].
+    /// Decides about a process; see [`Model::decide`].
     pub fn decide(&self, key: ProcessKey) -> Decision {
         decide(self, key)
     }
 }
 
-/// Decides about a process; one that does not live is not a member.
+/// Decides about a process. One that has exited is not a member.
 ///
-/// The first that says something wins: what is never signalled, what is no member, what a user
-/// keeps, what is marked in its environment, the rules in their order. What none of these speaks of is reaped if it is
-/// due, and lives by right of its agent if not. Nothing is read that does not matter.
+/// The first match decides, in this order: the never-list, no membership, a user's keep, the environment marker, the
+/// rules in their order. Without a match, a member is reaped if it is due, and otherwise kept because its root is
+/// alive. Facts that cannot change the decision are not requested.
 fn decide(round: &Evaluation<'_>, key: ProcessKey) -> Decision {
     let model = round.model;
     let Some(node) = model.tree.get(key) else {
@@ -202,7 +202,7 @@ fn decide(round: &Evaluation<'_>, key: ProcessKey) -> Decision {
     }
 }
 
-/// Keeps the members of a session while it is open whether another agent continues it, or one that it is nested in.
+/// Keeps the members of a session while another agent may continue it, or a session around it.
 fn await_successor(model: &Model, session: &Session) -> Option<Decision> {
     let session = model.sessions.awaiting_successor(session.id)?;
     Some(match session.succession {
@@ -224,7 +224,7 @@ fn session_of<'a>(model: &'a Model, node: &Node) -> Option<&'a Session> {
     )
 }
 
-/// The never-list: no rule and no mode gets past it.
+/// Returns why a process must never be signalled. No rule and no mode overrides this list.
 fn never_list(model: &Model, node: &Node) -> Option<Reason> {
     if node.key.pid <= 1 {
         Some(Reason::NeverPid1)
@@ -257,23 +257,23 @@ fn evaluate(
             ..keep(Reason::KeptByUser)
         };
     }
-    let marked = keep_marker(model, node);
-    let said = Case::new(model, node, session, due).decide();
-    // It lives by right of its agent first of all.
-    let by_right = due.is_none() && said.verdict == Verdict::Keep;
-    if marked == Fact::Known(true) && !by_right {
+    let has_marker = keep_marker(model, node);
+    let by_rules = Case::new(model, node, session, due).decide();
+    // That the root is alive is the first reason to keep a member.
+    let kept_as_not_due = due.is_none() && by_rules.verdict == Verdict::Keep;
+    if has_marker == Fact::Known(true) && !kept_as_not_due {
         return keep(Reason::KeepMarker);
     }
     let mut decision = Decision {
-        verdict: said.verdict,
-        reason: said.reason,
-        rule: said.rule.map(|rule| Arc::clone(model.rules.name(rule))),
+        verdict: by_rules.verdict,
+        reason: by_rules.reason,
+        rule: by_rules.rule.map(|rule| Arc::clone(model.rules.name(rule))),
         due,
-        needs: said.needs,
+        needs: by_rules.needs,
         relative: None,
-        until: said.until,
+        until: by_rules.until,
     };
-    let kept = matches!(said.verdict, Verdict::Keep | Verdict::Report);
+    let kept = matches!(by_rules.verdict, Verdict::Keep | Verdict::Report);
     let wants_arguments = !kept && MatchedRules::wants_arguments(model, node).is_some();
     if wants_arguments {
         decision.needs |= FactSet::ARGUMENTS;
@@ -282,8 +282,8 @@ fn evaluate(
     } else if !kept && let Some(decision) = kept_by_state(round, node, due) {
         return decision;
     }
-    let matters = said.verdict != Verdict::Keep;
-    match marked {
+    let matters = by_rules.verdict != Verdict::Keep;
+    match has_marker {
         Fact::Unread if matters => {
             decision.needs |= FactSet::MARKERS;
             (decision.verdict, decision.reason) = (Verdict::Wait, Reason::Unread);
@@ -299,8 +299,8 @@ fn evaluate(
     }
 }
 
-/// What is to be read for what a member of a session wants, and of whom, if not of itself: that comes first, as it may
-/// settle the rest.
+/// Returns the facts to read for a decision and, if they are those of another process, that process. A member's own
+/// facts come first, as they may settle the decision.
 fn facts_and_owner(
     model: &Model,
     session: &Session,
@@ -312,7 +312,7 @@ fn facts_and_owner(
     (needs.without(FactSet::ROOT_UNIT), None)
 }
 
-/// Whether it has `REAPER_KEEP=1` in its environment, where that means something.
+/// Returns whether `REAPER_KEEP=1` is in the environment of a process; always false if markers are not honoured.
 fn keep_marker(model: &Model, node: &Node) -> Fact<bool> {
     if !model.rules.honors_keep() {
         return Fact::Known(false);
@@ -321,18 +321,18 @@ fn keep_marker(model: &Model, node: &Node) -> Fact<bool> {
         _ if node.state.cached.keep_marker != Fact::Unread => node.state.cached.keep_marker,
         None | Some(Fact::Unread) => Fact::Unread,
         Some(Fact::Unreadable) => Fact::Unreadable,
-        Some(Fact::Known(marks)) => Fact::Known(marks & 1 != 0),
+        Some(Fact::Known(markers)) => Fact::Known(markers & 1 != 0),
     }
 }
 
-/// Whether a rule about roots may come to decide about a process while it lives.
+/// Returns whether a rule about roots may apply to a process while its root is alive.
 pub(super) fn has_rules_for_root(model: &Model, node: &Node) -> bool {
     session_of(model, node)
         .is_some_and(|session| Case::new(model, node, session, None).may_be_judged_as_root())
 }
 
-/// Whether a member is kept though it should be due, or is never signalled at all. As long as its root lives,
-/// what is not known yet does not count.
+/// Returns whether a member would be kept if it were due, or is never signalled. Unread facts do not count as a keep
+/// while the root is alive.
 pub(super) fn is_kept(round: &Evaluation<'_>, node: &Node) -> bool {
     let model = round.model;
     let Some(session) = session_of(model, node) else {
@@ -345,8 +345,8 @@ pub(super) fn is_kept(round: &Evaluation<'_>, node: &Node) -> bool {
         || decision.verdict != Verdict::Reap && (due.is_some() || !unread)
 }
 
-/// What would be decided about a member if its root ended now in this way, by what is known. None, if it is
-/// gone already or it is never signalled.
+/// Returns the decision about a member if its root exited now with `ended`, by known facts. Returns `None` if the
+/// member is already due, is never signalled, or has exited.
 pub(super) fn decide_if_root_exits(
     round: &Evaluation<'_>,
     key: ProcessKey,
@@ -359,18 +359,17 @@ pub(super) fn decide_if_root_exits(
     open.then(|| evaluate(round, node, session, Some(gone(model, ended))))
 }
 
-/// Whether nothing that this program could come to know, but for its running another program, would spare a
-/// member if a signal ended its root now.
+/// Returns whether nothing but an exec of another program could keep a member if a signal ended its root now.
 pub(super) fn is_kernel_killable(round: &Evaluation<'_>, node: &Node) -> bool {
     let model = round.model;
     let unmarked = matches!(keep_marker(model, node), Fact::Known(false));
     let killed = killed(model);
-    // Its relatives may be others by then.
+    // The relatives may change until then.
     let unheld = !model.rules.may_keep_relatives(killed.exit_status);
     let clear = |session| !Case::new(model, node, session, Some(killed)).may_be_kept();
     let is_read = MatchedRules::wants_arguments(model, node).is_none()
         && !model.needs_script(node)
-        && round.relatives.permanent_above(model, node, Some(killed)) == Hold::Nobody;
+        && round.relatives.permanent_above(model, node, Some(killed)) == Hold::Nothing;
     unmarked
         && unheld
         && !is_kept(round, node)
@@ -379,7 +378,7 @@ pub(super) fn is_kernel_killable(round: &Evaluation<'_>, node: &Node) -> bool {
             .is_some_and(|it| clear(it) && !model.sessions.is_ended_by_run(it.id))
 }
 
-/// The end of a root by a signal, as of now.
+/// Returns the exit of a root by a signal, at the current time.
 fn killed(model: &Model) -> RootExit {
     let signalled = ExitStatus::Signalled {
         signal: 9,
@@ -388,7 +387,7 @@ fn killed(model: &Model) -> RootExit {
     gone(model, signalled)
 }
 
-/// The end of a root, as of now.
+/// Returns the exit of a root, at the current time.
 fn gone(model: &Model, ended: ExitStatus) -> RootExit {
     RootExit {
         at: model.clock.now(),
@@ -397,7 +396,7 @@ fn gone(model: &Model, ended: ExitStatus) -> RootExit {
     }
 }
 
-/// What keeps it that is not a question of rules about it: what is not known of it, and what it is below.
+/// Returns the decision to keep a process that no rule makes: because it is partly unknown, or because of an ancestor.
 fn kept_by_state(round: &Evaluation<'_>, node: &Node, due: Option<RootExit>) -> Option<Decision> {
     let model = round.model;
     if let Some(might) = MatchedRules::of(model, node).unreadable {

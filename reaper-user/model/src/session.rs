@@ -194,8 +194,8 @@ pub(super) enum ImageSource {
 pub enum SessionEvent {
     Opened {
         session: SessionId,
-        /// Session of the process that started the root, if the new session is not nested in it because one of the two
-        /// belongs to a server.
+        /// Session of the process that started the root, if the new session is not nested in it. For example, one of
+        /// the two belongs to a server.
         starter: Option<SessionId>,
     },
     /// A session of the previous service continues.

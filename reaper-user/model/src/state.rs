@@ -1,4 +1,4 @@
-//! State that sessions, policy and keeps hold for each process, beside what the tree knows of it.
+//! State that sessions, policy and keeps hold for each process in the tree.
 
 use super::activity::Idle;
 use super::cached_facts::CachedFacts;
@@ -9,31 +9,31 @@ use super::keeps::{Keeps, UserKeep};
 use super::session::member::{Lineage, Member};
 use super::tree;
 
-/// State of one living process, each part with its owner.
+/// State of one living process, by the module that owns it.
 #[derive(Clone, Debug, Default)]
 pub struct ProcessState {
-    /// Of sessions.
+    /// State of sessions.
     pub member: Member,
-    /// Of policy.
+    /// State of policy.
     pub cached: CachedFacts,
-    /// Of users.
+    /// State of users' keeps.
     pub keeps: Keeps,
 }
 
-/// State that outlives a process: its descendants inherit it.
+/// State that is kept after the exit of a process, for its descendants.
 #[derive(Clone, Debug, Default)]
 pub struct Remains {
     pub(crate) lineage: Lineage,
     pub(crate) user_keeps: Vec<UserKeep>,
 }
 
-/// A living process with its state.
+/// Living process with its state.
 pub type Node = tree::Node<ProcessState>;
-/// A process that has exited, with what is left of its state.
+/// Exited process with its remaining state.
 pub type Exited = tree::Exited<Remains>;
-/// A change in the tree.
+/// Change of the tree.
 pub type TreeChange = tree::TreeChange<ProcessState>;
-/// The process tree.
+/// Process tree.
 pub type Tree = tree::Tree<ProcessState>;
 
 impl tree::NodeState for ProcessState {
@@ -102,32 +102,32 @@ impl tree::NodeState for ProcessState {
 }
 
 impl Node {
-    /// Returns what has been read of it; `None` if nothing has been yet.
+    /// Returns the facts that were read; `None` if there are none.
     pub fn facts(&self) -> Option<&Facts> {
         self.state.cached.facts()
     }
 
-    /// Returns which of these facts have not been read yet.
+    /// Returns the facts in `wanted` that are unread.
     pub fn missing_facts(&self, wanted: FactSet) -> FactSet {
         self.state.cached.missing(wanted)
     }
 
-    /// Returns whether `REAPER_KEEP=1` is in its environment, if its exec has reported that.
+    /// Returns whether `REAPER_KEEP=1` is in the environment, if a probe has reported that.
     pub fn keep_marker(&self) -> Fact<bool> {
         self.state.cached.keep_marker
     }
 
-    /// Returns since when it has not worked; `None` if that was not read.
+    /// Returns the period without work; `None` if it was not read.
     pub(crate) fn idle(&self) -> Option<Idle> {
         self.state.cached.idle()
     }
 
-    /// Returns since when its standard input and output are hung up, in ns of CLOCK_MONOTONIC.
+    /// Returns since when standard input and output are hung up, in ns of `CLOCK_MONOTONIC`.
     pub(crate) fn hung_up_since(&self) -> Option<u64> {
         self.state.cached.hung_up_since()
     }
 
-    /// Returns the request of a user that keeps it for longest, expired ones included.
+    /// Returns the request of a user that lasts longest, expired ones included.
     pub fn user_keep(&self) -> Option<&UserKeep> {
         self.state.keeps.user_keep()
     }
@@ -137,7 +137,7 @@ impl Node {
         self.state.member.lineage()
     }
 
-    /// Whether it is the server, or a client, of tmux, screen or zellij: by the names that these give themselves.
+    /// Returns whether its `comm` is that of a server or client of tmux, tmate, screen or zellij.
     pub(crate) fn is_multiplexer(&self) -> bool {
         let comm = &self.image.comm[..];
         let names: [&[u8]; 7] = [

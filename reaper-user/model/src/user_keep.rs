@@ -1,12 +1,11 @@
-//! What users have asked to be kept, one process at a time, or with all that descends from it.
+//! Applies requests of users to keep a process, alone or with all of its descendants.
 //!
-//! A wish is for the process that it was asked for, and, if it is for a tree, for whoever descends from that by birth.
-//! Several may be for one process, each of which stands until it is over or taken back; the one that lasts longest
-//! tells until when.
+//! Several requests can apply to one process. Each stays in force until it expires or is revoked. The one that lasts
+//! longest determines the expiry.
 //!
-//! Who descends from whom is told by forks. Of one that was found instead, be it that its fork was lost or that it is
-//! older than this program, the kernel's mark says more than the parent it has by now: a child of one that is spared
-//! has that in its mark from birth on. What then is still in doubt is kept.
+//! Descent is known from forks. A discovered process has no reported fork: the event was lost, or the process is older
+//! than the service. Its entry in the kernel's map then says more than its current parent: a child of a kept process
+//! has the flag `MEMBER_KEPT` from its fork on. In doubt, the process is kept.
 
 use reaper_common::MEMBER_KEPT;
 
@@ -17,14 +16,14 @@ use super::session::SessionId;
 use super::tree::tick;
 use super::{Model, Node, Tree};
 
-/// Of whom it is asked whether they descend from a kept process.
+/// Process that may descend from a kept process.
 #[derive(Clone, Copy)]
 struct KeepCandidate {
     key: ProcessKey,
     session: Option<SessionId>,
-    /// Who may have made it, the likeliest first.
+    /// Possible parents, the most likely first.
     possible_parents: [Option<ProcessKey>; 3],
-    /// The first of these has, if it is known at all.
+    /// Whether the fork was reported, so that the first possible parent is the real one.
     forked: bool,
     membership: Option<Membership>,
 }
@@ -46,11 +45,11 @@ impl KeepCandidate {
 }
 
 impl Model {
-    /// Keeps a member, with its living descendants where that is asked for; says how many. None, where the
-    /// process is a member of nothing.
+    /// Keeps a member, with its living descendants if requested. Returns the number of kept processes, 0 if the process
+    /// is not a member.
     ///
-    /// What was asked for it before is replaced, but what was kept with it stays so: to keep something has nothing
-    /// reaped.
+    /// Replaces an earlier request for the same process. Descendants stay kept if they were, because a keep must not
+    /// cause a reap.
     pub fn keep(&mut self, key: ProcessKey, mut keep: UserKeep) -> usize {
         let own = |node: &Node| {
             Some((
@@ -64,26 +63,26 @@ impl Model {
         keep.with_descendants |= self
             .own_keep(key)
             .is_some_and(|before| before.with_descendants);
-        let noted = StoredKeep {
+        let stored = StoredKeep {
             key,
             session,
             is_direct: true,
             keep,
         };
-        self.add_keep_request(&[noted], self.clock.now());
-        self.inherit_keeps(|wish| wish.keep == keep);
+        self.add_keep_request(&[stored], self.clock.now());
+        self.inherit_keeps(|request| request.keep == keep);
         self.kept_by(&keep).count()
     }
 
-    /// Keeps what the service before this one was asked to keep. Whom a wish names need not be known yet, and of those
-    /// who are gone descendants may live.
+    /// Applies requests that a previous service stored. Their processes need not be known yet. Exited ones may have
+    /// living descendants.
     pub fn restore_keeps(&mut self, mut all: Vec<StoredKeep>) {
-        let order = |noted: &StoredKeep| {
-            let StoredKeep { key, keep, .. } = noted;
+        let order = |stored: &StoredKeep| {
+            let StoredKeep { key, keep, .. } = stored;
             (
                 keep.made_at,
                 keep.by_uid,
-                !noted.is_direct,
+                !stored.is_direct,
                 key.start,
                 key.pid,
             )
@@ -95,23 +94,28 @@ impl Model {
         self.inherit_keeps(|_| true);
     }
 
-    /// Takes note of a wish, in place of what was asked for the same process. It is for all `named`, who were kept by
-    /// it at `at`; for the first of them it was asked.
-    fn add_keep_request(&mut self, named: &[StoredKeep], at: u64) {
+    /// Adds a request, which replaces an earlier one for the same process. `targets` are the processes known to be kept
+    /// by it at `at`. The first one is the process that the user named.
+    fn add_keep_request(&mut self, targets: &[StoredKeep], at: u64) {
         let Some(&StoredKeep {
             key: top,
             session,
-            is_direct: asked,
+            is_direct,
             keep,
-        }) = named.first()
+        }) = targets.first()
         else {
             return;
         };
-        let same = |wish: &&KeepRequest| asked && wish.process.has_same_tick(top);
-        let replaced = self.keep_requests.iter().filter(same).map(|wish| wish.keep);
+        let same = |request: &&KeepRequest| is_direct && request.process.has_same_tick(top);
+        let replaced = self
+            .keep_requests
+            .iter()
+            .filter(same)
+            .map(|request| request.keep);
         self.forget_keeps(&replaced.collect::<Vec<_>>());
         self.forget_finished_keeps();
-        // It may be known by another name by now: what had relaunched it is not.
+        // A session can have a new name after a restart: the root from before a relaunch may be unknown to this
+        // service.
         let own = self
             .tree
             .get(top)
@@ -123,7 +127,7 @@ impl Model {
         self.keep_requests.push(KeepRequest {
             keep,
             process: top,
-            names: named.iter().map(|noted| tick(noted.key)).collect(),
+            names: targets.iter().map(|stored| tick(stored.key)).collect(),
             session,
             is_session_unknown: known.is_none(),
             is_whole_session: is_root || session.has_same_tick(top),
@@ -131,7 +135,8 @@ impl Model {
         });
     }
 
-    /// Takes back what a user has asked for, for all that was kept by it; says how many. See [`Model::keep_to_revoke`].
+    /// Revokes the next request that keeps a process, for all processes that it keeps. Returns their number. See
+    /// [`Model::keep_to_revoke`].
     pub fn unkeep(&mut self, key: ProcessKey) -> usize {
         let Some(keep) = self.keep_to_revoke(key) else {
             return 0;
@@ -141,8 +146,8 @@ impl Model {
         count
     }
 
-    /// The wish that is to be taken back next of those by which a process is kept: what was asked for itself first,
-    /// then what keeps it for longest.
+    /// Returns the request to revoke next for a process: the one for the process itself, then the one that lasts
+    /// longest.
     pub fn keep_to_revoke(&self, key: ProcessKey) -> Option<UserKeep> {
         let now = self.monotonic_now();
         let kept = || self.tree.get(key)?.user_keep().copied();
@@ -150,23 +155,30 @@ impl Model {
         self.own_keep(key).or_else(kept)
     }
 
-    /// The living process with which another is kept for which nothing was asked itself.
+    /// Returns the living process that a user named, if another process is kept only because of it.
     pub fn kept_with(&self, key: ProcessKey) -> Option<ProcessKey> {
-        let wish = self.keep_to_revoke(key)?;
-        let wish = self.keep_requests.iter().find(|known| known.keep == wish)?;
-        let top = self.tree.get(wish.process)?.key;
+        let request = self.keep_to_revoke(key)?;
+        let request = self
+            .keep_requests
+            .iter()
+            .find(|known| known.keep == request)?;
+        let top = self.tree.get(request.process)?.key;
         (!top.has_same_tick(key)).then_some(top)
     }
 
-    /// What was asked for this very process, and is not over.
+    /// Returns the request for this very process, if it is in force.
     fn own_keep(&self, key: ProcessKey) -> Option<UserKeep> {
         let now = self.monotonic_now();
-        let own =
-            |wish: &&KeepRequest| wish.process.has_same_tick(key) && wish.keep.is_in_force(now);
-        self.keep_requests.iter().find(own).map(|wish| wish.keep)
+        let own = |request: &&KeepRequest| {
+            request.process.has_same_tick(key) && request.keep.is_in_force(now)
+        };
+        self.keep_requests
+            .iter()
+            .find(own)
+            .map(|request| request.keep)
     }
 
-    /// Living processes that a wish is for.
+    /// Returns the living processes that a request keeps.
     pub fn kept_by(&self, keep: &UserKeep) -> impl Iterator<Item = &Node> {
         let all = self.tree.iter();
         all.filter(|node| node.state.keeps.user_keeps.contains(keep))
@@ -177,7 +189,7 @@ impl Model {
         self.keep_requests.len()
     }
 
-    /// Who is kept by a user's wish now, in no order.
+    /// Returns the processes kept by users now, in no order.
     pub fn kept_by_users(&self) -> impl Iterator<Item = (&Node, &UserKeep)> {
         let now = self.monotonic_now();
         let all = self.tree.iter();
@@ -186,143 +198,151 @@ impl Model {
         })
     }
 
-    /// Forgets wishes that are over, or whose session is: nobody can turn up in it any more.
+    /// Removes requests that have expired or whose session is forgotten. No member of such a session can appear.
     pub(super) fn forget_finished_keeps(&mut self) {
         let now = self.monotonic_now();
-        let over = |wish: &&KeepRequest| {
+        let over = |request: &&KeepRequest| {
             let may_be =
-                wish.is_session_unknown || self.sessions.id_by_name(wish.session).is_some();
-            !wish.keep.is_in_force(now) || !may_be
+                request.is_session_unknown || self.sessions.id_by_name(request.session).is_some();
+            !request.keep.is_in_force(now) || !may_be
         };
-        let over = self.keep_requests.iter().filter(over).map(|wish| wish.keep);
+        let over = self
+            .keep_requests
+            .iter()
+            .filter(over)
+            .map(|request| request.keep);
         self.forget_keeps(&over.collect::<Vec<_>>());
     }
 
     fn forget_keeps(&mut self, over: &[UserKeep]) {
         if !over.is_empty() {
-            self.keep_requests.retain(|wish| !over.contains(&wish.keep));
+            self.keep_requests
+                .retain(|request| !over.contains(&request.keep));
             self.tree.forget_keeps(over);
         }
     }
 
-    /// Has a process kept that has come to be known or to be a member, where a wish is for it. `creator`: who has
-    /// made it, if its fork has told so.
+    /// Applies the requests to a process that became known or a member. `creator` is known if its fork was reported.
     pub(super) fn inherit_keep(&mut self, key: ProcessKey, creator: Option<ProcessKey>) {
         let node = self
             .tree
             .get(key)
             .filter(|_| !self.keep_requests.is_empty());
-        if let Some(of) = node.map(|node| KeepCandidate::living(node, creator)) {
-            self.put_keeps(&of, |_| true);
+        if let Some(candidate) = node.map(|node| KeepCandidate::living(node, creator)) {
+            self.put_keeps(&candidate, |_| true);
         }
     }
 
-    /// A session has opened: what was asked for before it was known is for those who are its members.
+    /// Applies the requests for the name of a session that has opened now.
     pub(super) fn inherit_awaited_keeps(&mut self, session: SessionId) {
         let mut found = Vec::new();
-        for wish in self
+        for request in self
             .keep_requests
             .iter_mut()
-            .filter(|wish| wish.is_session_unknown)
+            .filter(|request| request.is_session_unknown)
         {
-            if self.sessions.id_by_name(wish.session) == Some(session) {
-                wish.is_session_unknown = false;
-                found.push(wish.keep);
+            if self.sessions.id_by_name(request.session) == Some(session) {
+                request.is_session_unknown = false;
+                found.push(request.keep);
             }
         }
         if !found.is_empty() {
-            self.inherit_keeps(|wish| found.contains(&wish.keep));
+            self.inherit_keeps(|request| found.contains(&request.keep));
         }
     }
 
-    /// Goes through all whom some wishes may be for, the oldest first, the dead of whom something is remembered among
-    /// them.
-    fn inherit_keeps(&mut self, of_these: impl Fn(&KeepRequest) -> bool) {
+    /// Applies the selected requests to all living and remembered processes, oldest first.
+    fn inherit_keeps(&mut self, selects: impl Fn(&KeepRequest) -> bool) {
         let living = self.tree.iter();
         let living = living.map(|node| KeepCandidate::living(node, None));
-        let dead = self.tree.all_exited().map(|exited| KeepCandidate {
+        let exited = self.tree.all_exited().map(|exited| KeepCandidate {
             key: exited.key,
             session: exited.remains.lineage.session,
             possible_parents: [exited.birth_parent, None, None],
             forked: true,
             membership: None,
         });
-        let mut all: Vec<KeepCandidate> = living.chain(dead).collect();
-        all.sort_unstable_by_key(|of| (of.key.start, of.key.pid));
-        for of in all {
-            self.put_keeps(&of, &of_these);
+        let mut all: Vec<KeepCandidate> = living.chain(exited).collect();
+        all.sort_unstable_by_key(|candidate| (candidate.key.start, candidate.key.pid));
+        for candidate in all {
+            self.put_keeps(&candidate, &selects);
         }
     }
 
-    fn put_keeps(&mut self, of: &KeepCandidate, of_these: impl Fn(&KeepRequest) -> bool) {
-        let wishes = self.keep_requests.iter().filter(|wish| of_these(wish));
-        let keeps = wishes.filter(|wish| self.keep_applies_to(wish, of));
-        let keeps: Vec<UserKeep> = keeps.map(|wish| wish.keep).collect();
-        if let Some(known) = self.tree.keeps_mut(of.key).filter(|_| !keeps.is_empty()) {
+    fn put_keeps(&mut self, candidate: &KeepCandidate, selects: impl Fn(&KeepRequest) -> bool) {
+        let requests = self.keep_requests.iter().filter(|request| selects(request));
+        let keeps = requests.filter(|request| self.keep_applies_to(request, candidate));
+        let keeps: Vec<UserKeep> = keeps.map(|request| request.keep).collect();
+        if let Some(known) = self
+            .tree
+            .keeps_mut(candidate.key)
+            .filter(|_| !keeps.is_empty())
+        {
             known.retain(|keep| !keeps.contains(keep));
             known.extend(keeps);
         }
     }
 
-    /// Whether a wish is for a process: it names it, or one from which this descends.
-    fn keep_applies_to(&self, wish: &KeepRequest, of: &KeepCandidate) -> bool {
-        if wish.names.contains(&tick(of.key)) {
+    /// Returns whether a request keeps a process: it names the process or an ancestor.
+    fn keep_applies_to(&self, request: &KeepRequest, candidate: &KeepCandidate) -> bool {
+        if request.names.contains(&tick(candidate.key)) {
             return true;
         }
-        let holds = wish.keep.with_descendants && wish.keep.is_in_force(self.monotonic_now());
-        let Some(session) = of.session.filter(|_| holds) else {
+        let holds = request.keep.with_descendants && request.keep.is_in_force(self.monotonic_now());
+        let Some(session) = candidate.session.filter(|_| holds) else {
             return false;
         };
-        let descends = |maker| {
-            let keeps = self.tree.keeps_of(maker);
-            keeps.is_some_and(|keeps| keeps.contains(&wish.keep))
+        let descends = |parent| {
+            let keeps = self.tree.keeps_of(parent);
+            keeps.is_some_and(|keeps| keeps.contains(&request.keep))
         };
-        let named = self.sessions.id_by_name(wish.session);
+        let named = self.sessions.id_by_name(request.session);
         let mut outwards = self.sessions.with_enclosing(session);
         let within = outwards.any(|session| Some(session.id) == named);
-        of.possible_parents().any(descends)
-            || within && (wish.is_whole_session || self.may_descend(of, wish))
+        candidate.possible_parents().any(descends)
+            || within && (request.is_whole_session || self.may_descend(candidate, request))
     }
 
-    /// Whether a process may descend from the one that a wish was asked for, though nobody who may have made it does
-    /// for all that is known.
-    fn may_descend(&self, of: &KeepCandidate, wish: &KeepRequest) -> bool {
+    /// Returns whether a process may descend from the process of a request, although no known parent of it does.
+    fn may_descend(&self, candidate: &KeepCandidate, request: &KeepRequest) -> bool {
         let older =
             |one: ProcessKey, other: ProcessKey| one.start / TICK_NS < other.start / TICK_NS;
-        let spared = of.membership.map(|mark| mark.has(MEMBER_KEPT));
-        let root = self.sessions.by_first_root(wish.session);
-        if older(of.key, wish.process)
-            || root.is_some_and(|session| session.root == of.key)
-            || spared == Some(false) && of.key.start > wish.at
+        let has_kept_flag = candidate.membership.map(|entry| entry.has(MEMBER_KEPT));
+        let root = self.sessions.by_first_root(request.session);
+        if older(candidate.key, request.process)
+            || root.is_some_and(|session| session.root == candidate.key)
+            || has_kept_flag == Some(false) && candidate.key.start > request.at
         {
             return false;
         }
-        let known = |maker: &ProcessKey| self.tree.keeps_of(*maker).is_some();
-        let Some(maker) = of.possible_parents().find(known) else {
+        let known = |parent: &ProcessKey| self.tree.keeps_of(*parent).is_some();
+        let Some(parent) = candidate.possible_parents().find(known) else {
             return true;
         };
-        if of.forked && of.possible_parents().next() == Some(maker) {
+        if candidate.forked && candidate.possible_parents().next() == Some(parent) {
             return false;
         }
-        let lineage = self.tree.lineage_of(maker);
+        let lineage = self.tree.lineage_of(parent);
         if lineage.is_none_or(|lineage| lineage.session.is_none()) {
             return true;
         }
-        // A member may be an adopter too: it is an ancestor of those whose children it adopts, so that it is kept by
-        // the same wish itself, or an ancestor of who that was asked for.
-        let node = self.tree.get(maker);
-        let is_marked = |node: &Node| node.membership.is_some_and(|mark| mark.has(MEMBER_KEPT));
-        let above = || self.tree.ancestors(wish.process);
+        // A member can be an adopter too. It then is an ancestor of the process whose children it adopts. So either the
+        // same request keeps the adopter, or the adopter is an ancestor of the process in the request.
+        let node = self.tree.get(parent);
+        let is_flagged = |node: &Node| node.membership.is_some_and(|entry| entry.has(MEMBER_KEPT));
+        let above = || self.tree.ancestors(request.process);
         let apart =
-            above().any(|above| above.key.pid == 1) && above().all(|above| above.key != maker);
-        let adopts =
-            !apart && !older(wish.process, maker) || node.is_some_and(|node| node.namespace_init);
-        adopts && spared != Some(false) && !(spared == Some(true) && node.is_some_and(is_marked))
+            above().any(|above| above.key.pid == 1) && above().all(|above| above.key != parent);
+        let adopts = !apart && !older(request.process, parent)
+            || node.is_some_and(|node| node.namespace_init);
+        adopts
+            && has_kept_flag != Some(false)
+            && !(has_kept_flag == Some(true) && node.is_some_and(is_flagged))
     }
 }
 
 impl Tree {
-    /// Returns the requests of users for a process which lives or is remembered; `None` if nothing is known of it.
+    /// Returns the requests that keep a living or remembered process; `None` if it is unknown.
     fn keeps_of(&self, key: ProcessKey) -> Option<&[UserKeep]> {
         if let Some(node) = self.get(key) {
             return Some(&node.state.keeps.user_keeps);
@@ -332,7 +352,7 @@ impl Tree {
         Some(&remains.user_keeps)
     }
 
-    /// Returns the same of a process that lives or has living descendants.
+    /// Returns the requests that keep a living process, or one with living descendants, for changes.
     fn keeps_mut(&mut self, key: ProcessKey) -> Option<&mut Vec<UserKeep>> {
         if self.get(key).is_some() {
             return self

@@ -1,5 +1,6 @@
-//! Values of a config file, for serde: durations, sizes, numbers, names and lists. Each fails with an error that says
-//! what to write. [`get`] and [`read`] add the place and the key to that.
+//! Deserializers for values of config files: durations, sizes, numbers, names and lists.
+//!
+//! Their errors say what to write. [`get`] and [`read`] add the key and its position.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,10 +14,10 @@ use serde::{Deserializer, Serializer};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
 
-/// A byte offset in the text, and what is wrong there.
+/// Byte offset in the text, and the error there.
 pub type Problem = (usize, String);
 
-/// Reads one key of a table; `None` if it is not there.
+/// Reads one key of a table. Returns `None` if the key is absent.
 ///
 /// # Errors
 /// The value is not what `read` accepts.
@@ -34,7 +35,7 @@ pub fn get<'t, T>(
         .map_err(|error| problem(&error, table, value.span().start, &[], ""))
 }
 
-/// Reads a table that starts at an offset, but for the keys `others`. `place` says in errors where an unknown key is.
+/// Reads a table that starts at byte `at`, except the keys in `others`. `place` is added to errors about unknown keys.
 ///
 /// # Errors
 /// A key is unknown or its value is wrong.
@@ -62,7 +63,7 @@ fn problem(
 ) -> Problem {
     let at = error.span().map_or(at, |span| span.start);
     let message = error.message();
-    // serde quotes the unknown key first, then the known ones.
+    // The message of serde quotes the unknown key first, then the known ones.
     let mut names = message.split('`').skip(1).step_by(2);
     let what = match (names.next(), key_at(table, at)) {
         (Some(name), _) if message.starts_with("unknown field") => {
@@ -75,7 +76,7 @@ fn problem(
     (at, what)
 }
 
-/// Returns the innermost key whose value is at a place of the text.
+/// Returns the innermost key whose value contains a byte offset.
 fn key_at<'a>(table: &'a DeTable<'_>, at: usize) -> Option<&'a str> {
     table.iter().find_map(|(key, value)| {
         let inner = value.get_ref().as_table();
@@ -84,23 +85,23 @@ fn key_at<'a>(table: &'a DeTable<'_>, at: usize) -> Option<&'a str> {
     })
 }
 
-/// Returns what to say of an unknown key: which known one it resembles. `place` follows its name.
+/// Returns the error for an unknown key, with the most similar known key. `place` follows the name of the key.
 pub fn unknown_key(name: &str, known: &[&str], place: &str) -> String {
     let hint = match nearest(name, known) {
         Some(near) => format!("did you mean `{near}`?"),
-        None => format!("known are {}", known.join(", ")),
+        None => format!("known keys: {}", known.join(", ")),
     };
     format!("unknown key `{}`{place}: {hint}", name.escape_debug())
 }
 
-/// Returns the known name that a mistyped one is most likely to mean.
+/// Returns the known name that is most similar to a mistyped one, if any is similar enough.
 pub fn nearest<'k>(name: &str, known: &[&'k str]) -> Option<&'k str> {
     let near = |key: &&&'k str| strsim::damerau_levenshtein(name, key);
     let best = known.iter().min_by_key(near)?;
     (near(&best) <= 1 + best.len() / 4).then_some(*best)
 }
 
-/// Reads a string by a function whose error says what is wrong with it.
+/// Reads a string with a function whose error describes what is wrong.
 pub fn text<'de, D: Deserializer<'de>, T>(
     deserializer: D,
     expected: &str,
@@ -109,7 +110,7 @@ pub fn text<'de, D: Deserializer<'de>, T>(
     Text { expected, read }.deserialize(deserializer)
 }
 
-/// Reads one string, or a list of them that is not empty, by a function as in [`text`].
+/// Reads a string or a non-empty list of strings, each with a function as in [`text`].
 pub fn list<'de, D: Deserializer<'de>, T>(
     deserializer: D,
     read: impl Fn(&str) -> Result<T, String>,
@@ -117,7 +118,7 @@ pub fn list<'de, D: Deserializer<'de>, T>(
     deserializer.deserialize_any(List(read))
 }
 
-/// Reads a name of an enum.
+/// Reads the name of an enum variant.
 pub fn choice<'de, D: Deserializer<'de>, T: DeserializeOwned>(
     deserializer: D,
 ) -> Result<T, D::Error> {
@@ -125,7 +126,7 @@ pub fn choice<'de, D: Deserializer<'de>, T: DeserializeOwned>(
         let found = T::deserialize(name.into_deserializer());
         found.map_err(|error: NameError| error.to_string())
     };
-    // The error for a name that no enum has lists those that there are.
+    // The error for the empty name lists the known names.
     let unknown = read("").err().unwrap_or_default();
     let expected = unknown.split_once("expected ");
     text(
@@ -135,14 +136,14 @@ pub fn choice<'de, D: Deserializer<'de>, T: DeserializeOwned>(
     )
 }
 
-/// Reads a number within bounds.
+/// Reads a number from `MIN` to `MAX`.
 pub fn number<'de, D: Deserializer<'de>, const MIN: u32, const MAX: u32>(
     deserializer: D,
 ) -> Result<u32, D::Error> {
     deserializer.deserialize_any(Number::<MIN, MAX>)
 }
 
-/// Reads a duration within bounds in milliseconds.
+/// Reads a duration from `MIN` to `MAX` milliseconds.
 pub fn duration<'de, D: Deserializer<'de>, const MIN: u64, const MAX: u64>(
     deserializer: D,
 ) -> Result<Duration, D::Error> {
@@ -158,13 +159,13 @@ pub fn duration<'de, D: Deserializer<'de>, const MIN: u64, const MAX: u64>(
                 show_duration(max)
             )),
             Err(_) => Err(format!(
-                "{text:?} is no duration: write one such as \"5s\" or \"500ms\""
+                "{text:?} is not a duration: write one such as \"5s\" or \"500ms\""
             )),
         },
     )
 }
 
-/// Reads a duration as nanoseconds.
+/// Reads a duration from `MIN` to `MAX` milliseconds as nanoseconds.
 pub fn nanoseconds<'de, D: Deserializer<'de>, const MIN: u64, const MAX: u64>(
     deserializer: D,
 ) -> Result<Option<u64>, D::Error> {
@@ -172,7 +173,7 @@ pub fn nanoseconds<'de, D: Deserializer<'de>, const MIN: u64, const MAX: u64>(
     Ok(u64::try_from(found.as_nanos()).ok())
 }
 
-/// Reads a size within bounds in bytes.
+/// Reads a size from `MIN` to `MAX` bytes.
 pub fn size<'de, D: Deserializer<'de>, const MIN: u64, const MAX: u64>(
     deserializer: D,
 ) -> Result<u64, D::Error> {
@@ -186,17 +187,19 @@ pub fn size<'de, D: Deserializer<'de>, const MIN: u64, const MAX: u64>(
                 show_size(MIN),
                 show_size(MAX)
             )),
-            Err(_) => Err(format!("{text:?} is no size: write one such as \"64 MiB\"")),
+            Err(_) => Err(format!(
+                "{text:?} is not a size: write one such as \"64 MiB\""
+            )),
         },
     )
 }
 
-/// Returns a duration as it is written.
+/// Returns a duration in the form that [`duration`] reads.
 pub fn show_duration(duration: Duration) -> String {
     humantime::format_duration(duration).to_string()
 }
 
-/// Returns a size as it is written, exact to the byte.
+/// Returns a size in the form that [`size`] reads, exact to the byte.
 pub fn show_size(bytes: u64) -> String {
     let short = ByteSize::b(bytes).to_string().replace(".0 ", " ");
     match short.parse::<ByteSize>() {
@@ -205,7 +208,7 @@ pub fn show_size(bytes: u64) -> String {
     }
 }
 
-/// Writes nanoseconds as a duration.
+/// Serializes nanoseconds as a duration.
 pub fn write_nanoseconds<S: Serializer>(time: &Option<u64>, out: S) -> Result<S::Ok, S::Error> {
     match time {
         Some(time) => out.serialize_str(&show_duration(Duration::from_nanos(*time))),

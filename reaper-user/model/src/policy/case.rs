@@ -1,4 +1,4 @@
-//! Asking the rules about one member.
+//! Evaluates the rules for one member.
 
 mod idle;
 
@@ -12,17 +12,17 @@ use crate::facts::{Fact, FactSet, Facts};
 use crate::ruleset::{Action, Rule, RuleId, SessionIs, SessionKind, UidIs, When};
 use crate::session::{RootExit, Session};
 
-/// A member, and what a judgement rests on.
+/// Input of an evaluation.
 pub(super) struct Case<'a> {
     model: &'a Model,
     node: &'a Node,
     session: &'a Session,
-    /// `None`: its root lives.
+    /// Exit of the root that made the member due; `None` while the root is alive.
     due: Option<RootExit>,
     matched_rules: Cow<'a, MatchedRules>,
 }
 
-/// What the rules come to, with that of the default.
+/// Result of all rules, or of the default if none applies.
 pub(super) struct RuleDecision {
     pub verdict: Verdict,
     pub reason: Reason,
@@ -31,32 +31,33 @@ pub(super) struct RuleDecision {
     pub until: Option<u64>,
 }
 
-/// What a process does for its relatives.
+/// Effect of a process on its relatives.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Hold {
     #[default]
-    Nobody,
-    /// That depends on these facts of this process. The rule may hold them.
+    Nothing,
+    /// Depends on these facts of this process. The rule may hold the relatives.
     Ask(RuleId, FactSet, ProcessKey),
-    /// They wait with it, until this monotonic time.
+    /// The relatives wait until this time (`CLOCK_MONOTONIC`, ns).
     Until(RuleId, u64),
-    /// They are kept with it, by this rule if there is one. That may change at this monotonic time though nothing happens.
+    /// The relatives are kept, by this rule if there is one. The time (`CLOCK_MONOTONIC`, ns) is that at which this may
+    /// change without an event.
     Keep(Option<RuleId>, Option<u64>),
 }
 
-/// What one rule says.
+/// Result of one rule.
 enum RuleResult {
     NoMatch,
-    /// That depends on these.
+    /// Depends on these facts.
     Ask(FactSet),
-    /// What it depends on cannot be read.
+    /// Depends on an unreadable fact.
     Unreadable,
-    /// It will, at this monotonic time.
+    /// Applies from this time on (`CLOCK_MONOTONIC`, ns).
     Wait(u64),
     Applies,
 }
 
-/// Whether something holds that may have to be read.
+/// Result of a condition that may depend on unread facts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ConditionResult {
     No,
@@ -85,15 +86,16 @@ impl<'a> Case<'a> {
         &self.matched_rules
     }
 
-    /// What the first rule says that says something, or else the default. As long as something has to be read
-    /// for it, all that the rules after it want is asked for too.
+    /// Returns the result of the first rule that applies, or the default. While facts are unread, the facts that later
+    /// rules need are requested as well.
     pub fn decide(&self) -> RuleDecision {
         let (mut needs, mut asking, mut matters) = (FactSet::NONE, None, self.due.is_some());
         let mut until = None;
-        let mut said = self.default();
+        let mut decision = self.default();
         for id in self.matched_rules.rules.iter().copied() {
             let rule = self.model.rules.rule(id);
-            // An agent that lives is no orphan of itself, whatever its own parent does: only a rule about roots ends it.
+            // A rule for orphans must not end a living agent whose own parent exited. Only rules about roots apply to
+            // it.
             if rule.action == Action::Reap && self.is_living_root() && !rule.when.is_of_root() {
                 continue;
             }
@@ -106,28 +108,28 @@ impl<'a> Case<'a> {
                     continue;
                 }
                 RuleResult::Unreadable => {
-                    said = RuleDecision::new(Verdict::Keep, Reason::Unreadable)
+                    decision = RuleDecision::new(Verdict::Keep, Reason::Unreadable)
                 }
                 RuleResult::Wait(over) => {
-                    said = RuleDecision::new(Verdict::Wait, Reason::RuleDelay);
+                    decision = RuleDecision::new(Verdict::Wait, Reason::RuleDelay);
                     until = Some(until.map_or(over, |until| over.min(until)));
                 }
-                // It lives by right of its agent first of all.
+                // That the root is alive is the first reason to keep a member.
                 RuleResult::Applies if rule.action == Action::Keep && self.due.is_none() => break,
-                RuleResult::Applies => said = self.act(rule),
+                RuleResult::Applies => decision = self.act(rule),
             }
-            said.rule = Some(id);
+            decision.rule = Some(id);
             break;
         }
-        // Whether it is kept by this or by that is not worth reading anything.
-        matters |= said.verdict != Verdict::Keep;
+        // Facts that decide only between reasons to keep are not read.
+        matters |= decision.verdict != Verdict::Keep;
         if !needs.is_empty() && matters {
-            said = RuleDecision::new(Verdict::Wait, Reason::Unread);
-            (said.rule, said.needs) = (asking, needs);
-        } else if said.verdict != Verdict::Reap {
-            said.until = until;
+            decision = RuleDecision::new(Verdict::Wait, Reason::Unread);
+            (decision.rule, decision.needs) = (asking, needs);
+        } else if decision.verdict != Verdict::Reap {
+            decision.until = until;
         }
-        said
+        decision
     }
 
     fn default(&self) -> RuleDecision {
@@ -167,8 +169,8 @@ impl<'a> Case<'a> {
         self.due.is_none() && self.session.root == self.node.key
     }
 
-    /// What costs nothing is asked first, and what has to be read only if all else holds. `until` is when the
-    /// answer may be another though nothing happens.
+    /// Evaluates one rule. Conditions on known state come first, so that a fact is read only if all else matches.
+    /// Lowers `until` to the time at which the result may change without an event.
     fn evaluate(&self, rule: &Rule, until: &mut Option<u64>) -> RuleResult {
         if !self.evidence_suffices(rule) {
             return RuleResult::NoMatch;
@@ -180,7 +182,7 @@ impl<'a> Case<'a> {
         }
         let over = self.since().saturating_add(rule.after);
         let waits = rule.after > 0 && self.model.monotonic_now() < over;
-        // Under a living agent nothing is to be saved meanwhile.
+        // While the root is alive, facts are read only after the delay.
         if waits && self.due.is_none() {
             return RuleResult::Wait(over);
         }
@@ -200,7 +202,7 @@ impl<'a> Case<'a> {
             ConditionResult::Unreadable => return RuleResult::Unreadable,
             ConditionResult::Yes => {}
         }
-        // Nobody saw how its root ended: that may delay, and reaps nobody whom a later rule keeps.
+        // If the exit of the root was not observed, the rule may delay but not reap: a later rule may keep the process.
         if !sure && rule.action == Action::Reap {
             return RuleResult::NoMatch;
         }
@@ -215,7 +217,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// The keep that holds for it whatever happens but for an exec: what is below it is kept with it.
+    /// Returns the rule that keeps the process until it executes another program. Its descendants are kept too.
     pub fn permanent_keep(&self) -> Option<RuleId> {
         for id in self.matched_rules.rules.iter().copied() {
             let rule = self.model.rules.rule(id);
@@ -234,14 +236,14 @@ impl<'a> Case<'a> {
         None
     }
 
-    /// Returns what it does for its relatives: the first matching rule that holds relatives decides, whatever else keeps
-    /// it, unless an earlier rule reaps it.
+    /// Returns the effect on relatives. The first matching rule that holds relatives decides, unless an earlier rule
+    /// reaps the process.
     pub fn holds(&self) -> Hold {
         let (mut needs, mut asking) = (FactSet::NONE, None);
-        let mut hold = Hold::Nobody;
+        let mut hold = Hold::Nothing;
         for id in self.matched_rules.rules.iter().copied() {
             let rule = self.model.rules.rule(id);
-            // For its relatives, it has been due since the root exited.
+            // Towards relatives the delay runs from the exit of the root, also for a younger process.
             let over = self
                 .due
                 .map_or(0, |due| self.model.clock.to_monotonic(due.at));
@@ -259,7 +261,7 @@ impl<'a> Case<'a> {
                     asking = asking.or(Some(id).filter(|_| holds));
                     continue;
                 }
-                // It is kept, and the rule after this may hold.
+                // The process is kept, and a later rule may hold its relatives.
                 RuleResult::Unreadable if !holds => continue,
                 _ if holds && reaps => hold = Hold::Until(id, over),
                 _ if holds => hold = Hold::Keep(Some(id), until),
@@ -274,7 +276,7 @@ impl<'a> Case<'a> {
         })
     }
 
-    /// Whether a rule about roots asks for nothing that this one can never have, or has not yet.
+    /// Returns whether a rule about roots matches the known state.
     pub fn may_be_judged_as_root(&self) -> bool {
         let mut rules = self.matched_rules.rules.iter();
         rules.any(|id| {
@@ -283,9 +285,9 @@ impl<'a> Case<'a> {
         })
     }
 
-    /// Whether some rule may come to spare it, now or when something becomes known or changes.
+    /// Returns whether a rule may keep the process, now or once facts are read or change.
     pub fn may_be_kept(&self) -> bool {
-        // Where no rule reaps it, that does.
+        // An inferred member is kept unless a rule reaps it.
         if self.node.state.member.inferred.is_some() {
             return true;
         }
@@ -302,19 +304,19 @@ impl<'a> Case<'a> {
                 && self.is_agent(when)
                 && self.has_uids(when.uid)
                 && self.units(when, read) != ConditionResult::No
-                && self.marks(when, read) != ConditionResult::No
+                && self.markers(when, read) != ConditionResult::No
         })
     }
 
-    /// Whether what makes it a member suffices for what a rule does: where that is evidence, only one that says so
-    /// reaps.
+    /// Returns whether the membership is certain enough for the action of a rule. Only rules that ask for inferred
+    /// members reap them.
     fn evidence_suffices(&self, rule: &Rule) -> bool {
         self.node.state.member.inferred.is_none()
             || rule.action != Action::Reap
             || rule.when.inferred == Some(true)
     }
 
-    /// What can be told from what is known anyway.
+    /// Returns whether the conditions on known state match.
     fn state_matches(&self, when: &When) -> bool {
         let is = |wanted: Option<bool>, is: bool| wanted.is_none_or(|wanted| wanted == is);
         self.is_session(when.session) != Some(false)
@@ -327,18 +329,18 @@ impl<'a> Case<'a> {
             && (!when.server || self.session.kind == SessionKind::Server)
     }
 
-    /// `None`: nobody saw how its root ended.
-    fn is_session(&self, asked: SessionIs) -> Option<bool> {
-        asked.holds(self.due.map(|due| due.cause()))
+    /// Returns whether the condition on the root's exit holds; `None` if the exit was not observed.
+    fn is_session(&self, wanted: SessionIs) -> Option<bool> {
+        wanted.holds(self.due.map(|due| due.cause()))
     }
 
     fn is_agent(&self, when: &When) -> bool {
         when.agents.is_empty() || when.agents.contains(&self.session.agent)
     }
 
-    fn has_uids(&self, asked: Option<UidIs>) -> bool {
+    fn has_uids(&self, wanted: Option<UidIs>) -> bool {
         let (own, root) = (self.node.uids, self.session.uids);
-        asked.is_none_or(|asked| asked.holds(own, root))
+        wanted.is_none_or(|wanted| wanted.holds(own, root))
     }
 
     fn is_of_age(&self, when: &When, until: &mut Option<u64>) -> bool {
@@ -353,7 +355,7 @@ impl<'a> Case<'a> {
         !before(when.min_age) && (when.max_age.is_none() || before(when.max_age))
     }
 
-    /// Since when a delay runs, monotonic.
+    /// Returns the start of a rule's delay (`CLOCK_MONOTONIC`, ns).
     fn since(&self) -> u64 {
         let orphaned = self.node.orphaned.map(|orphaned| orphaned.at);
         let from = self.due.map(|due| due.at).or(orphaned).unwrap_or(0);
@@ -364,7 +366,7 @@ impl<'a> Case<'a> {
         self.node.facts().unwrap_or(&Facts::NOTHING)
     }
 
-    /// What has to be read, but for the use of the processor.
+    /// Evaluates the conditions on facts from /proc, except CPU use.
     fn facts(&self, when: &When) -> ConditionResult {
         let read = self.read();
         let listening = when.listening.map_or(ConditionResult::Yes, |wanted| {
@@ -386,8 +388,8 @@ impl<'a> Case<'a> {
                 own
             }
         });
-        let (units, marks) = (self.units(when, read), self.marks(when, read));
-        [units, marks, listening, tty, new_session]
+        let (units, markers) = (self.units(when, read), self.markers(when, read));
+        [units, markers, listening, tty, new_session]
             .into_iter()
             .fold(ConditionResult::Yes, ConditionResult::and)
     }
@@ -423,11 +425,13 @@ impl<'a> Case<'a> {
         }
     }
 
-    fn marks(&self, when: &When, read: &Facts) -> ConditionResult {
+    fn markers(&self, when: &When, read: &Facts) -> ConditionResult {
         let has = |bits: u64| {
-            ConditionResult::of(FactSet::MARKERS, &read.markers, |marks| marks & bits != 0)
+            ConditionResult::of(FactSet::MARKERS, &read.markers, |markers| {
+                markers & bits != 0
+            })
         };
-        let marked = if when.markers.is_empty() {
+        let matches = if when.markers.is_empty() {
             ConditionResult::Yes
         } else {
             has(when.marker_bits)
@@ -438,11 +442,11 @@ impl<'a> Case<'a> {
                 return ConditionResult::from(wanted);
             }
             let bits = self.model.rules.multiplexer_bits();
-            ConditionResult::of(FactSet::MARKERS, &read.markers, |marks| {
-                (marks & bits != 0) == wanted
+            ConditionResult::of(FactSet::MARKERS, &read.markers, |markers| {
+                (markers & bits != 0) == wanted
             })
         });
-        marked.and(multiplexed)
+        matches.and(multiplexed)
     }
 }
 
@@ -467,7 +471,7 @@ impl ConditionResult {
         }
     }
 
-    /// What does not hold settles it, whatever else is not known; and it is worth reading what may not hold.
+    /// Combines two conditions. A failed one decides. Otherwise unread facts come first, since they may fail.
     fn and(self, other: ConditionResult) -> ConditionResult {
         match (self, other) {
             (ConditionResult::No, _) | (_, ConditionResult::No) => ConditionResult::No,

@@ -1,4 +1,4 @@
-//! What the rules say of a program, whoever runs it.
+//! Rules that match the program of a process, by the image and by facts that were read later.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ impl MatchedRules {
         }
     }
 
-    /// Returns the rule that might hold by the end of the command line, if that has not been read yet.
+    /// Returns the rule that might match the end of the command line, if that is unread.
     pub fn wants_arguments(model: &Model, node: &Node) -> Option<RuleId> {
         let might = MatchedRules::of(model, node).unreadable.flatten()?;
         (!node.missing_facts(FactSet::ARGUMENTS).is_empty()).then_some(might)

@@ -1,18 +1,18 @@
-//! Members that are kept, or given time, for the sake of an ancestor or a descendant.
+//! Members that are kept, or wait, because of an ancestor or a descendant.
 //!
 //! ```text
-//!   npm ── sh ─┬─ vite ── esbuild      vite listens and is given time: npm, sh and esbuild wait with it
-//!              └─ sleep                is reaped: it is neither above nor below vite
+//!   npm ── sh ─┬─ vite ── esbuild      vite listens and waits for its delay: npm, sh and esbuild wait with it
+//!              └─ sleep                is reaped: it is neither an ancestor nor a descendant of vite
 //! ```
 //!
-//! If `npm` is signalled, it passes the signal on to the server. The server needs its workers. What a permanently kept
-//! process runs is kept too, like the scripts of a package manager.
+//! If `npm` is signalled, it forwards the signal to the server, and the server needs its workers. What a permanently
+//! kept process starts is kept too, such as the scripts of a package manager.
 //!
-//! Only what the rules say of a process by itself counts for its relatives: a process that waits for a relative holds no
-//! other. The delay runs from the exit of the root, also for a process that was born later. Otherwise a server that is
-//! restarted again and again would hold its relatives forever.
+//! Only the rules that match a process itself affect its relatives: a process that waits for a relative holds no other.
+//! The delay runs from the exit of the root, also for processes forked later. Otherwise a server that is restarted
+//! again and again would hold its relatives forever.
 //!
-//! Each tree is walked once per evaluation, however deep it is.
+//! Each tree is walked once per evaluation.
 
 use std::cell::RefCell;
 use std::iter::once;
@@ -28,7 +28,7 @@ use crate::facts::FactSet;
 use crate::ruleset::RuleId;
 use crate::session::RootExit;
 
-/// What processes do for their relatives, as far as one evaluation has found out.
+/// Effects of processes on their relatives, cached during one evaluation.
 #[derive(Default)]
 pub(super) struct Relatives {
     /// Permanent keeps above a process, by the root exit that it is evaluated for.
@@ -39,16 +39,16 @@ pub(super) struct Relatives {
 
 #[derive(Clone, Copy, Default)]
 struct Holds {
-    /// What the process does for its relatives.
+    /// Effect of the process on its relatives.
     own: Hold,
-    /// What its ancestors do for it.
+    /// Effect of its ancestors.
     above: Hold,
-    /// What its descendants do for it.
+    /// Effect of its descendants.
     below: Hold,
 }
 
 impl Relatives {
-    /// Returns what keeps a member together with a process above it, for as long as that one does not run another program.
+    /// Returns the effect of a member's ancestors that lasts until they execute another program.
     pub(super) fn permanent_above(
         &self,
         model: &Model,
@@ -73,7 +73,7 @@ impl Relatives {
         above
     }
 
-    /// Returns the decision about a member that is due, and would be reaped, if relatives that are due with it hold it.
+    /// Returns the decision about a due member that would be reaped, if relatives that are due with it hold it.
     pub(super) fn held(&self, model: &Model, node: &Node, due: RootExit) -> Option<Decision> {
         if !model.rules.may_keep_relatives(due.cause()) || !is_due(model, node, due) {
             return None;
@@ -91,23 +91,23 @@ impl Relatives {
     }
 }
 
-/// Finds out what processes do for each other that are due together, from the topmost of them above `node` on.
+/// Computes the effects between processes that are due together, from the topmost one above `node` downwards.
 fn walk(model: &Model, node: &Node, due: RootExit, known: &mut HashMap<ProcessKey, Holds>) {
     let is_due = |node: &&Node| is_due(model, node, due);
     let above = model.tree.ancestors(node.key).take_while(is_due);
     let top = above.last().unwrap_or(node);
     let tree: Vec<&Node> = once(top).chain(model.tree.descendants(top.key)).collect();
-    // A process that is not due holds no other, and is not held. What is below it still holds what is above it.
+    // A process that is not due has no effect and is not affected. Its descendants still affect its ancestors.
     let mut found: HashMap<ProcessKey, Holds> = HashMap::with_capacity(tree.len());
     // Parents come before their children.
     for node in &tree {
         let parent = node.parent.and_then(|parent| found.get(&parent));
-        let above = parent.map_or(Hold::Nobody, |parent| parent.own.or(parent.above));
+        let above = parent.map_or(Hold::Nothing, |parent| parent.own.or(parent.above));
         let holds = match is_due(node) {
             true => Holds {
                 own: own_hold(model, node, due),
                 above,
-                below: Hold::Nobody,
+                below: Hold::Nothing,
             },
             false => Holds::default(),
         };
@@ -116,7 +116,7 @@ fn walk(model: &Model, node: &Node, due: RootExit, known: &mut HashMap<ProcessKe
     for node in tree.iter().rev() {
         let Holds { own, below, .. } = found.get(&node.key).copied().unwrap_or_default();
         let below = match own {
-            // What is born again and again would be waited for forever.
+            // Waiting for processes that are forked again and again would never end.
             Hold::Ask(..) if model.born_after(node, due) => below,
             own => own.or(below),
         };
@@ -130,7 +130,7 @@ fn walk(model: &Model, node: &Node, due: RootExit, known: &mut HashMap<ProcessKe
 
 fn own_hold(model: &Model, node: &Node, due: RootExit) -> Hold {
     let Some(session) = session_of(model, node) else {
-        return Hold::Nobody;
+        return Hold::Nothing;
     };
     let hold = Case::new(model, node, session, Some(due)).holds();
     // Another rule may match the whole command line.
@@ -140,11 +140,11 @@ fn own_hold(model: &Model, node: &Node, due: RootExit) -> Hold {
     }
 }
 
-/// Returns what a process does for those below it by what lasts until it runs another program.
+/// Returns the effect of a process on its descendants that lasts until it executes another program.
 fn keeps_below(model: &Model, node: &Node, due: Option<RootExit>) -> Hold {
     let session = node.state.member.session;
     let Some(session) = session.and_then(|session| model.sessions.get(session)) else {
-        return Hold::Nobody;
+        return Hold::Nothing;
     };
     let case = Case::new(model, node, session, due);
     if let Some(rule) = case.permanent_keep() {
@@ -156,12 +156,12 @@ fn keeps_below(model: &Model, node: &Node, due: Option<RootExit>) -> Hold {
     match case.matched_rules().unreadable {
         Some(rule) => Hold::Keep(rule, None),
         None if node.state.member.is_lineage_uncertain => Hold::Keep(None, None),
-        None => Hold::Nobody,
+        None => Hold::Nothing,
     }
 }
 
 impl Hold {
-    /// Returns the one of two that holds longer, `self` if they are equal.
+    /// Returns the stronger of two effects; `self` if they are equal.
     fn or(self, other: Hold) -> Hold {
         if other.rank() > self.rank() {
             other
@@ -170,17 +170,17 @@ impl Hold {
         }
     }
 
-    /// Comparable: how long it holds relatives.
+    /// Returns the order of effects: how long they hold relatives.
     fn rank(self) -> (u8, u64) {
         match self {
-            Hold::Nobody => (0, 0),
+            Hold::Nothing => (0, 0),
             Hold::Ask(..) => (1, 0),
             Hold::Until(_, until) => (2, until),
             Hold::Keep(_, until) => (3, until.unwrap_or(u64::MAX)),
         }
     }
 
-    /// Returns the decision about a relative, with `kept` as the reason to keep it.
+    /// Returns the decision about a relative. `kept` is the reason if it is kept.
     pub(super) fn decision(
         self,
         model: &Model,
@@ -195,7 +195,7 @@ impl Hold {
             ..Decision::keep(reason)
         };
         Some(match self {
-            Hold::Nobody => return None,
+            Hold::Nothing => return None,
             Hold::Ask(rule, needs, of) => Decision {
                 needs,
                 relative: Some(of),

@@ -130,7 +130,7 @@ fn rules_that_make_no_sense_are_refused() {
         ),
         (
             "action = 'boundary'\ncomm = 'x'\ntty = true",
-            "r.toml:5:1: unknown key `tty` in a [[rule]] whose `action` is boundary, which checks only the program: known are name, any, comm, exe, script, arg0, args, options, not_comm, not_exe, not_script, not_arg0, not_args, not_options, argv, argv_regex, not_argv, not_argv_regex, value_options, command_at, action, enabled",
+            "r.toml:5:1: unknown key `tty` in a [[rule]] whose `action` is boundary, which checks only the program: known keys: name, any, comm, exe, script, arg0, args, options, not_comm, not_exe, not_script, not_arg0, not_args, not_options, argv, argv_regex, not_argv, not_argv_regex, value_options, command_at, action, enabled",
         ),
         (
             "action = 'keep'\nenvironment = ['CI']",

@@ -39,13 +39,13 @@ fn unknown_keys() {
     );
     wrong(
         "colour = 1",
-        "r.toml:1:1: unknown key `colour`: known are mode, events, source, scan_min_interval, scan_max_interval, grace, kill_timeout, ring_size, max_members, \
+        "r.toml:1:1: unknown key `colour`: known keys: mode, events, source, scan_min_interval, scan_max_interval, grace, kill_timeout, ring_size, max_members, \
          pin, pin_dir, kernel_reap, reap_leftovers, runtime_dir, socket, journal, journal_dir, journal_max_age, journal_max_size, honor_keep, enable, defaults, agent, server, boundary, keep, rule",
     );
     wrong(
         "\"a\\nb\\u001b\" = 1",
         &format!("r.toml:1:1: unknown key `a\\nb\\u{{1b}}`: {}", {
-            "known are mode, events, source, scan_min_interval, scan_max_interval, grace, kill_timeout, ring_size, max_members, pin, pin_dir, kernel_reap, \
+            "known keys: mode, events, source, scan_min_interval, scan_max_interval, grace, kill_timeout, ring_size, max_members, pin, pin_dir, kernel_reap, \
              reap_leftovers, runtime_dir, socket, journal, journal_dir, journal_max_age, journal_max_size, honor_keep, enable, defaults, agent, server, boundary, keep, rule"
         }),
     );
@@ -63,7 +63,7 @@ fn unknown_keys() {
     );
     wrong(
         "[[boundary]]\nname = 'x'\nuid = 'other'\ncomm = 'x'",
-        "r.toml:3:1: unknown key `uid` in [[boundary]]: known are name, any, comm, exe, script, arg0, args, options, \
+        "r.toml:3:1: unknown key `uid` in [[boundary]]: known keys: name, any, comm, exe, script, arg0, args, options, \
          not_comm, not_exe, not_script, not_arg0, not_args, not_options, argv, argv_regex, not_argv, not_argv_regex, \
          value_options, command_at",
     );
@@ -155,7 +155,7 @@ fn bad_values() {
 
 #[test]
 fn bad_durations() {
-    let no = "is no duration: write one such as \"5s\" or \"500ms\"";
+    let no = "is not a duration: write one such as \"5s\" or \"500ms\"";
     wrong(
         "grace = '5 parsecs'",
         &format!("r.toml:1:9: `grace`: \"5 parsecs\" {no}"),
@@ -186,7 +186,7 @@ fn bad_durations() {
 fn bad_sizes() {
     wrong(
         "ring_size = 'big'",
-        "r.toml:1:13: `ring_size`: \"big\" is no size: write one such as \"64 MiB\"",
+        "r.toml:1:13: `ring_size`: \"big\" is not a size: write one such as \"64 MiB\"",
     );
     wrong(
         "ring_size = '8 MB'",

@@ -1,24 +1,25 @@
-//! Rules about living roots that nothing uses: how long that has to hold, and when to look again.
+//! Rules about idle living roots: how long a session must be idle, and when to read it again.
 
 use super::{Case, ConditionResult};
 use crate::facts::{Fact, FactSet, Stdio};
 use crate::idle::IdleSince;
 use crate::ruleset::{Action, Rule, When};
 
-/// Number of times that an idle session is looked at before its time is over.
-const LOOKS: u64 = 6;
-/// Longest time between two looks at an idle session, in ns: a short burst of work is within the heartbeat of a long time.
-const LOOK_SOON_NS: u64 = 300_000_000_000;
-/// Age of a reading beyond which nothing is reaped by it, in ns. A large tree takes its time to be read.
+/// Number of readings of an idle session during the period of a rule.
+const READINGS: u64 = 6;
+/// Maximum interval between two readings of an idle session, in ns. Over a longer one, a short burst of work would stay
+/// within the heartbeat.
+const READING_INTERVAL_MAX_NS: u64 = 300_000_000_000;
+/// Maximum age of a reading for a decision to reap, in ns. Reading a large tree takes time.
 const FRESH_NS: u64 = 60_000_000_000;
-/// Shortest time between two looks, in ns. The kernel closes the files of a client after it has reported its exit.
-const LOOK_MIN_NS: u64 = 500_000_000;
-/// Longest time between two looks at a root whose client is connected, in ns.
-const LOOK_MAX_NS: u64 = 600_000_000_000;
+/// Minimum interval between two rechecks, in ns. The kernel closes a client's files after it has reported the exit.
+const RECHECK_MIN_NS: u64 = 500_000_000;
+/// Maximum interval between two rechecks of a root with a connected client, in ns.
+const RECHECK_MAX_NS: u64 = 600_000_000_000;
 
 impl Case<'_> {
-    /// Whether the session has been idle, and its root hung up, for as long as a rule asks. No event reports the end of
-    /// such a time, so `until` becomes the time of the next look at the latest. What cannot be read counts as in use.
+    /// Returns whether the session was idle, and its root hung up, for the period of a rule. No event reports the end
+    /// of that period, so `until` is lowered to the time of the next reading. Unreadable facts count as use.
     pub(super) fn is_idle(&self, rule: &Rule, until: &mut Option<u64>) -> ConditionResult {
         let when = &rule.when;
         let Some(period) = when.idle else {
@@ -37,7 +38,7 @@ impl Case<'_> {
                 return ConditionResult::No;
             }
         }
-        let soon = (period / LOOKS).min(LOOK_SOON_NS);
+        let soon = (period / READINGS).min(READING_INTERVAL_MAX_NS);
         match self.model.idle_since(self.session) {
             IdleSince::Unread => ConditionResult::Ask(FactSet::ACTIVITY),
             IdleSince::InUse => {
@@ -56,14 +57,17 @@ impl Case<'_> {
         }
     }
 
-    /// Looks again later at a root that is not what a rule with `idle` asks for. A client may stay for days: the longer it
-    /// has been there, the less often it is looked for.
+    /// Schedules a recheck of a root that does not meet a rule with `idle`. A client may stay for days: the longer the
+    /// root exists, the longer the interval.
     pub(super) fn recheck(&self, when: &When, until: &mut Option<u64>) {
         if let Some(period) = when.idle {
             let opened = self.model.clock.to_monotonic(self.session.opened_at);
             let since = self.orphaned_since(when).max(opened);
             let waited = self.model.monotonic_now().saturating_sub(since);
-            self.recheck_after(waited.clamp(LOOK_MIN_NS, period.max(LOOK_MAX_NS)), until);
+            self.recheck_after(
+                waited.clamp(RECHECK_MIN_NS, period.max(RECHECK_MAX_NS)),
+                until,
+            );
         }
     }
 
@@ -72,7 +76,7 @@ impl Case<'_> {
         *until = Some(until.map_or(at, |until| until.min(at)));
     }
 
-    /// Returns since when it has been an orphan, in ns of CLOCK_MONOTONIC; 0 if that is not asked for.
+    /// Returns since when the root is an orphan, in ns of `CLOCK_MONOTONIC`; 0 if the rule does not require that.
     fn orphaned_since(&self, when: &When) -> u64 {
         let orphaned = self.node.orphaned.filter(|_| when.orphan == Some(true));
         orphaned.map_or(0, |orphaned| self.model.clock.to_monotonic(orphaned.at))
