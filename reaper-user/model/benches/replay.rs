@@ -1,6 +1,7 @@
-//! CPU time that the model takes for each event of a backlog in which many sessions are open at once.
+//! Measures the CPU time per event that the model takes for a backlog in which many sessions are open at once.
 //!
-//! Prints the number of sessions, that of events and the nanoseconds that they take. `cargo xtask bench --only replay` runs it.
+//! Prints one line for each size: number of sessions, number of events, nanoseconds. Run it with
+//! `cargo xtask bench --only replay`.
 
 use std::fs;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ const USER: Uids = Uids {
     effective: 1000,
 };
 
-/// Numbers of sessions.
+/// Numbers of sessions to measure.
 const SESSIONS: [u32; 3] = [3_000, 12_000, 48_000];
 
 /// Returns the rule of one agent.
@@ -99,7 +100,7 @@ fn backlog(sessions: u32) -> Vec<Event> {
     kinds.into_iter().enumerate().map(event).collect()
 }
 
-/// Applies a backlog.
+/// Applies a backlog to a new model.
 fn replay(events: &[Event]) {
     let mut model = Model::new(rules(), Scope::default(), 4_000_000);
     let mut out = Vec::new();
@@ -112,7 +113,7 @@ fn replay(events: &[Event]) {
     assert_eq!(model.sessions.iter().count(), 0);
 }
 
-/// Returns the CPU time of this thread in nanoseconds: other work of the machine does not count.
+/// Returns the CPU time of this thread in nanoseconds, which excludes other work of the machine.
 fn cpu_ns() -> u64 {
     let stat = fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     stat.split(' ').next().unwrap().parse().unwrap()

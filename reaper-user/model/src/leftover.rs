@@ -1,7 +1,7 @@
-//! Who is a leftover of an agent, of a process table alone: what began before anybody watched has no lineage.
+//! Finds leftovers of agents in a process table: processes from before the service started, whose lineage is unknown.
 //!
 //! # Evidence
-//! | evidence | names | the agent is gone if | other living agents that keep the process |
+//! | evidence | names | the agent is gone if | other living agents that prevent a reap |
 //! |---|---|---|---|
 //! | marker with a pid (`CLAUDE_PID`, `OPENCODE_PID`) | one process | no process has the pid, or one that began after the leftover | its possible successors |
 //! | recorded member of a session | its root: pid and start time | no process has both | its possible successors |
@@ -10,48 +10,52 @@
 //! | other markers (`CLAUDECODE=1`) | a kind of agent | never shown: reported | - |
 //!
 //! Any script can set a variable. A marker with a pid needs another marker of the same agent beside it. A service that
-//! acts by itself also needs a record that the pid was an agent's, of the same user, before the process began. The
-//! process must be an orphan, and a tool's shell must be old.
+//! acts on its own also needs a record that the pid was an agent of the same user before the process started. The
+//! process must be an orphan. The shell of a tool must have a minimum age.
 //!
-//! A living agent that is not the one named keeps nothing, with these exceptions:
-//! - A *possible successor*: an agent of the same kind and user in a terminal that another process began, and that may
-//!   be an orphan itself; or the server to which Claude Code hands conversations.
+//! A living agent other than the one that the evidence names prevents nothing, with these exceptions:
+//! - A *possible successor*: an agent of the same kind and user in a terminal session that another process created, and
+//!   that may be an orphan itself. Also the server to which Claude Code passes conversations.
 //! - *The same marker*: a living agent of that user, or an ancestor of one under that user, has a variable with the
-//!   same pid or conversation. A shell started inside an agent hands it on, so it proves nothing.
-//! - An agent or an ancestor of one that cannot be read, since it may have that marker. Programs that build a new
-//!   environment for a login are left out.
+//!   same pid
+//!   or conversation. A shell started inside an agent passes it on, so the marker proves nothing.
+//! - An unreadable agent, or an unreadable ancestor of one, since it may have that marker. Programs that build a new
+//!   environment for a login are excluded.
 //!
-//! All that descends from such a process is part of it, up to the outermost for which strong evidence speaks: what
-//! keeps anybody on the way keeps all below. Everything weaker is reported: a mark without an owner, an owner that
-//! lives, or one of whom cannot be told whether it does, and what a living agent descends from. What is called as
-//! agents are counts for one, also where no rule knows it. Unknown is never dead: who cannot be read may be the agent,
-//! or who has handed the mark on.
+//! A leftover is a whole tree: the outermost process with strong evidence, and all of its descendants. A reason to keep
+//! one process of the tree keeps its descendants too.
 //!
-//! A rule that gives time gives it to the whole line, from when a look has found that it is left behind: when its
-//! agent ended nobody has seen.
+//! Weaker evidence is only reported: a marker without a pid, an agent that is alive or uncertain, and any ancestor of a
+//! living agent. A process with the name of an agent counts as an agent, even without a rule. What is unreadable is not
+//! taken for dead: it may be the agent, or have passed the marker on.
 //!
-//! # Who is an orphan
-//! The table has no birth parents. A child of init, of the init of a pid namespace or of a user's service manager
-//! was adopted, unless that has started it as a unit of its own, which [`KeepReason::OwnUnit`] is for, or has the mark of
-//! its child. Of any other parent that is not enough: a program may start another with a variable of its choice, as
-//! a batch system does that hands on the environment of who has given it a job. It has adopted its child where that
-//! belongs to a terminal session whose leader is gone: one is born into the session of one's parent.
+//! The delay of a rule applies to the ancestors and descendants too. It runs from the scan that found the tree, because
+//! the exit of the agent was not observed.
 //!
-//! # What a service knows
-//! Where a service watches, its members are its own to judge, with all that descends from them, and so is what began
-//! since it watches: of that the lineage is known, and is not an agent's. Who is to be reaped by marks then is older
-//! than the service, or descends from one who is.
+//! # Orphans The table has no birth parents. A child of init, of the init of a PID namespace or of a user's service
+//! manager counts as adopted, unless that process has the child's marker. A process that the service manager started as
+//! a unit is kept by [`KeepReason::OwnUnit`].
 //!
-//! # Marks lie
-//! A terminal multiplexer that was started inside of an agent hands its mark to every later pane, and so does a
-//! terminal, an editor, a desktop or whatever else rules keep. Below one that lives nothing is a leftover. An orphan of such a pane is told by
-//! comparing: the multiplexer that its environment names, or the leader of its session, has the mark too, where
-//! those of a true leftover have not. Where any such place lives that has the same mark and is older, there is no
-//! telling. One that cannot be asked any more speaks for the process, as does one that never could be: a terminal of
-//! an editor, say.
+//! Any other parent may have started the process with a variable of its choice, as a batch system does with the
+//! environment of the user who submits a job. The process counts as adopted only if it is in a kernel session that
+//! neither the parent nor the process itself created, and whose leader has exited: a new process is in the session of
+//! its parent.
 //!
-//! `sudo`, `su` and what else changes the user hand on the environment of who has called them: what may run under
-//! another user than its agent is reported.
+//! # Beside a running service The service decides about its members and their descendants. For processes that started
+//! since it watches, it knows the lineage, so their markers are no evidence. A process reaped because of markers is
+//! therefore older than the service, or descends from such a process.
+//!
+//! # Misleading markers A terminal multiplexer that was started inside an agent passes its markers to all later panes.
+//! So do terminals, editors, desktops and other programs that rules keep. While such a program is alive, nothing below
+//! it is a leftover.
+//!
+//! An orphan of such a pane is recognised by comparison: the multiplexer that its environment names, or the leader of
+//! its kernel session, has the marker too. For a true leftover they have not. If any older program of this kind has the
+//! same marker, the origin is unknown and the process is not reaped. The same holds for a program that cannot be
+//! checked, such as the terminal of an editor.
+//!
+//! `sudo`, `su` and other programs that change the user pass on the environment of their caller. A process that may run
+//! under another user than its agent is only reported.
 
 mod judge;
 #[cfg(test)]
@@ -68,181 +72,181 @@ use super::ruleset::Ruleset;
 pub use crate::env_marker::{ConversationDigest, EnvMarker, EnvMarkers, Multiplexer};
 pub(crate) use judge::{is_login, is_terminal};
 
-/// A process, and what was read of it for this.
+/// Process with the facts for this search.
 #[derive(Clone, Debug)]
 pub struct LeftoverRow {
     pub entry: ProcEntry,
     /// As in [`Facts`](super::facts::Facts).
     pub unit: Fact<Arc<str>>,
     pub env_markers: Fact<EnvMarkers>,
-    /// As in [`Facts`](super::facts::Facts); read only of those of whom it matters.
+    /// As in [`Facts`](super::facts::Facts); read only where it matters.
     pub listening: Fact<bool>,
-    /// The user that has logged in, by the kernel's audit; `None` where nobody has, or it cannot be read.
+    /// Login user according to the kernel's audit; `None` if there is none or it is unreadable.
     pub login_uid: Option<u32>,
-    /// It runs in a pid namespace below this program's, where pids are others.
+    /// Whether it runs in a PID namespace below that of the service, with other pids.
     pub nested: bool,
-    /// Its pid in the innermost of these namespaces; `None` if it is not nested or that cannot be read.
+    /// Pid in the innermost of these namespaces; `None` if it is not nested or the pid is unreadable.
     pub inner_pid: Option<u32>,
 }
 
-/// All processes.
+/// Process table.
 #[derive(Clone, Debug, Default)]
 pub struct ProcessTable {
-    /// Those that live, by pid.
+    /// Living processes by pid.
     pub rows: HashMap<u32, LeftoverRow>,
-    /// Pids that are somebody's who could not be read, and under which effective uid that runs, as far as is known.
+    /// Pids of unreadable processes, with the effective uid if it is known.
     pub unread: HashMap<u32, Option<u32>>,
 }
 
-/// A session that was written down while somebody watched.
+/// Session that a service recorded in the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordedSession {
     /// Name of the agent's rule.
     pub agent: Arc<str>,
-    /// Its last root.
+    /// Last root.
     pub root: ProcessKey,
-    /// Real uid of its first root; `None`: whatever it was is right.
+    /// Real uid of the first root; `None` if it is not to be compared.
     pub uid: Option<u32>,
-    /// Who belonged to it.
+    /// Members of the session.
     pub members: HashSet<ProcessKey>,
 }
 
-/// What is asked of a table.
+/// Parameters of a search.
 pub struct LeftoverQuery<'a> {
     pub rules: &'a Ruleset,
-    /// Of this boot alone.
+    /// Recorded sessions of this boot.
     pub recorded: &'a [RecordedSession],
-    /// This program's: it and its ancestors are never reaped.
+    /// Pid of the calling program: it and its ancestors are never reaped.
     pub own_pid: u32,
-    /// Only processes of this user; `None`: of everybody.
+    /// User whose processes are searched; `None` for all users.
     pub uid: Option<u32>,
-    /// Only what is in it; above its processes nothing is looked at.
+    /// Scope of the search. Processes above it are ignored.
     pub scope: &'a Scope,
-    /// By pid, the members of sessions that a service watches: no leftovers, nor is what descends from them.
+    /// Members of the sessions of a running service, by pid. They and their descendants are no leftovers.
     pub members: &'a HashMap<u32, ProcessKey>,
-    /// Since when a service watches, in ns since boot: what began later is known by its lineage.
+    /// Time since which a service watches, in ns since boot. Later processes have a known lineage.
     pub watched_since: Option<u64>,
-    /// Who is kept because a user wants it.
+    /// Processes that a user keeps.
     pub kept: &'a [ProcessKey],
-    /// How old a tool's shell has to be, in ns.
+    /// Minimum age of a tool's shell, in ns.
     pub min_age: u64,
-    /// Ns since boot.
+    /// Current time, in ns since boot.
     pub now: u64,
-    /// Whether `REAPER_KEEP=1` keeps.
+    /// Whether `REAPER_KEEP=1` keeps a process.
     pub honor_keep: bool,
-    /// For how long the trees of these heads are known to be left behind, in ns that the machine was awake.
+    /// Time for which the trees below these processes are known as leftovers, in ns without suspends.
     pub waited: &'a HashMap<ProcessKey, u64>,
-    /// Somebody who has seen what is found has it ended: that the owner of a mark is gone is enough then. Else
-    /// it has to be the root of a recorded session.
+    /// Whether a user who has seen the result ordered the reap. Otherwise a marker counts only if its agent was the
+    /// root of a recorded session.
     pub by_order: bool,
 }
 
-/// What speaks for a process being a leftover.
+/// Evidence that a process is a leftover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeftoverEvidence {
-    /// This variable names an agent that is gone.
+    /// This variable names an agent that has exited.
     DeadOwner { variable: &'static str, pid: u32 },
     /// It runs the shell of a Claude tool.
     ToolShell,
     /// It was recorded as a member of the session with this root.
     Recorded { root: u32 },
-    /// This variable, and nothing that could be checked.
+    /// This variable, which names no agent that could be checked.
     Mark { variable: &'static str },
 }
 
-/// Why that is not enough.
+/// Reason why the evidence is not sufficient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Uncertainty {
-    /// Its agent lives: it is detached.
+    /// Its agent is alive, so the process is detached.
     OwnerAlive(u32),
-    /// Whether its agent lives cannot be told.
+    /// Whether its agent is alive is unknown.
     OwnerUncertain(u32),
-    /// The mark names nobody, or stands alone.
+    /// The marker names no agent, or stands alone.
     NoOwner,
-    /// The mark names a pid that is nobody's, and no record tells that it was an agent's.
+    /// The marker names a pid that no process has, and no record says that it was an agent.
     OwnerUnknown(u32),
-    /// An agent of this kind lives that may be its owner.
+    /// A living agent of this kind may own it.
     AgentAlive(u32),
-    /// This process cannot be read: it may be its agent, or carry its marker.
+    /// This process is unreadable: it may be the agent, or have the marker.
     AgentUncertain(u32),
-    /// This process carries the same marker, and is a living agent or an ancestor of one.
+    /// This process has the same marker, and is a living agent or an ancestor of one.
     SharedMarker(u32),
     /// It may run under another user than its agent.
     ChangedUid,
-    /// Its parent lives, or cannot be told to have adopted it.
+    /// Its parent is alive and may have started it.
     NotOrphan,
-    /// Not old enough.
+    /// Its minimum age is not reached.
     Young,
-    /// A multiplexer, or what else people start processes from, may have handed the mark on.
+    /// A multiplexer or a similar program may have passed the marker on.
     Multiplexed,
-    /// It belongs to a terminal whose shell has the mark too.
+    /// It belongs to a kernel session whose leader has the marker too.
     TerminalSession(u32),
-    /// No rule is there any more for the agent that was recorded, and so none tells whether it lives.
+    /// The rule of the recorded agent no longer exists, so a living agent cannot be recognised.
     AgentUnknown,
-    /// It is an agent itself, or one that lives is below it.
+    /// It is an agent itself, or an ancestor of a living one.
     Agent,
 }
 
-/// Why a process is kept, whatever speaks against it.
+/// Reason to keep a process despite the evidence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeepReason {
-    /// This program, or one of its ancestors.
+    /// The calling program or one of its ancestors.
     NeverSelf,
     /// `REAPER_KEEP=1` in its environment.
     KeepMarker,
-    /// `reaper keep`
+    /// A user keeps it (`reaper keep`).
     KeptByUser,
     KeepRule,
     OtherUid,
-    /// A rule says that membership stops here.
+    /// It is a boundary or a server, by a rule.
     Boundary,
-    /// A terminal.
+    /// It is a terminal emulator.
     Terminal,
-    /// It runs in a unit of systemd that is its own.
+    /// It runs in its own systemd unit.
     OwnUnit,
-    /// What would have to be known cannot be read.
+    /// A fact that matters is unreadable.
     Unreadable,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeftoverVerdict {
     Reap,
-    /// Left alone, and worth a look.
+    /// Not touched, but reported.
     Report(Uncertainty),
-    /// To be reaped, and not yet.
+    /// Reaped after the delay of a rule.
     Wait {
-        /// Name of the rule that gives it time.
+        /// Name of the rule with the delay.
         rule: Arc<str>,
-        /// Ns until that is over, awake.
+        /// Remaining delay in ns, without suspends.
         rest: u64,
-        /// Pid of the process above or below it that the rule is about; `None`: it is itself.
+        /// Pid of the relative that the rule matches; `None` if it matches the process itself.
         kin: Option<u32>,
     },
     Keep {
         spare: KeepReason,
-        /// Name of the rule that says so.
+        /// Name of the rule or unit that is the reason.
         rule: Option<Arc<str>>,
-        /// Pid of the process above it, or of one below that needs it, that this holds for; `None`: it holds for
-        /// itself.
+        /// Pid of the ancestor, or of the descendant that needs it, that is kept for this reason; `None` if it is the
+        /// process itself.
         kin: Option<u32>,
     },
 }
 
-/// What is to be said of one process.
+/// Result for one process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leftover {
     pub key: ProcessKey,
-    /// The topmost process of what it is a part of.
+    /// Topmost process of its tree.
     pub subtree_root: ProcessKey,
     /// Name of the agent's rule.
     pub agent: Arc<str>,
-    /// Its own, or that of its head.
+    /// Evidence for the process or for the top of its tree.
     pub evidence: LeftoverEvidence,
     pub verdict: LeftoverVerdict,
 }
 
 impl LeftoverEvidence {
-    /// The name in JSON.
+    /// Returns the name in JSON.
     pub fn name(self) -> &'static str {
         match self {
             LeftoverEvidence::DeadOwner { .. } => "dead_agent",
@@ -252,7 +256,7 @@ impl LeftoverEvidence {
         }
     }
 
-    /// The variable of the environment that says so.
+    /// Returns the environment variable that is the evidence.
     pub fn variable(self) -> Option<&'static str> {
         match self {
             LeftoverEvidence::DeadOwner { variable, .. } | LeftoverEvidence::Mark { variable } => {
@@ -262,7 +266,7 @@ impl LeftoverEvidence {
         }
     }
 
-    /// Pid of the agent that it names, or that was recorded.
+    /// Returns the pid of the agent that the evidence names.
     pub fn owner(self) -> Option<u32> {
         match self {
             LeftoverEvidence::DeadOwner { pid, .. } => Some(pid),
@@ -273,7 +277,7 @@ impl LeftoverEvidence {
 }
 
 impl Uncertainty {
-    /// The name in JSON.
+    /// Returns the name in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Uncertainty::OwnerAlive(_) => "owner_alive",
@@ -295,7 +299,7 @@ impl Uncertainty {
 }
 
 impl LeftoverVerdict {
-    /// The name in JSON.
+    /// Returns the name in JSON.
     pub fn name(&self) -> &'static str {
         match self {
             LeftoverVerdict::Reap => "reap",
@@ -305,7 +309,7 @@ impl LeftoverVerdict {
         }
     }
 
-    /// Name of the rule that says so.
+    /// Returns the name of the rule or unit that is the reason.
     pub fn rule(&self) -> Option<&str> {
         match self {
             LeftoverVerdict::Reap | LeftoverVerdict::Report(_) => None,
@@ -316,7 +320,7 @@ impl LeftoverVerdict {
 }
 
 impl Leftover {
-    /// Name in JSON of what its verdict rests on.
+    /// Returns the name of the reason in JSON.
     pub fn reason(&self) -> &'static str {
         match &self.verdict {
             LeftoverVerdict::Reap => self.evidence.name(),
@@ -328,7 +332,7 @@ impl Leftover {
 }
 
 impl KeepReason {
-    /// The name in JSON.
+    /// Returns the name in JSON.
     pub fn name(self) -> &'static str {
         match self {
             KeepReason::NeverSelf => "never_self",
@@ -344,7 +348,7 @@ impl KeepReason {
     }
 }
 
-/// All processes for whose being leftovers something speaks, parents before their children.
-pub fn find(table: &ProcessTable, question: &LeftoverQuery<'_>) -> Vec<Leftover> {
-    judge::Judge::new(table, question).all()
+/// Returns all processes with evidence, parents before their children.
+pub fn find(table: &ProcessTable, query: &LeftoverQuery<'_>) -> Vec<Leftover> {
+    judge::Judge::new(table, query).all()
 }

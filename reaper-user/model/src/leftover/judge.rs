@@ -1,11 +1,13 @@
-//! The judgement itself; see the module above. Every process is gone through once, after its parent: what holds of
-//! those above it is taken over from there, so that a long chain costs no more than as many single ones.
+//! Evaluates all processes of a table; see the parent module.
+//!
+//! Each process is visited once, after its parent, and takes over what holds for its ancestors. The cost therefore does
+//! not depend on the depth of the tree.
 
 mod evidence;
 mod host;
+mod keep;
 mod living;
 mod order;
-mod spare;
 
 use std::sync::Arc;
 
@@ -19,88 +21,88 @@ use crate::event::{ProcessKey, TICK_NS, Uids};
 use crate::ruleset::Class;
 use evidence::{Claim, resembles_agent};
 use host::Hosts;
+pub(crate) use keep::is_terminal;
+use keep::{Kept, Waiting};
 use living::Agents;
 pub(crate) use living::is_login;
-pub(crate) use spare::is_terminal;
-use spare::{Spared, Waiting};
 
 pub(super) struct Judge<'a> {
     table: &'a ProcessTable,
-    question: &'a LeftoverQuery<'a>,
-    /// Pids of this program and its ancestors.
+    query: &'a LeftoverQuery<'a>,
+    /// Pids of the calling program and its ancestors.
     own: HashSet<u32>,
     agents: Agents,
-    /// Pids of agents that live, and of all above them.
-    carriers: HashSet<u32>,
+    /// Pids of living agents and of all of their ancestors.
+    agent_ancestors: HashSet<u32>,
     hosts: Hosts,
-    /// Of whom cannot be read, one for each effective uid.
+    /// One unreadable process per effective uid.
     unread: HashMap<Option<u32>, u32>,
-    /// By pid and tick, who was recorded, and in which of the sessions.
+    /// Recorded members by pid and start tick, with the index of the session.
     recorded: HashMap<(u32, u64), Vec<(ProcessKey, usize)>>,
-    /// The same sessions by the pids of their roots.
+    /// Recorded sessions by the pids of their roots.
     roots: HashMap<u32, Vec<&'a RecordedSession>>,
-    /// By pid and tick, who is kept because a user wants it.
-    kept: HashSet<(u32, u64)>,
-    /// Parents before their children, older ones before younger ones.
+    /// Processes that a user keeps, by pid and start tick.
+    kept_by_users: HashSet<(u32, u64)>,
+    /// All processes: older before younger ones, parents before children.
     rows: Vec<&'a LeftoverRow>,
-    /// Places among the rows.
+    /// Indexes in `rows` by pid.
     places: HashMap<u32, usize>,
-    /// As far as it has come.
-    standings: Vec<Standing>,
+    /// States of the processes visited so far, by the same index.
+    states: Vec<RowState>,
 }
 
-/// What is to be said of a process, and what holds of it and those above it: up to the adopter of everybody, or to
-/// the scope's top, without these.
-struct Standing {
-    /// Its parent's place, if that is no such end.
+/// Intermediate result for one process. It includes its ancestors up to, but without, an adopter or a root of the
+/// scope.
+struct RowState {
+    /// Index of the parent, unless it is an adopter or a root of the scope.
     up: Option<usize>,
     claim: Option<Claim>,
-    /// Place of the outermost for which strong evidence speaks.
+    /// Index of the outermost ancestor with strong evidence.
     strong: Option<usize>,
-    /// Place of the head of what it is a part of: that, or the topmost that says the same of itself.
+    /// Index of the top of its tree: `strong`, or the topmost ancestor with the same agent in its evidence.
     head: usize,
-    /// Place of the agent by whose right it lives: the nearest, if no boundary lies between.
+    /// Index of the agent that it belongs to; `Some(None)` below a boundary, `None` below neither.
     agent: Option<Option<usize>>,
     member: bool,
-    /// A cgroup of the scope holds it.
+    /// Whether it or an ancestor is in a cgroup of the scope.
     in_cgroup: bool,
-    /// There is a process of the scope above it.
+    /// Whether an ancestor is a root of the scope.
     below_scope: bool,
-    /// Whoever is above it could be read.
+    /// Whether all ancestors were readable.
     whole: bool,
-    /// What spares it as it does all that is below.
-    of_all: Option<Spared>,
-    spared: Option<Spared>,
-    /// Between it and its head one belongs to another agent, who may live.
+    /// Reason to keep it with all of its descendants.
+    kept_with_descendants: Option<Kept>,
+    kept: Option<Kept>,
+    /// Doubt about an ancestor in the same tree that may belong to another, living agent.
     other: Option<Uncertainty>,
     waiting: Option<Waiting>,
-    /// What it, or one below it, needs those above for.
-    needs_kin: (Option<Spared>, Option<Waiting>),
+    /// Reasons that it or a descendant has to keep its ancestors, or to wait with them.
+    needs_relatives: (Option<Kept>, Option<Waiting>),
 }
 
 impl<'a> Judge<'a> {
-    pub(super) fn new(table: &'a ProcessTable, question: &'a LeftoverQuery<'a>) -> Judge<'a> {
+    pub(super) fn new(table: &'a ProcessTable, query: &'a LeftoverQuery<'a>) -> Judge<'a> {
         let mut judge = Judge {
             table,
-            question,
-            own: HashSet::from_iter([question.own_pid]),
+            query,
+            own: HashSet::from_iter([query.own_pid]),
             agents: Agents::default(),
-            carriers: HashSet::new(),
+            agent_ancestors: HashSet::new(),
             hosts: Hosts::default(),
             unread: table.unread.iter().map(|(pid, uid)| (*uid, *pid)).collect(),
             recorded: HashMap::new(),
             roots: HashMap::new(),
-            kept: question.kept.iter().map(|key| tick(*key)).collect(),
+            kept_by_users: query.kept.iter().map(|key| tick(*key)).collect(),
             rows: Vec::new(),
             places: HashMap::new(),
-            standings: Vec::new(),
+            states: Vec::new(),
         };
-        let mut at = table.rows.get(&question.own_pid);
+        let mut at = table.rows.get(&query.own_pid);
         while let Some(row) = at.and_then(|row| judge.parent(row)) {
-            // A loop, which only damage could make, ends too.
+            // Terminates on a loop, which only corrupt input could create.
             at = judge.own.insert(row.entry.key.pid).then_some(row);
         }
-        for (n, session) in question.recorded.iter().enumerate() {
+        for (n, session) in query.recorded.iter().enumerate() {
             let of_pid = judge.roots.entry(session.root.pid).or_default();
             of_pid.push(session);
             for member in &session.members {
@@ -109,7 +111,7 @@ impl<'a> Judge<'a> {
             }
         }
         judge.agents = Agents::of(&judge);
-        judge.carriers = judge.carriers();
+        judge.agent_ancestors = judge.agent_ancestors();
         judge.hosts = Hosts::of(&judge);
         judge.rows = judge.in_order();
         let places = judge.rows.iter().enumerate();
@@ -119,22 +121,22 @@ impl<'a> Judge<'a> {
 
     pub(super) fn all(mut self) -> Vec<Leftover> {
         for at in 0..self.rows.len() {
-            let standing = self.stand(at);
-            self.standings.push(standing);
+            let state = self.state_of(at);
+            self.states.push(state);
         }
-        self.hold_kin();
-        // Parents stand before their children.
+        self.hold_relatives();
+        // Stable order: the rows have parents before their children.
         let mut found: Vec<(usize, Leftover)> = (0..self.rows.len())
             .filter(|at| self.is_considered(*at))
-            .filter_map(|at| Some((at, self.said(at)?)))
+            .filter_map(|at| Some((at, self.finding(at)?)))
             .collect();
-        found.sort_by_key(|(at, stray)| (stray.subtree_root.start, stray.subtree_root.pid, *at));
-        found.into_iter().map(|(_, stray)| stray).collect()
+        found.sort_by_key(|(at, found)| (found.subtree_root.start, found.subtree_root.pid, *at));
+        found.into_iter().map(|(_, found)| found).collect()
     }
 
-    /// Whether it is one, or by its name might be: what was recorded as a member a service has seen to be none.
+    /// Returns whether it is an agent, or may be one by its name. A service has seen that a recorded member is none.
     fn is_agent(&self, row: &LeftoverRow) -> bool {
-        match self.question.rules.classify(&row.entry.image) {
+        match self.query.rules.classify(&row.entry.image) {
             Class::Agent(_) => true,
             Class::Boundary(_) | Class::Server(_) => false,
             Class::Plain => {
@@ -144,25 +146,25 @@ impl<'a> Judge<'a> {
         }
     }
 
-    fn carriers(&self) -> HashSet<u32> {
-        let mut carriers = HashSet::new();
+    fn agent_ancestors(&self) -> HashSet<u32> {
+        let mut agent_ancestors = HashSet::new();
         for row in self.table.rows.values().filter(|row| self.is_agent(row)) {
             let mut at = Some(row);
-            while let Some(row) = at.filter(|row| carriers.insert(row.entry.key.pid)) {
+            while let Some(row) = at.filter(|row| agent_ancestors.insert(row.entry.key.pid)) {
                 at = self.parent(row);
             }
         }
-        carriers
+        agent_ancestors
     }
 
-    /// Who has its parent's pid, if that may be its parent.
+    /// Returns the process with the pid of its parent, if it is not younger.
     fn parent(&self, row: &LeftoverRow) -> Option<&'a LeftoverRow> {
         let parent = self.table.rows.get(&row.entry.parent)?;
         (parent.entry.key.start <= row.entry.key.start && row.entry.parent != row.entry.key.pid)
             .then_some(parent)
     }
 
-    /// Whether it adopts whatever is orphaned, and is nobody's parent by itself but of units.
+    /// Returns whether it adopts orphans, and otherwise starts nothing but units.
     fn is_adopter(&self, row: &LeftoverRow) -> bool {
         let exe = &row.entry.image.exe;
         let manager =
@@ -171,83 +173,78 @@ impl<'a> Judge<'a> {
     }
 
     fn is_scope(&self, row: &LeftoverRow) -> bool {
-        let roots = &self.question.scope.roots;
+        let roots = &self.query.scope.roots;
         roots.iter().any(|root| root.has_same_tick(row.entry.key))
     }
 
-    /// Whether a service judges it.
+    /// Returns whether it is a member of a session of the service.
     fn is_member(&self, row: &LeftoverRow) -> bool {
-        let member = self.question.members.get(&row.entry.key.pid);
+        let member = self.query.members.get(&row.entry.key.pid);
         member.is_some_and(|key| key.has_same_tick(row.entry.key))
     }
 
-    /// Whether its lineage is known, since it began while a service watched.
+    /// Returns whether its lineage is known because it started while a service watched.
     fn is_watched(&self, row: &LeftoverRow) -> bool {
-        let since = self.question.watched_since;
+        let since = self.query.watched_since;
         since.is_some_and(|since| row.entry.key.start >= since)
     }
 
-    /// One that cannot be read, and may run under the same user.
+    /// Returns an unreadable process that may run under the same user.
     fn unread_of(&self, row: &LeftoverRow) -> Option<u32> {
         let Uids { real, effective } = row.entry.uids;
         let uids = [None, Some(real), Some(effective)];
         uids.iter().find_map(|uid| self.unread.get(uid)).copied()
     }
 
-    fn stand(&self, at: usize) -> Standing {
+    fn state_of(&self, at: usize) -> RowState {
         let row = self.rows[at];
         let parent = self.parent(row);
         let place = parent.and_then(|parent| self.places.get(&parent.entry.key.pid));
-        let over = place.and_then(|place| self.standings.get(*place));
+        let over = place.and_then(|place| self.states.get(*place));
         let is_end = |parent: &LeftoverRow| self.is_adopter(parent) || self.is_scope(parent);
         let up = place
             .copied()
             .filter(|place| *place < at && !parent.is_some_and(is_end));
-        let above = up.map(|up| &self.standings[up]);
+        let above = up.map(|up| &self.states[up]);
 
         let claim = self.claim(row);
         let is_strong = claim.as_ref().is_some_and(|claim| claim.doubt.is_none());
         let strong = above.and_then(|above| above.strong);
         let strong = strong.or(is_strong.then_some(at));
-        let same = |above: &&Standing| match (&above.claim, &claim) {
+        let same = |above: &&RowState| match (&above.claim, &claim) {
             (Some(above), Some(claim)) => above.agent == claim.agent,
             _ => false,
         };
         let head = strong.unwrap_or_else(|| above.filter(same).map_or(at, |above| above.head));
-        // Who stands above it in the same tree.
+        // The parent, if it is in the same tree.
         let tree = above.filter(|_| head != at);
 
-        let of_itself = self.spare_of_all(row);
-        let of_above = above.and_then(|above| above.of_all.clone());
-        let (mut spared, mut waiting, mut needs_kin) = (None, None, (None, None));
+        let of_itself = self.keep_with_descendants(row);
+        let of_above = above.and_then(|above| above.kept_with_descendants.clone());
+        let (mut kept, mut waiting, mut needs_relatives) = (None, None, (None, None));
         if claim.is_some() || strong.is_some() {
             let from_above = match tree {
-                Some(above) => above.spared.clone(),
+                Some(above) => above.kept.clone(),
                 None => of_above.clone(),
             };
-            spared = self.spare(row, self.rows[head]);
+            kept = self.keep_reason(row, self.rows[head]);
             waiting = self.wait(row, self.rows[head]);
-            let holds = spared.clone().filter(|spared| spared.holds_kin);
-            needs_kin = (holds, waiting.clone());
-            spared = spared.or(from_above);
+            let holds = kept.clone().filter(|kept| kept.holds_relatives);
+            needs_relatives = (holds, waiting.clone());
+            kept = kept.or(from_above);
             waiting = waiting.or_else(|| tree.and_then(|above| above.waiting.clone()));
         }
         let doubt = claim.as_ref().and_then(|claim| claim.doubt);
         let other = doubt.filter(|doubt| doubt.is_of_another());
         let agent = if self.is_agent(row) {
             Some(Some(at))
-        } else if self
-            .question
-            .rules
-            .leaves_session(&row.entry.image)
-            .is_some()
-        {
+        } else if self.query.rules.leaves_session(&row.entry.image).is_some() {
             Some(None)
         } else {
             above.and_then(|above| above.agent)
         };
-        let cgroups = &self.question.scope.cgroups;
-        Standing {
+        let cgroups = &self.query.scope.cgroups;
+        RowState {
             up,
             strong,
             head,
@@ -261,105 +258,103 @@ impl<'a> Judge<'a> {
                 Some(above) => above.whole,
                 None => parent.is_some() || row.entry.parent == 0,
             },
-            of_all: of_itself.or(of_above),
-            spared,
+            kept_with_descendants: of_itself.or(of_above),
+            kept,
             other: other.or_else(|| tree.and_then(|above| above.other)),
             waiting,
-            needs_kin,
+            needs_relatives,
             claim,
         }
     }
 
-    /// Whoever is above one that needs its kin is spared, or given time, with it.
-    fn hold_kin(&mut self) {
+    /// Extends keeps and delays to the ancestors of each process that needs its relatives.
+    fn hold_relatives(&mut self) {
         // Children before their parents.
         for at in (0..self.rows.len()).rev() {
-            let standing = &mut self.standings[at];
-            let (spared, waiting) = standing.needs_kin.clone();
-            standing.spared = standing.spared.take().or_else(|| spared.clone());
-            standing.waiting = standing.waiting.take().or_else(|| waiting.clone());
-            if let Some(up) = standing.up.filter(|_| standing.head != at) {
-                let needs = &mut self.standings[up].needs_kin;
-                needs.0 = needs.0.take().or(spared);
+            let state = &mut self.states[at];
+            let (kept, waiting) = state.needs_relatives.clone();
+            state.kept = state.kept.take().or_else(|| kept.clone());
+            state.waiting = state.waiting.take().or_else(|| waiting.clone());
+            if let Some(up) = state.up.filter(|_| state.head != at) {
+                let needs = &mut self.states[up].needs_relatives;
+                needs.0 = needs.0.take().or(kept);
                 needs.1 = needs.1.take().or(waiting);
             }
         }
     }
 
     fn is_considered(&self, at: usize) -> bool {
-        let (row, standing) = (self.rows[at], &self.standings[at]);
+        let (row, state) = (self.rows[at], &self.states[at]);
         let Uids { real, effective } = row.entry.uids;
-        let scope = self.question.scope;
-        let mut uid = self.question.uid.iter();
+        let scope = self.query.scope;
+        let mut uid = self.query.uid.iter();
         row.entry.key.pid > 1
             && !row.entry.kernel_thread
             && !row.entry.namespace_init
             && !self.own.contains(&row.entry.key.pid)
             && uid.all(|uid| *uid == real && *uid == effective)
-            && !standing.member
-            && (scope.is_unlimited()
-                || standing.in_cgroup
-                || standing.below_scope && !self.is_scope(row))
+            && !state.member
+            && (scope.is_unlimited() || state.in_cgroup || state.below_scope && !self.is_scope(row))
     }
 
-    /// What is to be said of a process, if anything.
-    fn said(&self, at: usize) -> Option<Leftover> {
-        let (row, standing) = (self.rows[at], &self.standings[at]);
-        let of = standing.strong.unwrap_or(at);
-        let claim = self.standings[of].claim.as_ref()?;
-        let agent = standing.agent.flatten();
-        // What lives by right of a living agent is that one's.
-        let is_left = standing.strong.is_some() || claim.doubt == Some(Uncertainty::Agent);
-        if agent.is_some_and(|agent| agent != at || !is_left) {
+    /// Returns the result for a process, if there is evidence.
+    fn finding(&self, at: usize) -> Option<Leftover> {
+        let (row, state) = (self.rows[at], &self.states[at]);
+        let of = state.strong.unwrap_or(at);
+        let claim = self.states[of].claim.as_ref()?;
+        let agent = state.agent.flatten();
+        // What belongs to a living agent is not a leftover.
+        let is_leftover = state.strong.is_some() || claim.doubt == Some(Uncertainty::Agent);
+        if agent.is_some_and(|agent| agent != at || !is_leftover) {
             return None;
         }
         Some(Leftover {
             key: row.entry.key,
-            subtree_root: self.rows[standing.head].entry.key,
+            subtree_root: self.rows[state.head].entry.key,
             agent: Arc::clone(&claim.agent),
             evidence: claim.evidence,
-            verdict: self.verdict(row, standing, claim),
+            verdict: self.verdict(row, state, claim),
         })
     }
 
-    fn verdict(&self, row: &LeftoverRow, standing: &Standing, claim: &Claim) -> LeftoverVerdict {
+    fn verdict(&self, row: &LeftoverRow, state: &RowState, claim: &Claim) -> LeftoverVerdict {
         let pid = row.entry.key.pid;
-        let kin = |of: u32| Some(of).filter(|of| *of != pid);
-        let doubt = if let Some(spared) = &standing.spared {
+        let relative = |of: u32| Some(of).filter(|of| *of != pid);
+        let doubt = if let Some(kept) = &state.kept {
             return LeftoverVerdict::Keep {
-                spare: spared.spare,
-                rule: spared.rule.clone(),
-                kin: kin(spared.pid),
+                spare: kept.reason,
+                rule: kept.rule.clone(),
+                kin: relative(kept.pid),
             };
         } else if claim.doubt.is_some() {
             claim.doubt
-        } else if self.carriers.contains(&pid) {
+        } else if self.agent_ancestors.contains(&pid) {
             Some(Uncertainty::Agent)
-        } else if !standing.whole {
+        } else if !state.whole {
             Some(Uncertainty::NotOrphan)
         } else {
-            standing.other
+            state.other
         };
-        match (doubt, &standing.waiting) {
+        match (doubt, &state.waiting) {
             (Some(doubt), _) => LeftoverVerdict::Report(doubt),
             (None, Some(waiting)) => LeftoverVerdict::Wait {
                 rule: Arc::clone(&waiting.rule),
                 rest: waiting.rest,
-                kin: kin(waiting.pid),
+                kin: relative(waiting.pid),
             },
             (None, None) => LeftoverVerdict::Reap,
         }
     }
 
-    /// Whether a process that was gone through before is a leftover itself, and nothing speaks for it.
-    fn is_left(&self, pid: u32) -> bool {
-        let standing = self.places.get(&pid).and_then(|at| self.standings.get(*at));
-        standing.is_some_and(|standing| {
-            standing.strong.is_some()
-                && standing.spared.is_none()
-                && standing.other.is_none()
-                && standing.agent.flatten().is_none()
-                && !self.carriers.contains(&pid)
+    /// Returns whether a visited process is a leftover by its own evidence, without a reason to keep it.
+    fn is_leftover(&self, pid: u32) -> bool {
+        let state = self.places.get(&pid).and_then(|at| self.states.get(*at));
+        state.is_some_and(|state| {
+            state.strong.is_some()
+                && state.kept.is_none()
+                && state.other.is_none()
+                && state.agent.flatten().is_none()
+                && !self.agent_ancestors.contains(&pid)
         })
     }
 }

@@ -1,9 +1,9 @@
-//! Tables of processes, and what is to be said of one of them.
+//! Search of small process tables, with the expected result for one process.
 
+mod kept;
 mod living;
 mod owner;
-mod spared;
-mod unsure;
+mod uncertain;
 mod waiting;
 mod work;
 
@@ -15,11 +15,12 @@ const S: u64 = 1_000_000_000;
 const SHELL: &str =
     "/bin/bash\0-c\0source /home/u/.claude/shell-snapshots/snapshot-bash-1.sh && eval x";
 
-/// A process: its start is in seconds.
+/// Process of a table.
 #[derive(Debug)]
 struct P {
     pid: u32,
     parent: u32,
+    /// Seconds since boot.
     start: u64,
     argv: &'static str,
     env: Option<&'static str>,
@@ -126,7 +127,7 @@ fn rules() -> Ruleset {
     ])
 }
 
-/// Init, a user's service manager (50), a login shell (60) and this program below it (61).
+/// Returns a table with init, a user's service manager (50), a login shell (60) and this program below it (61).
 fn table(more: &[P]) -> ProcessTable {
     let mut init = p(1, 0, 0, "/usr/lib/systemd/systemd", "");
     init.env = None;
@@ -144,8 +145,8 @@ fn table(more: &[P]) -> ProcessTable {
     }
 }
 
-/// What is asked beside the usual.
-struct Asked {
+/// Parameters of a search that differ between tests.
+struct Options {
     uid: Option<u32>,
     scope: Scope,
     members: HashMap<u32, ProcessKey>,
@@ -156,16 +157,16 @@ struct Asked {
     by_order: bool,
 }
 
-fn ask(table: &ProcessTable, change: impl FnOnce(&mut Asked)) -> Vec<Leftover> {
-    ask_recorded(table, &[], change)
+fn search(table: &ProcessTable, change: impl FnOnce(&mut Options)) -> Vec<Leftover> {
+    search_recorded(table, &[], change)
 }
 
-fn ask_recorded(
+fn search_recorded(
     table: &ProcessTable,
     recorded: &[RecordedSession],
-    change: impl FnOnce(&mut Asked),
+    change: impl FnOnce(&mut Options),
 ) -> Vec<Leftover> {
-    let mut asked = Asked {
+    let mut options = Options {
         uid: None,
         scope: Scope::default(),
         members: HashMap::new(),
@@ -175,39 +176,39 @@ fn ask_recorded(
         waited: HashMap::new(),
         by_order: true,
     };
-    change(&mut asked);
-    let question = LeftoverQuery {
+    change(&mut options);
+    let query = LeftoverQuery {
         rules: &rules(),
         recorded,
         own_pid: 61,
-        uid: asked.uid,
-        scope: &asked.scope,
-        members: &asked.members,
-        watched_since: asked.since,
-        kept: &asked.kept,
-        min_age: asked.min_age,
+        uid: options.uid,
+        scope: &options.scope,
+        members: &options.members,
+        watched_since: options.since,
+        kept: &options.kept,
+        min_age: options.min_age,
         now: 10_000 * S,
         honor_keep: true,
-        waited: &asked.waited,
-        by_order: asked.by_order,
+        waited: &options.waited,
+        by_order: options.by_order,
     };
-    find(table, &question)
+    find(table, &query)
 }
 
-/// What is said of this pid: `reap`, or the name of what speaks for it; `-` for nothing.
-fn said(strays: &[Leftover], pid: u32) -> &'static str {
-    match strays.iter().find(|stray| stray.key.pid == pid) {
+/// Returns `reap` or the reason for another verdict; `-` if the process is not a leftover.
+fn reason_of(leftovers: &[Leftover], pid: u32) -> &'static str {
+    match leftovers.iter().find(|leftover| leftover.key.pid == pid) {
         None => "-",
-        Some(stray) if stray.verdict == LeftoverVerdict::Reap => "reap",
-        Some(stray) => stray.reason(),
+        Some(leftover) if leftover.verdict == LeftoverVerdict::Reap => "reap",
+        Some(leftover) => leftover.reason(),
     }
 }
 
 #[track_caller]
 fn check(expected: &str, processes: &[P]) {
-    let strays = ask(&table(processes), |_| {});
+    let leftovers = search(&table(processes), |_| {});
     let last = processes.last().map_or(0, |p| p.pid);
-    assert_eq!(said(&strays, last), expected, "{strays:#?}");
+    assert_eq!(reason_of(&leftovers, last), expected, "{leftovers:#?}");
 }
 
 const DEAD: &str = "CLAUDECODE=1\0CLAUDE_PID=4100\0";
@@ -215,10 +216,10 @@ const BARE: &str = "CLAUDECODE=1\0";
 const NODE: &str = "/usr/bin/node\0server.js";
 
 #[test]
-fn an_owner_that_is_gone() {
+fn leftover_of_exited_agent_is_reaped() {
     check("reap", &[p(200, 1, 100, NODE, DEAD)]);
     check("reap", &[p(200, 50, 100, NODE, DEAD)]);
-    // Its pid is a younger one's.
+    // A younger process reuses the pid.
     check(
         "reap",
         &[p(4100, 1, 101, "/bin/cat", ""), p(200, 1, 100, NODE, DEAD)],
@@ -235,7 +236,7 @@ fn an_owner_that_is_gone() {
         "owner_alive",
         &[p(4100, 60, 100, "/bin/cat", ""), p(200, 1, 100, NODE, DEAD)],
     );
-    // Two agents are named, and one lives.
+    // Two agents are named, and one is alive.
     let both = "CLAUDE_PID=4100\0OPENCODE_PID=4200\0";
     check(
         "owner_alive",
@@ -254,11 +255,11 @@ fn an_owner_that_is_gone() {
 }
 
 #[test]
-fn unknown_is_never_dead() {
+fn leftover_with_unreadable_facts_is_not_reaped() {
     let mut unread = table(&[p(200, 1, 100, NODE, DEAD)]);
     unread.unread.insert(4100, Some(0));
-    assert_eq!(said(&ask(&unread, |_| {}), 200), "owner_uncertain");
-    // Its agent's pid is one of another namespace.
+    assert_eq!(reason_of(&search(&unread, |_| {}), 200), "owner_uncertain");
+    // The pid of its agent is one of another namespace.
     let mut inside = p(200, 1, 100, NODE, DEAD);
     inside.nested = true;
     check("owner_uncertain", &[inside]);
@@ -269,19 +270,19 @@ fn unknown_is_never_dead() {
     if let Some(row) = cut.rows.get_mut(&200) {
         row.env_markers = Fact::Known(EnvMarkers::of(DEAD.as_bytes(), false));
     }
-    assert_eq!(said(&ask(&cut, |_| {}), 200), "unreadable");
-    // Nobody knows its parent.
+    assert_eq!(reason_of(&search(&cut, |_| {}), 200), "unreadable");
+    // Its parent is not in the table.
     check("not_orphan", &[p(200, 199, 100, NODE, DEAD)]);
 }
 
 #[test]
-fn an_orphan_has_a_parent_that_did_not_beget_it() {
+fn orphan_is_reaped_and_child_of_its_creator_is_not() {
     let keeper = |env| p(150, 60, 50, "/usr/bin/keeper", env);
     let of_session = |sid| P {
         sid,
         ..p(200, 150, 100, NODE, DEAD)
     };
-    // A subreaper of whatever kind, and one from a session that is over.
+    // Any subreaper that adopted it from a kernel session without a leader.
     check("reap", &[keeper("A=1\0"), of_session(180)]);
     let younger = p(180, 60, 101, "/bin/zsh", "");
     check("reap", &[younger, keeper("A=1\0"), of_session(180)]);
@@ -294,19 +295,19 @@ fn an_orphan_has_a_parent_that_did_not_beget_it() {
     let mut secret = keeper("");
     secret.env = None;
     check("not_orphan", &[secret, of_session(180)]);
-    // Its parent has the mark too, and what that is a child of has adopted it: one tree.
+    // Its parent has the marker too, and was adopted itself: one tree.
     let tree = [
         p(200, 1, 100, "/bin/sh", DEAD),
         p(201, 200, 101, NODE, DEAD),
     ];
-    let strays = ask(&table(&tree), |_| {});
-    assert_eq!(said(&strays, 201), "reap");
+    let leftovers = search(&table(&tree), |_| {});
+    assert_eq!(reason_of(&leftovers, 201), "reap");
     assert!(
-        strays
+        leftovers
             .iter()
-            .all(|stray| stray.subtree_root.pid == 201 || stray.subtree_root.pid == 200)
+            .all(|leftover| leftover.subtree_root.pid == 201 || leftover.subtree_root.pid == 200)
     );
-    // What descends from it needs no mark.
+    // Its descendants need no marker.
     check(
         "reap",
         &[p(200, 1, 100, NODE, DEAD), p(201, 200, 101, "/bin/mcp", "")],
@@ -314,15 +315,15 @@ fn an_orphan_has_a_parent_that_did_not_beget_it() {
 }
 
 #[test]
-fn below_a_multiplexer_the_mark_lies() {
+fn marker_from_multiplexer_is_not_evidence() {
     let server = || p(300, 1, 50, "/usr/bin/tmux", DEAD);
     check("boundary", &[server()]);
     check("boundary", &[server(), p(301, 300, 60, "/bin/zsh", DEAD)]);
-    // What a pane left behind, while its server lives and when it is gone.
+    // A leftover of a pane, while the server is alive and after its exit.
     let left = "CLAUDECODE=1\0CLAUDE_PID=4100\0TMUX=/tmp/tmux-1000/default,300,0\0";
     check("multiplexed", &[server(), p(302, 1, 70, NODE, left)]);
     check("multiplexed", &[p(302, 1, 70, NODE, left)]);
-    // The agent ran in it: the server has no mark.
+    // The agent ran in the multiplexer: the server has no marker.
     check(
         "reap",
         &[
@@ -345,7 +346,7 @@ fn below_a_multiplexer_the_mark_lies() {
 }
 
 #[test]
-fn zellij_without_the_mark_answers_for_itself_only() {
+fn zellij_server_without_marker_clears_only_its_panes() {
     let server = |start| p(300, 1, start, "/usr/bin/zellij", "A=1\0");
     for (start, env, expected) in [
         (50, "CLAUDE_PID=4100\0CLAUDECODE=1\0ZELLIJ=0\0", "reap"),
@@ -365,12 +366,12 @@ fn zellij_without_the_mark_answers_for_itself_only() {
 }
 
 #[test]
-fn below_a_terminal_the_mark_lies() {
+fn marker_from_terminal_is_not_evidence() {
     let terminal = || p(310, 1, 50, "/usr/bin/kitty", DEAD);
     check("terminal", &[terminal(), p(311, 310, 60, "/bin/zsh", DEAD)]);
-    // What its tabs have left behind, which no lineage tells any more.
+    // A leftover of a tab, which does not descend from the terminal any more.
     check("multiplexed", &[terminal(), p(312, 1, 70, NODE, DEAD)]);
-    // It came later, and so did its mark.
+    // The terminal and its marker are younger.
     check(
         "reap",
         &[
@@ -389,16 +390,16 @@ fn below_a_terminal_the_mark_lies() {
         sid,
         ..p(312, 1, 70, NODE, DEAD)
     };
-    // `(server &)` in a shell that is no leftover, below something that nobody knows for a terminal.
+    // `(server &)` in a shell that is not a leftover, below an unknown terminal.
     let shell = p(311, 305, 60, "/bin/zsh", DEAD);
     check("terminal_session", &[shell, of_session(311)]);
-    // In the session of a shell that the agent was typed at, and in that of a leftover.
+    // In the kernel session of the shell from which the agent was started, and in that of a leftover.
     check("reap", &[of_session(60)]);
     check("reap", &[p(311, 1, 60, "/bin/bash", DEAD), of_session(311)]);
 }
 
 #[test]
-fn tool_shells() {
+fn old_orphaned_tool_shell_is_reaped() {
     check("reap", &[p(200, 1, 100, SHELL, BARE)]);
     check("reap", &[p(200, 50, 100, SHELL, "")]);
     check(
@@ -414,7 +415,7 @@ fn tool_shells() {
         "agent_alive",
         &[p(70, 60, 99, "/x/claude", ""), p(200, 1, 100, SHELL, BARE)],
     );
-    // It came later.
+    // The agent is younger.
     check(
         "reap",
         &[p(70, 60, 101, "/x/claude", ""), p(200, 1, 100, SHELL, BARE)],
@@ -426,19 +427,19 @@ fn tool_shells() {
             p(200, 1, 100, SHELL, DEAD),
         ],
     );
-    // Its owner is gone for sure, so its age is none of it.
+    // Its agent has exited for certain, so its age does not matter.
     check("reap", &[p(200, 1, 9900, SHELL, DEAD)]);
-    // To speak of it is not to be one.
+    // A program that only names the snapshot is not a tool shell.
     let grep = "/bin/grep\0/shell-snapshots/snapshot-";
     check("-", &[p(200, 1, 100, grep, "")]);
-    let strays = ask(&table(&[p(200, 1, 9900, SHELL, BARE)]), |q| {
+    let leftovers = search(&table(&[p(200, 1, 9900, SHELL, BARE)]), |q| {
         q.min_age = 60 * S
     });
-    assert_eq!(said(&strays, 200), "reap");
+    assert_eq!(reason_of(&leftovers, 200), "reap");
 }
 
 #[test]
-fn a_recorded_session() {
+fn recorded_member_of_exited_root_is_reaped() {
     let alike = |start: u64, root: u32| RecordedSession {
         agent: "codex".into(),
         root: ProcessKey {
@@ -458,45 +459,45 @@ fn a_recorded_session() {
         (alike(99, 4300), "-"),
         (alike(100, 90), "owner_alive"),
     ] {
-        let strays = ask_recorded(&all, std::slice::from_ref(&recorded), |_| {});
-        assert_eq!(said(&strays, 200), expected, "{recorded:?}");
+        let leftovers = search_recorded(&all, std::slice::from_ref(&recorded), |_| {});
+        assert_eq!(reason_of(&leftovers, 200), expected, "{recorded:?}");
     }
-    // Its agent may have handed over while nobody looked.
+    // The agent may have passed the session on while no service watched.
     let claude = RecordedSession {
         agent: "claude-code".into(),
         ..alike(100, 4300)
     };
-    let heir = P {
+    let successor = P {
         sid: 91,
         tty: 7,
         ..p(90, 60, 120, "/x/claude", "")
     };
-    let all = table(&[p(200, 60, 100, NODE, ""), heir]);
-    let strays = ask_recorded(&all, std::slice::from_ref(&claude), |_| {});
-    assert_eq!(said(&strays, 200), "agent_alive");
-    // A user wants it kept.
+    let all = table(&[p(200, 60, 100, NODE, ""), successor]);
+    let leftovers = search_recorded(&all, std::slice::from_ref(&claude), |_| {});
+    assert_eq!(reason_of(&leftovers, 200), "agent_alive");
+    // A user keeps it.
     let kept = [ProcessKey {
         pid: 200,
         start: 100 * S,
     }];
-    let strays = ask_recorded(&all, &[alike(100, 4300)], |q| q.kept = kept.to_vec());
-    assert_eq!(said(&strays, 200), "kept_by_user");
+    let leftovers = search_recorded(&all, &[alike(100, 4300)], |q| q.kept = kept.to_vec());
+    assert_eq!(reason_of(&leftovers, 200), "kept_by_user");
 }
 
 #[test]
-fn an_environment_tells_no_secrets() {
+fn env_markers_contain_no_values() {
     let trace = EnvMarkers::of(b"A=1\0TOKEN=x\0CODEX_CI=1\0=\0\0B\0CLAUDE_PID=12\0", true);
-    let marks: Vec<_> = trace
+    let markers: Vec<_> = trace
         .markers
         .iter()
-        .map(|mark| (mark.variable, mark.agent_pid))
+        .map(|marker| (marker.variable, marker.agent_pid))
         .collect();
-    assert_eq!(marks, [("CLAUDE_PID", Some(12)), ("CODEX_CI", None)]);
-    let told = format!(
+    assert_eq!(markers, [("CLAUDE_PID", Some(12)), ("CODEX_CI", None)]);
+    let text = format!(
         "{:?}",
         EnvMarkers::of(b"CODEX_THREAD_ID=0198-secret\0", true)
     );
-    assert!(!told.contains("secret"), "{told}");
+    assert!(!text.contains("secret"), "{text}");
     assert!(!EnvMarkers::of(b"REAPER_KEEP=0\0", true).keep);
     assert_eq!(EnvMarkers::of(b"CLAUDE_PID=1\0", true).owners().count(), 0);
 }

@@ -1,4 +1,4 @@
-//! What speaks for a process being a leftover, and what against that.
+//! Evidence that a process is a leftover, and doubts about it.
 
 use std::sync::Arc;
 
@@ -7,18 +7,18 @@ use crate::event::{Image, ProcessKey, TICK_NS};
 use crate::facts::Fact;
 use crate::leftover::{EnvMarker, EnvMarkers, LeftoverEvidence, LeftoverRow, Uncertainty};
 
-/// The rule whose tool shells are known by their command line.
+/// Rule whose tool shells are recognised by their command line.
 pub(super) const CLAUDE: &str = "claude-code";
-/// What stands in the command line of those.
+/// Part of the command line of such a shell.
 const SNAPSHOT: &[u8] = b"/shell-snapshots/snapshot-";
 const SHELLS: &[&[u8]] = &[b"bash", b"zsh", b"sh", b"dash", b"busybox"];
-/// Programs that run another one under another user, by file name or the kernel's name.
+/// Programs that run another one as another user, by file name or `comm`.
 const SWITCHERS: &[&[u8]] = &[
     b"sudo", b"sudo-rs", b"su", b"su-rs", b"runuser", b"pkexec", b"doas",
 ];
-/// Users that are there for one program each; root is not among them.
+/// Uids of system users, each for one program. Root is not among them.
 const PROGRAMS_UIDS: std::ops::RangeInclusive<u32> = 1..=999;
-/// How the names of programs begin that may be agents.
+/// Prefixes of the names of programs that may be agents.
 const AGENT_STARTS: &[&[u8]] = &[
     b"claude",
     b"codex",
@@ -29,10 +29,10 @@ const AGENT_STARTS: &[&[u8]] = &[
     b"qwen",
     b"aider",
 ];
-/// Names of others, which are also how other words begin.
+/// Full names of further agents. As prefixes they would match other words.
 const AGENT_NAMES: &[&[u8]] = &[b"amp", b"crush", b"goose"];
 
-/// What speaks for a process, and what against that.
+/// Evidence, with the doubt about it.
 pub(super) struct Claim {
     pub(super) agent: Arc<str>,
     pub(super) evidence: LeftoverEvidence,
@@ -52,19 +52,23 @@ impl<'a> Judge<'a> {
         if self.is_watched(row) {
             return None;
         }
-        let mark = trace.markers.first();
-        let named = mark.and_then(|mark| Some((mark, mark.agent_pid?)));
-        let weak = mark.map(|mark| LeftoverEvidence::Mark {
-            variable: mark.variable,
+        let marker = trace.markers.first();
+        let named = marker.and_then(|marker| Some((marker, marker.agent_pid?)));
+        let weak = marker.map(|marker| LeftoverEvidence::Mark {
+            variable: marker.variable,
         });
-        let (agent, evidence, doubt) = if let Some((mark, pid)) = named {
-            let variable = mark.variable;
-            let alone = || (!trace.has_second_marker(mark)).then_some(Uncertainty::NoOwner);
-            match self.owner_doubt(row, trace, mark.agent).or_else(alone) {
-                Some(doubt) => (mark.agent, weak?, Some(doubt)),
+        let (agent, evidence, doubt) = if let Some((marker, pid)) = named {
+            let variable = marker.variable;
+            let alone = || (!trace.has_second_marker(marker)).then_some(Uncertainty::NoOwner);
+            match self.owner_doubt(row, trace, marker.agent).or_else(alone) {
+                Some(doubt) => (marker.agent, weak?, Some(doubt)),
                 None => {
                     let evidence = LeftoverEvidence::DeadOwner { variable, pid };
-                    (mark.agent, evidence, self.mark_doubt(row, trace, mark))
+                    (
+                        marker.agent,
+                        evidence,
+                        self.marker_doubt(row, trace, marker),
+                    )
                 }
             }
         } else if is_tool_shell(&row.entry.image) {
@@ -74,7 +78,7 @@ impl<'a> Judge<'a> {
                 self.shell_doubt(row, trace),
             )
         } else {
-            (mark?.agent, weak?, Some(Uncertainty::NoOwner))
+            (marker?.agent, weak?, Some(Uncertainty::NoOwner))
         };
         Some(Claim {
             agent: agent.into(),
@@ -83,20 +87,20 @@ impl<'a> Judge<'a> {
         })
     }
 
-    fn mark_doubt(
+    fn marker_doubt(
         &self,
         row: &'a LeftoverRow,
         trace: &EnvMarkers,
-        mark: &EnvMarker,
+        marker: &EnvMarker,
     ) -> Option<Uncertainty> {
         if !self.is_adopted(row, trace) {
             Some(Uncertainty::NotOrphan)
         } else if self.has_changed_uid(row, trace) {
             Some(Uncertainty::ChangedUid)
         } else {
-            let doubt = self.successor_doubt(row, trace, mark.agent, 0);
+            let doubt = self.successor_doubt(row, trace, marker.agent, 0);
             let doubt = doubt.or_else(|| self.shared_doubt(row, trace));
-            let doubt = doubt.or_else(|| self.may_lie(row, trace));
+            let doubt = doubt.or_else(|| self.passed_on_doubt(row, trace));
             doubt.or_else(|| {
                 self.unknown_owner(row, trace)
                     .map(Uncertainty::OwnerUnknown)
@@ -104,25 +108,27 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// One that it names of whom no record tells that it was such an agent; by order, none is asked for.
+    /// Returns a pid in the markers that no record shows to be that of such an agent. Records are not required if a
+    /// user ordered the reap.
     fn unknown_owner(&self, row: &LeftoverRow, trace: &EnvMarkers) -> Option<u32> {
-        let is_recorded = |mark: &EnvMarker, pid: u32| {
+        let is_recorded = |marker: &EnvMarker, pid: u32| {
             let mut sessions = self.roots.get(&pid).into_iter().flatten();
             sessions.any(|session| {
-                *session.agent == *mark.agent
+                *session.agent == *marker.agent
                     && session.uid == Some(row.entry.uids.real)
                     && session.root.start < row.entry.key.start
             })
         };
-        let mut marks = trace.markers.iter();
-        let unknown = |mark: &EnvMarker| mark.agent_pid.filter(|pid| !is_recorded(mark, *pid));
-        let asked = !self.question.by_order;
-        asked.then(|| marks.find_map(unknown)).flatten()
+        let mut markers = trace.markers.iter();
+        let unknown =
+            |marker: &EnvMarker| marker.agent_pid.filter(|pid| !is_recorded(marker, *pid));
+        let asked = !self.query.by_order;
+        asked.then(|| markers.find_map(unknown)).flatten()
     }
 
     fn shell_doubt(&self, row: &'a LeftoverRow, trace: &EnvMarkers) -> Option<Uncertainty> {
         let parent = self.parent(row);
-        let age = self.question.now.saturating_sub(row.entry.key.start);
+        let age = self.query.now.saturating_sub(row.entry.key.start);
         if !parent.is_some_and(|parent| self.is_adopter(parent)) {
             Some(Uncertainty::NotOrphan)
         } else if self.has_changed_uid(row, trace) {
@@ -131,10 +137,10 @@ impl<'a> Judge<'a> {
             Some(doubt)
         } else if let Some(doubt) = self.agents.continuer_doubt(row, trace) {
             Some(doubt)
-        } else if age < self.question.min_age {
+        } else if age < self.query.min_age {
             Some(Uncertainty::Young)
         } else {
-            self.may_lie(row, trace)
+            self.passed_on_doubt(row, trace)
         }
     }
 
@@ -143,7 +149,7 @@ impl<'a> Judge<'a> {
         let is = |member: &ProcessKey| !row.entry.exact || *member == key;
         let mut sessions = self.recorded.get(&tick(key))?.iter();
         let (_, session) = sessions.find(|(member, _)| is(member))?;
-        let session = &self.question.recorded[*session];
+        let session = &self.query.recorded[*session];
         let root = session.root;
         let alive = self.table.rows.get(&root.pid);
         let uids = row.entry.uids;
@@ -155,16 +161,17 @@ impl<'a> Judge<'a> {
             Some(Uncertainty::ChangedUid)
         } else {
             let named = self.named_owner_doubt(row, trace);
-            // Its root may have handed over to another while nobody watched; not so of what is being ended.
-            let heir = || {
-                // The table knows starts to the tick.
+            // The root may have passed the session on while no service watched. Pid 0 stands for processes that are
+            // already being ended.
+            let successor_doubt = || {
+                // The table has starts rounded to the tick.
                 let since = root.start - root.start % TICK_NS;
-                let known = self.question.rules.session_rule(&session.agent);
+                let known = self.query.rules.session_rule(&session.agent);
                 let unknown = known.is_none().then_some(Uncertainty::AgentUnknown);
                 let alive = self.successor_doubt(row, trace, &session.agent, since);
                 alive.or(unknown)
             };
-            named.or_else(|| heir().filter(|_| root.pid > 0))
+            named.or_else(|| successor_doubt().filter(|_| root.pid > 0))
         };
         Some(Claim {
             agent: Arc::clone(&session.agent),
@@ -173,15 +180,16 @@ impl<'a> Judge<'a> {
         })
     }
 
-    /// Returns the living agent, of any name, that may own a process whose evidence names no agent: one of the same
-    /// user that began no later.
+    /// Returns the doubt that a living agent of the same user owns a process whose evidence names none: any agent that
+    /// is not younger.
     fn agent_doubt(&self, row: &LeftoverRow) -> Option<Uncertainty> {
         let alive = self.agents.older_than(row);
-        let unsure = || self.unread_of(row).map(Uncertainty::AgentUncertain);
-        alive.map(Uncertainty::AgentAlive).or_else(unsure)
+        let uncertain = || self.unread_of(row).map(Uncertainty::AgentUncertain);
+        alive.map(Uncertainty::AgentAlive).or_else(uncertain)
     }
 
-    /// Returns the living agent that may have taken over from one that is gone; its successors began at `since` or later.
+    /// Returns the doubt that a living agent continues the session of an exited one. Successors started at `since` or
+    /// later.
     fn successor_doubt(
         &self,
         row: &LeftoverRow,
@@ -191,60 +199,65 @@ impl<'a> Judge<'a> {
     ) -> Option<Uncertainty> {
         let named = self.agents.continuer_doubt(row, trace);
         let alive = || self.agents.successor(row, agent, since);
-        let unsure = || self.unread_of(row).map(Uncertainty::AgentUncertain);
+        let uncertain = || self.unread_of(row).map(Uncertainty::AgentUncertain);
         named
             .or_else(|| alive().map(Uncertainty::AgentAlive))
-            .or_else(unsure)
+            .or_else(uncertain)
     }
 
-    /// Returns the doubt about a marker that a living agent of the same user, or an ancestor of one, may carry too.
+    /// Returns the doubt that a living agent of the same user, or an ancestor of one, has the same marker.
     fn shared_doubt(&self, row: &LeftoverRow, trace: &EnvMarkers) -> Option<Uncertainty> {
-        // A process that carries a living agent is in doubt for that reason alone.
-        if self.carriers.contains(&row.entry.key.pid) {
+        // For an ancestor of a living agent this is the only doubt.
+        if self.agent_ancestors.contains(&row.entry.key.pid) {
             return Some(Uncertainty::Agent);
         }
         self.agents.shared_doubt(row, trace)
     }
 
-    /// Whether one of the agents that it names lives, or may.
+    /// Returns the doubt that an agent named in the markers is alive.
     fn owner_doubt(
         &self,
         row: &LeftoverRow,
         trace: &EnvMarkers,
         agent: &str,
     ) -> Option<Uncertainty> {
-        // In another PID namespace the pid is that of another process; what was cut off may name another agent.
-        let unsure = |pid: &u32| {
+        // In another PID namespace the pid means another process. The part that was not read may name another agent.
+        let uncertain = |pid: &u32| {
             row.nested || trace.cut || self.agents.has_nested(agent, row.entry.uids.real, *pid)
         };
-        let unsure = || trace.owners().find(unsure).map(Uncertainty::OwnerUncertain);
+        let uncertain = || {
+            trace
+                .owners()
+                .find(uncertain)
+                .map(Uncertainty::OwnerUncertain)
+        };
         let named = self.named_owner_doubt(row, trace);
-        named.or_else(unsure)
+        named.or_else(uncertain)
     }
 
-    /// The same of those alone who are there under such a pid.
+    /// Returns the same doubt only for pids that are in use.
     fn named_owner_doubt(&self, row: &LeftoverRow, trace: &EnvMarkers) -> Option<Uncertainty> {
-        let mut unsure = None;
+        let mut uncertain = None;
         for pid in trace.owners().filter(|_| !row.nested) {
             match self.table.rows.get(&pid) {
-                // The pid was reused: this process began after the leftover did.
+                // The pid was reused: this process is younger than the leftover.
                 Some(owner) if owner.entry.key.start > row.entry.key.start => {}
                 Some(_) => return Some(Uncertainty::OwnerAlive(pid)),
                 None if self.table.unread.contains_key(&pid) => {
-                    unsure = Some(Uncertainty::OwnerUncertain(pid));
+                    uncertain = Some(Uncertainty::OwnerUncertain(pid));
                 }
                 None => {}
             }
         }
-        unsure
+        uncertain
     }
 
-    /// Whether it may run under another user than the agent that its environment comes from. Where nobody has logged
-    /// in, what runs under a user who is there for one program is such, unless agents of that user are known.
+    /// Returns whether a process may run as another user than the agent in its environment. Without a login user, this
+    /// is assumed for system users, unless agents of that user are known.
     fn has_changed_uid(&self, row: &LeftoverRow, trace: &EnvMarkers) -> bool {
         let uid = row.entry.uids.real;
         let of_program = || {
-            let mut sessions = self.question.recorded.iter();
+            let mut sessions = self.query.recorded.iter();
             PROGRAMS_UIDS.contains(&uid)
                 && !self.agents.has_user(uid)
                 && !sessions.any(|session| session.uid == Some(uid))
@@ -259,30 +272,32 @@ impl<'a> Judge<'a> {
             return false;
         };
         let known = self.is_adopter(parent);
-        let by_mark = match &parent.env_markers {
+        let is_adopted = match &parent.env_markers {
             Fact::Known(above) => {
                 let known = known || !above.cut && self.has_lost_its_session(row, parent);
                 known && !trace.shares_marker(above)
             }
             Fact::Unread | Fact::Unreadable => known,
         };
-        by_mark && !self.is_agent(parent) && trace.owners().all(|pid| pid != parent.entry.key.pid)
+        is_adopted
+            && !self.is_agent(parent)
+            && trace.owners().all(|pid| pid != parent.entry.key.pid)
     }
 
-    /// Whether the leader of its terminal session is gone, and that was not begun by it or its parent.
+    /// Returns whether the leader of its kernel session has exited, and neither it nor its parent created that session.
     fn has_lost_its_session(&self, row: &LeftoverRow, parent: &LeftoverRow) -> bool {
         let sid = row.entry.image.sid;
         let gone = match self.table.rows.get(&sid) {
             Some(leader) => leader.entry.key.start > row.entry.key.start,
             None => !self.table.unread.contains_key(&sid),
         };
-        // 0 is one of another pid namespace.
+        // The id is 0 for a session of another PID namespace.
         gone && sid != 0 && sid != row.entry.key.pid && sid != parent.entry.image.sid
     }
 }
 
 impl Uncertainty {
-    /// Whether it says that somebody else may live who it belongs to.
+    /// Returns whether the process may belong to another, living agent.
     pub(super) fn is_of_another(self) -> bool {
         match self {
             Uncertainty::OwnerAlive(_)
@@ -303,14 +318,14 @@ impl Uncertainty {
     }
 }
 
-/// Whether it runs under two users, or a program that runs others under another one.
+/// Returns whether a process has two uids, or its program runs others as another user.
 fn is_switched(row: &LeftoverRow) -> bool {
     let (uids, image) = (row.entry.uids, &row.entry.image);
     let switches = |name: &[u8]| SWITCHERS.contains(&name);
     uids.real != uids.effective || switches(file_name(&image.exe)) || switches(&image.comm)
 }
 
-/// Whether it is called as agents are, known to a rule or not.
+/// Returns whether a program has the name of an agent, with or without a rule.
 pub(super) fn resembles_agent(image: &Image) -> bool {
     [file_name(&image.exe), &image.comm].iter().any(|name| {
         let mut starts = AGENT_STARTS.iter();
@@ -318,7 +333,7 @@ pub(super) fn resembles_agent(image: &Image) -> bool {
     })
 }
 
-/// Claude's shell for one tool call: `bash -c 'source ~/.claude/shell-snapshots/snapshot-… && …'`.
+/// Returns whether it is Claude's shell for a tool call: `bash -c 'source ~/.claude/shell-snapshots/snapshot-… && …'`.
 fn is_tool_shell(image: &Image) -> bool {
     let script = |arg: &[u8]| arg.windows(SNAPSHOT.len()).any(|part| part == SNAPSHOT);
     SHELLS.contains(&file_name(&image.exe)) && image.args().skip(1).any(script)

@@ -1,4 +1,4 @@
-//! Who may have handed a mark on: multiplexers, terminals, and what else people start processes from.
+//! Programs that may have passed a marker on: multiplexers, terminals, and others in which users start processes.
 
 use hashbrown::HashMap;
 
@@ -7,24 +7,26 @@ use crate::event::ProcessKey;
 use crate::facts::Fact;
 use crate::leftover::{EnvMarkers, LeftoverRow, Multiplexer, Uncertainty};
 
-/// Those that hand their own environment to whatever a person starts, by what of it is known.
+/// Programs that pass their own environment to processes that a user starts in them, by their markers.
 #[derive(Default)]
 pub(super) struct Hosts {
+    /// By the agent pid in a marker.
     owners: HashMap<u32, Eldest>,
+    /// By the agent's name in a marker without a pid.
     agents: HashMap<&'static str, Eldest>,
-    /// Whose environment cannot be read, or not all of it, by real uid.
-    blind: HashMap<u32, Eldest>,
+    /// Programs whose environment is unreadable or incomplete, by real uid.
+    unreadable: HashMap<u32, Eldest>,
     zellij: Option<Zellij>,
 }
 
-/// The two that began first: one of them may be the process that is asked about.
+/// The two oldest processes of a group. If one of them is the process in question, the other is used.
 #[derive(Default)]
 pub(super) struct Eldest(Vec<ProcessKey>);
 
-/// Servers of the multiplexer that does not tell which of them it is.
+/// All servers of zellij, whose environment variable does not say which one it names.
 struct Zellij {
     youngest: u64,
-    blind: bool,
+    unreadable: bool,
 }
 
 impl Hosts {
@@ -44,40 +46,45 @@ impl Hosts {
 
     fn add(&mut self, row: &LeftoverRow) {
         let key = row.entry.key;
-        if is_blind(row) {
-            let of_uid = self.blind.entry(row.entry.uids.real).or_default();
+        if is_unreadable(row) {
+            let of_uid = self.unreadable.entry(row.entry.uids.real).or_default();
             of_uid.add(key);
         }
         let Fact::Known(trace) = &row.env_markers else {
             return;
         };
-        for mark in &trace.markers {
-            match mark.agent_pid {
+        for marker in &trace.markers {
+            match marker.agent_pid {
                 Some(owner) => self.owners.entry(owner).or_default().add(key),
-                None => self.agents.entry(mark.agent).or_default().add(key),
+                None => self.agents.entry(marker.agent).or_default().add(key),
             }
         }
     }
 
     fn add_zellij(&mut self, row: &LeftoverRow) {
-        let (youngest, blind) = (row.entry.key.start, is_blind(row));
-        let all = self.zellij.get_or_insert(Zellij { youngest, blind });
+        let (youngest, unreadable) = (row.entry.key.start, is_unreadable(row));
+        let all = self.zellij.get_or_insert(Zellij {
+            youngest,
+            unreadable,
+        });
         all.youngest = all.youngest.max(youngest);
-        all.blind |= blind;
+        all.unreadable |= unreadable;
     }
 
-    /// Whether one of them that is no younger has the same mark, as [`EnvMarkers::shares_marker`] has it, or may.
-    fn may_have_handed_on(&self, row: &LeftoverRow, trace: &EnvMarkers) -> bool {
+    /// Returns whether an older program has, or may have, the same marker (see [`EnvMarkers::shares_marker`]).
+    fn may_have_passed_on(&self, row: &LeftoverRow, trace: &EnvMarkers) -> bool {
         let mut owners = trace.owners().peekable();
         let is_older = |host: Option<&Eldest>| host.is_some_and(|host| host.is_older(row));
         let uids = row.entry.uids;
-        let blind = [uids.real, uids.effective];
-        blind.iter().any(|uid| is_older(self.blind.get(uid)))
+        let unreadable = [uids.real, uids.effective];
+        unreadable
+            .iter()
+            .any(|uid| is_older(self.unreadable.get(uid)))
             || if owners.peek().is_some() {
                 owners.any(|owner| is_older(self.owners.get(&owner)))
             } else {
-                let mut marks = trace.markers.iter();
-                marks.any(|mark| is_older(self.agents.get(mark.agent)))
+                let mut markers = trace.markers.iter();
+                markers.any(|marker| is_older(self.agents.get(marker.agent)))
             }
     }
 }
@@ -89,12 +96,12 @@ impl Eldest {
         self.0.truncate(2);
     }
 
-    /// Whether one that is another process began no later.
+    /// Returns whether another process of the group is not younger.
     fn is_older(&self, row: &LeftoverRow) -> bool {
         self.other_by(row, row.entry.key.start).is_some()
     }
 
-    /// Pid of one that is another process and began by then.
+    /// Returns the pid of another process of the group that started at `by` or earlier.
     pub(super) fn other_by(&self, row: &LeftoverRow, by: u64) -> Option<u32> {
         let mut all = self.0.iter();
         let other = all.find(|key| **key != row.entry.key && key.start <= by);
@@ -103,12 +110,16 @@ impl Eldest {
 }
 
 impl<'a> Judge<'a> {
-    /// Whether the marks may have come from a multiplexer, a terminal or the like that an agent has started.
-    pub(super) fn may_lie(&self, row: &'a LeftoverRow, trace: &EnvMarkers) -> Option<Uncertainty> {
+    /// Returns the doubt whether the markers come from a multiplexer, a terminal or the like that an agent started.
+    pub(super) fn passed_on_doubt(
+        &self,
+        row: &'a LeftoverRow,
+        trace: &EnvMarkers,
+    ) -> Option<Uncertainty> {
         let mut multiplexers = trace.multiplexers.iter();
         let multiplexed = trace.cut
-            || multiplexers.any(|one| !self.is_honest(one, row, trace))
-            || self.hosts.may_have_handed_on(row, trace)
+            || multiplexers.any(|one| !self.lacks_marker(one, row, trace))
+            || self.hosts.may_have_passed_on(row, trace)
             || self.unread_of(row).is_some();
         if multiplexed {
             return Some(Uncertainty::Multiplexed);
@@ -124,29 +135,34 @@ impl<'a> Judge<'a> {
             Fact::Known(above) => above.cut || trace.shares_marker(above),
             Fact::Unread | Fact::Unreadable => true,
         };
-        // The leader may be left behind itself.
-        (older && shares && !self.is_left(sid)).then_some(Uncertainty::TerminalSession(sid))
+        // The leader may be a leftover itself.
+        (older && shares && !self.is_leftover(sid)).then_some(Uncertainty::TerminalSession(sid))
     }
 
-    /// Whether a multiplexer can be asked, and has not the mark: the agent ran in it.
-    fn is_honest(&self, multiplexer: &Multiplexer, row: &LeftoverRow, trace: &EnvMarkers) -> bool {
+    /// Returns whether a multiplexer is known not to have the marker, because the agent ran in it.
+    fn lacks_marker(
+        &self,
+        multiplexer: &Multiplexer,
+        row: &LeftoverRow,
+        trace: &EnvMarkers,
+    ) -> bool {
         let born = row.entry.key.start;
-        let honest = match multiplexer.server {
+        let lacks_it = match multiplexer.server {
             Some(pid) => self.table.rows.get(&pid).is_some_and(|server| {
                 server.entry.key.start <= born
                     && matches!(&server.env_markers, Fact::Known(above) if !above.cut && !trace.shares_marker(above))
             }),
-            // Those that have the mark are among the hosts.
+            // A server with the marker is found among the hosts.
             None if multiplexer.variable == "ZELLIJ" => {
                 let servers = self.hosts.zellij.as_ref();
-                servers.is_some_and(|servers| servers.youngest <= born && !servers.blind)
+                servers.is_some_and(|servers| servers.youngest <= born && !servers.unreadable)
             }
             None => false,
         };
-        honest && !row.nested
+        lacks_it && !row.nested
     }
 }
 
-fn is_blind(row: &LeftoverRow) -> bool {
+fn is_unreadable(row: &LeftoverRow) -> bool {
     !matches!(&row.env_markers, Fact::Known(trace) if !trace.cut)
 }

@@ -1,4 +1,4 @@
-//! Living agents, and what makes a leftover theirs although its evidence names an agent that is gone.
+//! Living agents that may own a leftover although its evidence names an agent that has exited.
 
 use std::sync::Arc;
 
@@ -11,40 +11,40 @@ use crate::event::{Image, ProcessKey};
 use crate::facts::Fact;
 use crate::leftover::{ConversationDigest, EnvMarker, EnvMarkers, LeftoverRow, Uncertainty};
 
-/// The rule of the server to which Claude Code hands conversations. One that a spare worker continues is named
-/// neither by the server nor by the worker.
-const HOLDER: (&str, &str) = (CLAUDE, "claude-daemon");
-/// Programs that build a new environment for a login, by the kernel's name (`comm`).
+/// Agent and rule of the server to which Claude Code passes conversations. If a spare worker continues a conversation,
+/// neither the server nor the worker names it.
+const CONVERSATION_SERVER: (&str, &str) = (CLAUDE, "claude-daemon");
+/// Programs that build a new environment for a login, by `comm`.
 const LOGINS: &[&[u8]] = &[b"sshd", b"sshd-session", b"login", b"(sd-pam)"];
 
-/// A marker that identifies one agent or one conversation: name of the variable, and what it names.
+/// Marker that identifies an agent or a conversation: variable, pid, conversation.
 type Marker = (&'static str, Option<u32>, Option<ConversationDigest>);
 
 /// Living agents, by real uid.
 #[derive(Default)]
 pub(super) struct Agents {
-    /// All of them.
+    /// All living agents.
     any: HashMap<u32, Eldest>,
-    /// Agents that may have replaced a root in its terminal, by name; `None` where no rule knows the name.
+    /// Agents that may have replaced a root in its terminal, by name; without a name if no rule matches.
     relaunched: HashMap<(Option<Arc<str>>, u32), Latest>,
-    /// Pids in their own namespaces, by name, of agents that run in a PID namespace below this one. Markers name them
-    /// by these. `None`: unknown.
+    /// Agents in a PID namespace below this one, by name: their pids in that namespace, which markers contain. `None`
+    /// for an unknown pid.
     nested: HashMap<(Arc<str>, u32), HashSet<Option<u32>>>,
-    /// Agents and ancestors of agents that carry a marker.
-    carried: HashMap<(u32, Marker), Eldest>,
-    /// Agents whose arguments name a conversation that some process comes from.
+    /// Agents and ancestors of agents, by a marker that they have.
+    by_marker: HashMap<(u32, Marker), Eldest>,
+    /// Agents whose arguments name a conversation from the environment of some process.
     continued: HashMap<(u32, ConversationDigest), Eldest>,
-    /// Agents whose arguments cannot be read in full.
+    /// Agents whose arguments are incomplete.
     cut: HashMap<u32, Eldest>,
-    /// Agents whose environment cannot be read in full.
-    blind: HashMap<u32, Eldest>,
-    /// Ancestors of agents whose environment cannot be read in full.
-    blind_ancestors: HashMap<u32, Eldest>,
+    /// Agents whose environment is unreadable or incomplete.
+    unreadable: HashMap<u32, Eldest>,
+    /// Agents and ancestors of agents whose environment is unreadable or incomplete.
+    unreadable_ancestors: HashMap<u32, Eldest>,
     /// Servers that continue conversations of their agent.
-    holders: HashMap<u32, Eldest>,
+    conversation_servers: HashMap<u32, Eldest>,
 }
 
-/// The two that began last: one of them may be the process that is judged.
+/// The two youngest processes of a group. If one of them is the process in question, the other is used.
 #[derive(Default)]
 struct Latest(Vec<ProcessKey>);
 
@@ -56,7 +56,7 @@ impl Latest {
         self.0.truncate(2);
     }
 
-    /// Returns the pid of another process that began at `since` or later.
+    /// Returns the pid of another process that started at `since` or later.
     fn other_since(&self, row: &LeftoverRow, since: u64) -> Option<u32> {
         let mut all = self.0.iter();
         let other = all.find(|key| **key != row.entry.key && key.start >= since);
@@ -77,9 +77,12 @@ impl Agents {
             if judge.is_agent(row) {
                 agents.add(judge, row, &wanted);
                 agents.add_markers(judge, row, &mut visited);
-            } else if judge.is_holder(&row.entry.image) {
-                let holders = agents.holders.entry(row.entry.uids.real).or_default();
-                holders.add(row.entry.key);
+            } else if judge.is_conversation_server(&row.entry.image) {
+                let conversation_servers = agents
+                    .conversation_servers
+                    .entry(row.entry.uids.real)
+                    .or_default();
+                conversation_servers.add(row.entry.key);
             }
         }
         agents
@@ -92,7 +95,7 @@ impl Agents {
         wanted: &HashSet<(u32, ConversationDigest)>,
     ) {
         let (key, uid, image) = (row.entry.key, row.entry.uids.real, &row.entry.image);
-        let rules = judge.question.rules;
+        let rules = judge.query.rules;
         let name = rules.agent(image).map(|rule| Arc::clone(rules.name(rule)));
         self.any.entry(uid).or_default().add(key);
         if row.nested
@@ -112,7 +115,7 @@ impl Agents {
             self.cut.entry(uid).or_default().add(key);
         }
         if read(row).is_none() {
-            self.blind.entry(uid).or_default().add(key);
+            self.unreadable.entry(uid).or_default().add(key);
         }
     }
 
@@ -125,42 +128,42 @@ impl Agents {
             .filter(|row| visited.insert(row.entry.key.pid))
         {
             let key = row.entry.key;
-            // Init is started in no agent, unless it is one itself.
+            // No agent starts an init, unless that is an agent itself.
             let is_end = judge.is_adopter(row) && !judge.is_agent(row);
-            let hands_on = !is_end && !is_login(&row.entry.image);
+            let passes_on = !is_end && !is_login(&row.entry.image);
             match &row.env_markers {
                 Fact::Known(trace) => {
                     for marker in trace.markers.iter().filter_map(marker) {
-                        self.carried.entry((uid, marker)).or_default().add(key);
+                        self.by_marker.entry((uid, marker)).or_default().add(key);
                     }
                 }
                 Fact::Unread | Fact::Unreadable => {}
             }
-            if read(row).is_none() && hands_on {
-                self.blind_ancestors.entry(uid).or_default().add(key);
+            if read(row).is_none() && passes_on {
+                self.unreadable_ancestors.entry(uid).or_default().add(key);
             }
             at = judge.parent(row).filter(|_| !is_end);
         }
     }
 
-    /// Returns the pid of another agent of the same user that began no later.
+    /// Returns the pid of another agent of the same user that is not younger.
     pub(super) fn older_than(&self, row: &LeftoverRow) -> Option<u32> {
         let any = self.any.get(&row.entry.uids.real)?;
         any.other_by(row, row.entry.key.start)
     }
 
-    /// Whether any agent of this user lives.
+    /// Returns whether an agent of this user is alive.
     pub(super) fn has_user(&self, uid: u32) -> bool {
         self.any.contains_key(&uid)
     }
 
-    /// Whether an agent of this name and user may have this pid in a nested PID namespace.
+    /// Returns whether an agent of this name and user may have this pid in a nested PID namespace.
     pub(super) fn has_nested(&self, name: &str, uid: u32, pid: u32) -> bool {
         let nested = self.nested.get(&(name.into(), uid));
         nested.is_some_and(|pids| pids.contains(&None) || pids.contains(&Some(pid)))
     }
 
-    /// Returns the pid of another process that may have taken over from an agent of this name: an agent that began at
+    /// Returns the pid of another process that may continue the session of an exited agent: an agent that started at
     /// `since` or later, or a server that continues conversations.
     pub(super) fn successor(&self, row: &LeftoverRow, name: &str, since: u64) -> Option<u32> {
         let uid = row.entry.uids.real;
@@ -169,14 +172,17 @@ impl Agents {
             let latest = self.relaunched.get(&(name, uid))?;
             latest.other_since(row, since)
         });
-        let holder = || {
-            let holders = self.holders.get(&uid).filter(|_| name == HOLDER.0)?;
-            holders.other_by(row, u64::MAX)
+        let server = || {
+            let conversation_servers = self
+                .conversation_servers
+                .get(&uid)
+                .filter(|_| name == CONVERSATION_SERVER.0)?;
+            conversation_servers.other_by(row, u64::MAX)
         };
-        relaunched.or_else(holder)
+        relaunched.or_else(server)
     }
 
-    /// Returns the doubt about a process of a conversation that another living agent continues, or may.
+    /// Returns the doubt about a process whose conversation a living agent continues or may continue.
     pub(super) fn continuer_doubt(
         &self,
         row: &LeftoverRow,
@@ -187,11 +193,11 @@ impl Agents {
         let mut all = trace.conversations();
         let named = all.find_map(|one| self.continued.get(&(uid, one))?.other_by(row, u64::MAX));
         let cut = || self.cut.get(&uid)?.other_by(row, u64::MAX);
-        let unsure = || cut().map(Uncertainty::AgentUncertain);
-        named.map(Uncertainty::OwnerAlive).or_else(unsure)
+        let uncertain = || cut().map(Uncertainty::AgentUncertain);
+        named.map(Uncertainty::OwnerAlive).or_else(uncertain)
     }
 
-    /// Returns the doubt about a process whose markers another living agent, or an ancestor of one, may carry too.
+    /// Returns the doubt about a process whose marker another living agent, or an ancestor of one, has or may have.
     pub(super) fn shared_doubt(
         &self,
         row: &LeftoverRow,
@@ -199,25 +205,25 @@ impl Agents {
     ) -> Option<Uncertainty> {
         let uid = row.entry.uids.real;
         let mut markers = trace.markers.iter().filter_map(marker);
-        let carrier = |one: Marker| self.carried.get(&(uid, one))?.other_by(row, u64::MAX);
-        let shared = markers.find_map(carrier).map(Uncertainty::SharedMarker);
-        let blind = || self.blind.get(&uid)?.other_by(row, u64::MAX);
+        let other = |one: Marker| self.by_marker.get(&(uid, one))?.other_by(row, u64::MAX);
+        let shared = markers.find_map(other).map(Uncertainty::SharedMarker);
+        let unreadable = || self.unreadable.get(&uid)?.other_by(row, u64::MAX);
         let above = || {
-            let ancestors = self.blind_ancestors.get(&uid)?;
+            let ancestors = self.unreadable_ancestors.get(&uid)?;
             ancestors.other_by(row, row.entry.key.start)
         };
-        shared.or_else(|| blind().or_else(above).map(Uncertainty::AgentUncertain))
+        shared.or_else(|| unreadable().or_else(above).map(Uncertainty::AgentUncertain))
     }
 }
 
-/// Whether a program builds a new environment for what it starts.
+/// Returns whether a program builds a new environment for a login.
 pub(crate) fn is_login(image: &Image) -> bool {
     LOGINS.contains(&&*image.comm)
 }
 
 impl Judge<'_> {
-    /// Whether an agent may have replaced another one in its terminal: it was started in the kernel session of that
-    /// one, and its creator may be gone.
+    /// Returns whether an agent may have replaced another one in its terminal: it was started in the kernel session of
+    /// that agent, and its creator may have exited.
     fn may_be_relaunched(&self, row: &LeftoverRow) -> bool {
         let image = &row.entry.image;
         let created_by = |parent: &LeftoverRow| {
@@ -228,20 +234,20 @@ impl Judge<'_> {
             && !self.parent(row).is_some_and(created_by)
     }
 
-    fn is_holder(&self, image: &Image) -> bool {
-        let rules = self.question.rules;
+    fn is_conversation_server(&self, image: &Image) -> bool {
+        let rules = self.query.rules;
         let rule = rules.leaves_session(image);
-        rule.is_some_and(|rule| **rules.name(rule) == *HOLDER.1)
+        rule.is_some_and(|rule| **rules.name(rule) == *CONVERSATION_SERVER.1)
     }
 }
 
-/// Returns None if the marker only tells the kind of agent.
-fn marker(mark: &EnvMarker) -> Option<Marker> {
-    let tells = mark.agent_pid.is_some() || mark.conversation.is_some();
-    tells.then_some((mark.variable, mark.agent_pid, mark.conversation))
+/// Returns `None` if the marker only names the kind of agent.
+fn marker(marker: &EnvMarker) -> Option<Marker> {
+    let tells = marker.agent_pid.is_some() || marker.conversation.is_some();
+    tells.then_some((marker.variable, marker.agent_pid, marker.conversation))
 }
 
-/// Returns None if the environment was not read in full.
+/// Returns the markers of a process; `None` if its environment is unreadable or incomplete.
 fn read(row: &LeftoverRow) -> Option<&EnvMarkers> {
     match &row.env_markers {
         Fact::Known(trace) => Some(trace).filter(|trace| !trace.cut),

@@ -1,4 +1,4 @@
-//! In which order processes are gone through.
+//! Order in which processes are visited.
 
 use hashbrown::HashMap;
 
@@ -6,8 +6,8 @@ use super::Judge;
 use crate::leftover::LeftoverRow;
 
 impl<'a> Judge<'a> {
-    /// All, by when they began, and parents before their children also where both began in the same tick. A loop,
-    /// which only damage could make, has no first one: those in it come as they come.
+    /// Returns all processes by start, and parents before their children if both started in the same tick. The order
+    /// within a loop, which only corrupt input could create, is undefined.
     pub(super) fn in_order(&self) -> Vec<&'a LeftoverRow> {
         let mut children: HashMap<u32, Vec<&'a LeftoverRow>> = HashMap::new();
         let mut depths: HashMap<u32, usize> = HashMap::with_capacity(self.table.rows.len());

@@ -1,4 +1,4 @@
-//! Living agents beside a leftover: which of them keep it, and which do not.
+//! Living agents beside a leftover: which of them prevent a reap.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,7 @@ use super::*;
 
 const ID: &str = "0198c1de-7a44-4c39-9d7c-5f0a1b2c3d4e";
 
-/// A process with an environment that is put together.
+/// Returns a process with an environment that is not a constant.
 fn with_env(process: P, env: &str) -> LeftoverRow {
     let trace = Fact::Known(EnvMarkers::of(env.as_bytes(), true));
     LeftoverRow {
@@ -15,16 +15,16 @@ fn with_env(process: P, env: &str) -> LeftoverRow {
     }
 }
 
-/// What is said of process 200, a leftover with this environment, beside others.
+/// Returns the reason for the verdict about process 200, a leftover with this environment.
 fn beside(others: Vec<LeftoverRow>, env: &str) -> &'static str {
     let mut all = table(&[]);
     let left = with_env(p(200, 1, 100, NODE, ""), env);
     let rows = others.into_iter().chain([left]);
     all.rows.extend(rows.map(|row| (row.entry.key.pid, row)));
-    said(&ask(&all, |_| {}), 200)
+    reason_of(&search(&all, |_| {}), 200)
 }
 
-/// An agent in the terminal of a shell.
+/// Returns an agent in the terminal of a shell.
 fn agent(pid: u32, start: u64, argv: &'static str) -> P {
     P {
         sid: 60,
@@ -34,7 +34,7 @@ fn agent(pid: u32, start: u64, argv: &'static str) -> P {
 }
 
 #[test]
-fn living_agent_shields_no_leftover_of_a_gone_agent() {
+fn other_living_agent_keeps_no_leftover() {
     for other in [
         agent(70, 50, "/x/claude"),
         agent(70, 150, "/x/claude"),
@@ -43,18 +43,18 @@ fn living_agent_shields_no_leftover_of_a_gone_agent() {
     ] {
         assert_eq!(beside(vec![other.row()], DEAD), "reap");
     }
-    // The pid was reused by an agent that began later.
+    // A younger agent reuses the pid.
     assert_eq!(
         beside(vec![agent(4100, 101, "/x/claude").row()], DEAD),
         "reap"
     );
-    // The agent that the marker names lives.
+    // The agent that the marker names is alive.
     let named = agent(4100, 50, "/x/claude").row();
     assert_eq!(beside(vec![named], DEAD), "owner_alive");
 }
 
 #[test]
-fn marker_that_a_living_agent_carries_is_no_evidence() {
+fn marker_shared_with_living_agent_is_no_evidence() {
     let carries = |argv, env| with_env(agent(70, 150, argv), env);
     let of_other = |row: LeftoverRow| {
         let mut row = row;
@@ -68,9 +68,9 @@ fn marker_that_a_living_agent_carries_is_no_evidence() {
             carries("/x/codex", "CLAUDE_PID=4101\0CLAUDECODE=1\0"),
             "reap",
         ),
-        // The kind of agent alone identifies none.
+        // A marker without a pid identifies no agent.
         (carries("/x/codex", BARE), "reap"),
-        // Another user's, and no agent.
+        // An agent of another user, and a process that is not an agent.
         (of_other(carries("/x/claude", DEAD)), "reap"),
         (carries("/bin/cat", DEAD), "reap"),
     ] {
@@ -79,8 +79,8 @@ fn marker_that_a_living_agent_carries_is_no_evidence() {
 }
 
 #[test]
-fn marker_that_an_ancestor_of_a_living_agent_carries_is_no_evidence() {
-    // A shell that was started inside the agent, in which a person has started another agent without the marker.
+fn marker_shared_with_ancestor_of_agent_is_no_evidence() {
+    // A shell that was started inside the agent, from which a user has started another agent without the marker.
     let shell = |env| with_env(p(65, 60, 40, "/bin/zsh", ""), env);
     let between = |uid| {
         let mut row = p(66, 65, 45, "/bin/bash", "").row();
@@ -99,9 +99,9 @@ fn marker_that_an_ancestor_of_a_living_agent_carries_is_no_evidence() {
         (vec![shell(DEAD), below(65)], "shared_marker"),
         (vec![shell(DEAD), between(1000), below(66)], "shared_marker"),
         (vec![shell("A=1\0"), between(1000), below(66)], "reap"),
-        // No agent runs there.
+        // Without an agent below the shell.
         (vec![shell(DEAD), between(1000)], "reap"),
-        // A user was changed on the way.
+        // With a change of the user in between.
         (vec![shell(DEAD), between(0), below(66)], "reap"),
     ] {
         assert_eq!(beside(others, DEAD), expected);
@@ -109,8 +109,8 @@ fn marker_that_an_ancestor_of_a_living_agent_carries_is_no_evidence() {
 }
 
 #[test]
-fn ancestor_that_cannot_be_read_may_carry_the_marker() {
-    let blind = |argv, start| {
+fn unreadable_ancestor_of_agent_makes_marker_uncertain() {
+    let unreadable = |argv, start| {
         let mut row = p(65, 60, start, argv, "").row();
         row.env_markers = Fact::Unreadable;
         row
@@ -124,11 +124,11 @@ fn ancestor_that_cannot_be_read_may_carry_the_marker() {
         .row()
     };
     for (above, expected) in [
-        (blind("/bin/zsh", 40), "agent_uncertain"),
-        // It began after the leftover.
-        (blind("/bin/zsh", 120), "reap"),
+        (unreadable("/bin/zsh", 40), "agent_uncertain"),
+        // It is younger than the leftover.
+        (unreadable("/bin/zsh", 120), "reap"),
         // It builds a new environment for a login.
-        (blind("/usr/sbin/sshd", 40), "reap"),
+        (unreadable("/usr/sbin/sshd", 40), "reap"),
     ] {
         assert_eq!(beside(vec![above, below()], DEAD), expected);
     }
@@ -138,7 +138,7 @@ fn ancestor_that_cannot_be_read_may_carry_the_marker() {
 }
 
 #[test]
-fn continued_conversation_is_no_evidence_of_a_gone_agent() {
+fn leftover_of_continued_conversation_is_not_reaped() {
     let left = format!("{DEAD}CLAUDE_CODE_SESSION_ID={ID}\0");
     let runs = |argv: &str| {
         let mut row = agent(70, 150, "/x/claude").row();
@@ -165,21 +165,21 @@ fn continued_conversation_is_no_evidence_of_a_gone_agent() {
     }
     let in_env = with_env(agent(70, 150, "/x/claude"), &left[DEAD.len()..]);
     assert_eq!(beside(vec![in_env], &left), "shared_marker");
-    // The rest of its arguments may name it.
+    // The rest of its arguments may name the id.
     let mut cut = runs("-p");
     Arc::make_mut(&mut cut.entry.image).truncated = true;
     assert_eq!(beside(vec![cut.clone()], &left), "agent_uncertain");
     assert_eq!(beside(vec![cut], DEAD), "reap");
-    // A tool shell names no pid.
+    // A tool shell has no marker with a pid.
     let shell = with_env(p(200, 1, 100, SHELL, ""), &left[DEAD.len()..]);
     let mut all = table(&[]);
     let rows = [shell, runs(&format!("--resume {ID}"))];
     all.rows.extend(rows.map(|row| (row.entry.key.pid, row)));
-    assert_eq!(said(&ask(&all, |_| {}), 200), "owner_alive");
+    assert_eq!(reason_of(&search(&all, |_| {}), 200), "owner_alive");
 }
 
 #[test]
-fn agent_that_may_be_a_relaunch_keeps_the_leftover() {
+fn possible_successor_keeps_leftover() {
     let relaunched = |sid, parent, tty| P {
         sid,
         parent,
@@ -188,7 +188,7 @@ fn agent_that_may_be_a_relaunch_keeps_the_leftover() {
     };
     for (other, expected) in [
         (relaunched(91, 1, 7), "agent_alive"),
-        // It began its own kernel session, has no terminal, or its creator lives.
+        // It created its own kernel session, has no terminal, or its creator is alive.
         (relaunched(70, 1, 7), "reap"),
         (relaunched(91, 1, 0), "reap"),
         (relaunched(60, 60, 7), "reap"),
@@ -218,21 +218,21 @@ fn recorded_member_is_kept_only_for_a_possible_successor() {
     };
     let of = |other: P| {
         let all = table(&[p(200, 60, 100, NODE, ""), other]);
-        said(&ask_recorded(&all, &[recorded(20)], |_| {}), 200)
+        reason_of(&search_recorded(&all, &[recorded(20)], |_| {}), 200)
     };
-    let heir = |start| P {
+    let successor = |start| P {
         sid: 91,
         ..agent(70, start, "/x/claude")
     };
-    assert_eq!(of(heir(150)), "agent_alive");
-    assert_eq!(of(heir(20)), "agent_alive");
-    // It began before the root, or its creator lives.
-    assert_eq!(of(heir(10)), "reap");
+    assert_eq!(of(successor(150)), "agent_alive");
+    assert_eq!(of(successor(20)), "agent_alive");
+    // It is older than the root, or its creator is alive.
+    assert_eq!(of(successor(10)), "reap");
     assert_eq!(of(agent(70, 150, "/x/claude")), "reap");
 }
 
 #[test]
-fn server_of_conversations_keeps_what_its_agent_left() {
+fn conversation_server_keeps_leftovers_of_its_agent() {
     let server = || p(70, 1, 150, "/x/claude-server", "").row();
     let of_opencode = "OPENCODE=1\0OPENCODE_PID=4100\0";
     assert_eq!(beside(vec![server()], DEAD), "agent_alive");
@@ -246,7 +246,7 @@ fn server_of_conversations_keeps_what_its_agent_left() {
 }
 
 prop_compose! {
-    /// An agent that has nothing to do with the leftover: under a shell or alone, older or younger.
+    /// Returns an agent that is unrelated to the leftover: below a shell or alone, older or younger.
     fn unrelated()(
         pid in 70_u32..80,
         parent in prop::sample::select(vec![1_u32, 50, 60]),
@@ -268,7 +268,7 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn unrelated_agents_never_change_a_judgement(
+    fn unrelated_agents_never_change_a_verdict(
         others in prop::collection::vec(unrelated(), 0..6),
         env in prop::sample::select(vec![
             DEAD,
@@ -280,14 +280,14 @@ proptest! {
         parent in prop::sample::select(vec![1_u32, 60]),
     ) {
         let left = || p(200, parent, 100, NODE, env);
-        let alone = ask(&table(&[left()]), |_| {});
+        let alone = search(&table(&[left()]), |_| {});
         let all: Vec<P> = others.into_iter().chain([left()]).collect();
-        let strays = ask(&table(&all), |_| {});
-        prop_assert_eq!(said(&strays, 200), said(&alone, 200));
-        // The named agent lives.
+        let leftovers = search(&table(&all), |_| {});
+        prop_assert_eq!(reason_of(&leftovers, 200), reason_of(&alone, 200));
+        // With the named agent alive.
         let named = p(4100, 60, 99, "/x/claude", "");
         let all: Vec<P> = all.into_iter().chain([named]).collect();
-        let strays = ask(&table(&all), |_| {});
-        prop_assert!(said(&strays, 200) != "reap");
+        let leftovers = search(&table(&all), |_| {});
+        prop_assert!(reason_of(&leftovers, 200) != "reap");
     }
 }

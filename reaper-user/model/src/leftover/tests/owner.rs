@@ -1,4 +1,4 @@
-//! Whose a mark says that a process is: by order that owner has to be gone, and else to be known.
+//! Agents that markers name: they must have exited, and without an order of a user also be recorded.
 
 use super::*;
 
@@ -13,7 +13,7 @@ fn session(agent: &str, uid: u32, root: u32, start: u64) -> RecordedSession {
 }
 
 #[test]
-fn a_service_acts_by_itself_only_where_the_owner_is_recorded() {
+fn without_order_only_recorded_agents_count() {
     let claude = |uid, root, start| session("claude-code", uid, root, start);
     let left = table(&[p(200, 1, 100, NODE, DEAD)]);
     let both = "CLAUDECODE=1\0CLAUDE_PID=4100\0OPENCODE_PID=4200\0OPENCODE=1\0";
@@ -21,7 +21,7 @@ fn a_service_acts_by_itself_only_where_the_owner_is_recorded() {
     for (all, recorded, expected) in [
         (&left, vec![], "owner_unknown"),
         (&left, vec![claude(1000, 4100, 50)], "reap"),
-        // Another pid, another user, another agent, and one that came later.
+        // Another pid, another user, another agent, and a younger one.
         (&left, vec![claude(1000, 4101, 50)], "owner_unknown"),
         (&left, vec![claude(1001, 4100, 50)], "owner_unknown"),
         (
@@ -35,7 +35,7 @@ fn a_service_acts_by_itself_only_where_the_owner_is_recorded() {
             vec![claude(1001, 4100, 40), claude(1000, 4100, 50)],
             "reap",
         ),
-        // All that are named.
+        // All named agents must be recorded.
         (&of_both, vec![claude(1000, 4100, 50)], "owner_unknown"),
         (
             &of_both,
@@ -43,17 +43,23 @@ fn a_service_acts_by_itself_only_where_the_owner_is_recorded() {
             "reap",
         ),
     ] {
-        let alone = ask_recorded(all, &recorded, |q| q.by_order = false);
-        assert_eq!(said(&alone, 200), expected, "{recorded:?}");
-        assert_eq!(said(&ask_recorded(all, &recorded, |_| {}), 200), "reap");
+        let alone = search_recorded(all, &recorded, |q| q.by_order = false);
+        assert_eq!(reason_of(&alone, 200), expected, "{recorded:?}");
+        assert_eq!(
+            reason_of(&search_recorded(all, &recorded, |_| {}), 200),
+            "reap"
+        );
     }
-    // The shell of a tool names nobody.
+    // A tool's shell names no agent.
     let shell = table(&[p(200, 1, 100, SHELL, BARE)]);
-    assert_eq!(said(&ask(&shell, |q| q.by_order = false), 200), "reap");
+    assert_eq!(
+        reason_of(&search(&shell, |q| q.by_order = false), 200),
+        "reap"
+    );
 }
 
 #[test]
-fn an_owner_alone_is_a_plain_mark() {
+fn marker_with_pid_alone_is_weak_evidence() {
     for (env, expected) in [
         ("CLAUDE_PID=4100\0", "no_owner"),
         ("CLAUDE_PID=4100\0OPENCODE=1\0", "no_owner"),
@@ -63,7 +69,7 @@ fn an_owner_alone_is_a_plain_mark() {
         ("CLAUDE_PID=4100\0AI_AGENT=other\0", "no_owner"),
         ("OPENCODE_PID=4100\0", "no_owner"),
         ("OPENCODE_PID=4100\0OPENCODE=1\0", "reap"),
-        // Whom it names lives.
+        // The named process is alive.
         ("CLAUDE_PID=60\0", "owner_alive"),
     ] {
         check(expected, &[p(200, 1, 100, NODE, env)]);
@@ -71,7 +77,7 @@ fn an_owner_alone_is_a_plain_mark() {
 }
 
 #[test]
-fn living_agent_shields_only_evidence_without_a_pid() {
+fn living_agent_keeps_only_leftovers_without_a_pid() {
     let agent = |start, argv| p(70, 60, start, argv, "");
     let of = |uid, agent| P {
         uid,
@@ -80,12 +86,12 @@ fn living_agent_shields_only_evidence_without_a_pid() {
     };
     for (agent, of_shell) in [
         (agent(99, "/x/claude"), "agent_alive"),
-        // It came later, or is another user's.
+        // It is younger, or belongs to another user.
         (agent(101, "/x/claude"), "reap"),
         (of(1001, agent(99, "/x/claude")), "reap"),
-        // Of another name.
+        // An agent with another name.
         (agent(99, "/x/codex"), "agent_alive"),
-        // Which no rule knows.
+        // Agents without a rule.
         (agent(99, "/x/claude-next"), "agent_alive"),
         (agent(99, "/x/cursor-agent"), "agent_alive"),
         (agent(99, "/x/goose"), "agent_alive"),
@@ -101,14 +107,18 @@ fn living_agent_shields_only_evidence_without_a_pid() {
                 },
                 p(200, 1, 100, argv, env),
             ]);
-            assert_eq!(said(&ask(&all, |_| {}), 200), expected, "{name} {argv}");
+            assert_eq!(
+                reason_of(&search(&all, |_| {}), 200),
+                expected,
+                "{name} {argv}"
+            );
         }
     }
-    // One that looks like an agent is no leftover, nor is what it has begun.
+    // A process with the name of an agent is not reaped, and neither are its descendants.
     check("agent", &[p(200, 1, 100, "/x/claude-next", DEAD)]);
     let next = p(200, 1, 100, "/x/claude-next", DEAD);
     check("-", &[next, p(201, 200, 101, NODE, DEAD)]);
-    // A service has seen that it was none.
+    // A service has seen that it is not an agent.
     let helper = ProcessKey {
         pid: 200,
         start: 100 * S,
@@ -118,11 +128,14 @@ fn living_agent_shields_only_evidence_without_a_pid() {
         ..session("codex", 1000, 4300, 20)
     };
     let all = table(&[p(200, 60, 100, "/x/codex-linux-sandbox", "")]);
-    assert_eq!(said(&ask_recorded(&all, &[recorded], |_| {}), 200), "reap");
+    assert_eq!(
+        reason_of(&search_recorded(&all, &[recorded], |_| {}), 200),
+        "reap"
+    );
 }
 
 #[test]
-fn what_carries_an_agent_that_lives_is_left_alone() {
+fn ancestor_of_living_agent_is_only_reported() {
     let all = table(&[
         p(200, 1, 100, "/bin/sh", DEAD),
         p(201, 200, 101, "/bin/sh", ""),
@@ -130,8 +143,8 @@ fn what_carries_an_agent_that_lives_is_left_alone() {
         p(203, 202, 103, NODE, ""),
         p(204, 201, 104, NODE, ""),
     ]);
-    let strays = ask(&all, |_| {});
-    let of = |pid| said(&strays, pid);
+    let leftovers = search(&all, |_| {});
+    let of = |pid| reason_of(&leftovers, pid);
     assert_eq!(
         [200, 201, 202, 203, 204].map(of),
         ["agent", "-", "-", "-", "-"]
@@ -139,7 +152,7 @@ fn what_carries_an_agent_that_lives_is_left_alone() {
 }
 
 #[test]
-fn a_session_of_an_agent_that_no_rule_knows_is_told_of() {
+fn recorded_session_without_rule_is_only_reported() {
     let member = ProcessKey {
         pid: 200,
         start: 100 * S,
@@ -150,13 +163,13 @@ fn a_session_of_an_agent_that_no_rule_knows_is_told_of() {
             ..session(agent, 1000, 4300, 20)
         };
         let all = table(&[p(200, 60, 100, NODE, "")]);
-        let strays = ask_recorded(&all, &[recorded], |_| {});
-        assert_eq!(said(&strays, 200), expected);
+        let leftovers = search_recorded(&all, &[recorded], |_| {});
+        assert_eq!(reason_of(&leftovers, 200), expected);
     }
 }
 
 #[test]
-fn places_that_nobody_can_ask_speak_for_what_came_from_them() {
+fn terminals_without_server_pid_prevent_a_reap() {
     for (variable, expected) in [
         ("TERM_PROGRAM=vscode", "multiplexed"),
         ("VSCODE_IPC_HOOK_CLI=/run/x", "multiplexed"),
@@ -175,12 +188,16 @@ fn places_that_nobody_can_ask_speak_for_what_came_from_them() {
         let env = format!("{DEAD}{variable}\0");
         all.rows.get_mut(&200).unwrap().env_markers =
             Fact::Known(EnvMarkers::of(env.as_bytes(), true));
-        assert_eq!(said(&ask(&all, |_| {}), 200), expected, "{variable}");
+        assert_eq!(
+            reason_of(&search(&all, |_| {}), 200),
+            expected,
+            "{variable}"
+        );
     }
 }
 
 #[test]
-fn a_service_of_a_user_hands_its_mark_on() {
+fn user_service_may_have_passed_the_marker_on() {
     let main = |env, sid| P {
         unit: "build.service",
         sid,
@@ -189,12 +206,12 @@ fn a_service_of_a_user_hands_its_mark_on() {
     let left = || p(200, 1, 100, NODE, DEAD);
     check("multiplexed", &[main(DEAD, 190), left()]);
     check("reap", &[main("A=1\0", 190), left()]);
-    // An orphan of one.
+    // Not the main process of a service.
     check("reap", &[main(DEAD, 180), left()]);
 }
 
 #[test]
-fn a_user_of_one_program_is_another_than_the_agents() {
+fn system_user_without_agents_counts_as_changed_uid() {
     let of = |uid, login_uid| P {
         uid,
         euid: uid,
@@ -218,12 +235,12 @@ fn a_user_of_one_program_is_another_than_the_agents() {
     };
     check("reap", &[agent, of(26, None)]);
     let recorded = [session("codex", 26, 4300, 20)];
-    let strays = ask_recorded(&table(&[of(26, None)]), &recorded, |_| {});
-    assert_eq!(said(&strays, 200), "reap");
+    let leftovers = search_recorded(&table(&[of(26, None)]), &recorded, |_| {});
+    assert_eq!(reason_of(&leftovers, 200), "reap");
 }
 
 #[test]
-fn agent_in_a_namespace_is_named_by_its_pid_there() {
+fn marker_names_nested_agent_by_its_inner_pid() {
     let agent = |uid, inner_pid| P {
         uid,
         euid: uid,

@@ -1,4 +1,4 @@
-//! Rules that give time before one is reaped.
+//! Rules with a delay before a reap.
 
 use super::*;
 
@@ -10,14 +10,14 @@ fn listens(pid: u32, parent: u32, listening: Fact<bool>) -> P {
 }
 
 #[test]
-fn a_server_has_its_time_from_when_it_was_found() {
+fn server_delay_runs_from_its_discovery() {
     let waited = |listening, seconds: Option<u64>| {
         let all = table(&[listens(200, 1, listening)]);
         let head = all.rows[&200].entry.key;
-        let strays = ask(&all, |q| {
+        let leftovers = search(&all, |q| {
             q.waited.extend(seconds.map(|waited| (head, waited * S)));
         });
-        strays[0].verdict.clone()
+        leftovers[0].verdict.clone()
     };
     let wait = |rest: u64| LeftoverVerdict::Wait {
         rule: "servers".into(),
@@ -30,7 +30,7 @@ fn a_server_has_its_time_from_when_it_was_found() {
         (Fact::Known(true), Some(599), wait(1)),
         (Fact::Known(true), Some(600), LeftoverVerdict::Reap),
         (Fact::Known(false), None, LeftoverVerdict::Reap),
-        // It may.
+        // It may listen.
         (Fact::Unread, None, wait(600)),
         (Fact::Unreadable, None, wait(600)),
         (Fact::Unreadable, Some(601), LeftoverVerdict::Reap),
@@ -41,7 +41,7 @@ fn a_server_has_its_time_from_when_it_was_found() {
             "{listening:?} {seconds:?}"
         );
     }
-    // Nothing is to be waited for where all is left alone.
+    // Without a reap there is no delay.
     check(
         "no_owner",
         &[P {
@@ -52,7 +52,7 @@ fn a_server_has_its_time_from_when_it_was_found() {
 }
 
 #[test]
-fn those_above_and_below_a_server_wait_with_it() {
+fn ancestors_and_descendants_wait_with_server() {
     let is = Fact::Known;
     let all = [
         listens(200, 1, is(false)),
@@ -64,30 +64,41 @@ fn those_above_and_below_a_server_wait_with_it() {
         listens(210, 1, is(false)),
     ];
     let mut all = table(&all);
-    let strays = ask(&all, |_| {});
-    let said_of = |strays: &[Leftover]| [200, 201, 202, 203, 204, 210].map(|pid| said(strays, pid));
+    let leftovers = search(&all, |_| {});
+    let reasons = |leftovers: &[Leftover]| {
+        [200, 201, 202, 203, 204, 210].map(|pid| reason_of(leftovers, pid))
+    };
     let wait = "rule_delay";
-    assert_eq!(said_of(&strays), [wait, wait, wait, wait, "reap", "reap"]);
-    let kin = strays.iter().find(|stray| stray.key.pid == 200).unwrap();
-    assert!(
-        matches!(kin.verdict, LeftoverVerdict::Wait { kin: Some(202), .. }),
-        "{kin:?}"
+    assert_eq!(
+        reasons(&leftovers),
+        [wait, wait, wait, wait, "reap", "reap"]
     );
-    // One in the midst that is kept stops nothing.
+    let waiting = leftovers
+        .iter()
+        .find(|leftover| leftover.key.pid == 200)
+        .unwrap();
+    assert!(
+        matches!(
+            waiting.verdict,
+            LeftoverVerdict::Wait { kin: Some(202), .. }
+        ),
+        "{waiting:?}"
+    );
+    // A kept process in between does not stop the effect on its ancestors.
     let image = Arc::make_mut(&mut all.rows.get_mut(&201).unwrap().entry.image);
     image.exe = b"/usr/bin/sway".to_vec();
-    let strays = ask(&all, |_| {});
+    let leftovers = search(&all, |_| {});
     let keep = "keep_rule";
-    // Of the other tree it may be where its mark is from.
+    // The kept process may have passed its marker on to the other tree.
     let other = "multiplexed";
-    assert_eq!(said_of(&strays), [wait, keep, keep, keep, "reap", other]);
+    assert_eq!(reasons(&leftovers), [wait, keep, keep, keep, "reap", other]);
     let head = all.rows[&200].entry.key;
-    let strays = ask(&all, |q| q.waited.extend([(head, u64::MAX)]));
-    assert_eq!(said(&strays, 200), "reap");
+    let leftovers = search(&all, |q| q.waited.extend([(head, u64::MAX)]));
+    assert_eq!(reason_of(&leftovers, 200), "reap");
 }
 
 #[test]
-fn verdicts_have_their_names() {
+fn verdict_has_its_name_in_json() {
     let rule: Arc<str> = "servers".into();
     for (verdict, name) in [
         (LeftoverVerdict::Reap, "reap"),

@@ -1,10 +1,10 @@
-//! What a crafted table costs: nobody can keep the service busy by what they put in an environment or nest.
+//! Cost of crafted tables: no user can keep the service busy by environments or deep trees.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// Variables as agents set them, and as they do not.
+/// Returns variables as agents set them, and others.
 fn entry() -> impl Strategy<Value = Vec<u8>> {
     let names = prop::sample::select(vec![
         "CLAUDE_PID",
@@ -35,7 +35,7 @@ fn entry() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn any_environment_tells_something(entries in prop::collection::vec(entry(), 0..80), whole: bool) {
+    fn env_markers_of_any_environment_are_bounded(entries in prop::collection::vec(entry(), 0..80), whole: bool) {
         let environ = entries.join(&0);
         let trace = EnvMarkers::of(&environ, whole);
         prop_assert!(trace.markers.len() <= 32 && trace.multiplexers.len() <= 32);
@@ -47,7 +47,7 @@ proptest! {
 }
 
 #[test]
-fn an_environment_full_of_marks_is_taken_in_in_part() {
+fn environment_full_of_markers_is_read_in_part() {
     let many = |of: &dyn Fn(u32) -> String| -> Vec<u8> {
         (2..60_000).flat_map(|n| of(n).into_bytes()).collect()
     };
@@ -55,7 +55,7 @@ fn an_environment_full_of_marks_is_taken_in_in_part() {
     for (environ, cut) in [
         (many(&|n| format!("CLAUDE_PID={n}\0")), true),
         (many(&|n| format!("TMUX=x,{n},0\0")), true),
-        // The same again and again is one.
+        // Repeated markers count once.
         (many(&|_| "CLAUDE_PID=4100\0".into()), false),
         (many(&|n| format!("CLAUDECODE={n}\0")), false),
     ] {
@@ -66,22 +66,22 @@ fn an_environment_full_of_marks_is_taken_in_in_part() {
         assert_eq!(trace.cut, cut);
         assert!(trace.keep && trace.switched, "the rest is read");
     }
-    // What was not taken in may name one that lives.
+    // The part that was not read may name a living agent.
     let environ = many(&|n| format!("OPENCODE_PID={}\0", 100_000 + n));
     let mut all = table(&[p(200, 1, 100, NODE, DEAD)]);
     all.rows.get_mut(&200).unwrap().env_markers = Fact::Known(EnvMarkers::of(&environ, true));
-    let strays = ask(&all, |_| {});
-    assert_eq!(said(&strays, 200), "unreadable");
+    let leftovers = search(&all, |_| {});
+    assert_eq!(reason_of(&leftovers, 200), "unreadable");
     assert!(
-        matches!(strays[0].evidence, LeftoverEvidence::Mark { .. }),
+        matches!(leftovers[0].evidence, LeftoverEvidence::Mark { .. }),
         "no strong evidence"
     );
 }
 
-/// Each asks for its whole line, for all hosts and for all who were recorded: looked through one by one, that were
-/// a thousand million looks.
+/// Each process depends on all of its ancestors, all hosts and all recorded members. Scanning them for each process
+/// would take 10^9 steps.
 #[test]
-fn long_chains_and_many_hosts_are_gone_through_once() {
+fn long_chains_and_many_hosts_take_linear_time() {
     let environ = |n: u32| -> EnvMarkers {
         let marks = (0..40).map(|m| format!("CLAUDE_PID={}\0", 200_000 + n % 7 * 100 + m));
         let marks: String = marks.chain(["ZELLIJ=0\0".to_owned()]).collect();
@@ -115,14 +115,18 @@ fn long_chains_and_many_hosts_are_gone_through_once() {
         rows,
         unread: HashMap::new(),
     };
-    let strays = ask_recorded(&all, &[recorded], |_| {});
-    assert_eq!(strays.len(), count as usize);
+    let leftovers = search_recorded(&all, &[recorded], |_| {});
+    assert_eq!(leftovers.len(), count as usize);
     let head = ProcessKey {
         pid: 1000,
         start: 100 * S,
     };
-    assert!(strays.iter().all(|stray| stray.subtree_root == head));
-    // Those that stand below others are told after them.
-    let pids: Vec<u32> = strays.iter().map(|stray| stray.key.pid).collect();
+    assert!(
+        leftovers
+            .iter()
+            .all(|leftover| leftover.subtree_root == head)
+    );
+    // Descendants come after their ancestors.
+    let pids: Vec<u32> = leftovers.iter().map(|leftover| leftover.key.pid).collect();
     assert!(pids.is_sorted());
 }

@@ -1,15 +1,15 @@
-//! Who may be an agent, or have handed a mark on, or be another user's: nothing is reaped on that.
+//! Processes that may be the agent, have passed the marker on, or belong to another user: none of them leads to a reap.
 
 use super::*;
 
-/// What is said of the last one, where these pids could not be read.
+/// Checks the result for the last process if these pids are unreadable.
 #[track_caller]
 fn check_unread(expected: &str, processes: &[P], unread: &[(u32, Option<u32>)]) {
     let mut table = table(processes);
     table.unread.extend(unread.iter().copied());
     let last = processes.last().map_or(0, |p| p.pid);
-    let strays = ask(&table, |_| {});
-    assert_eq!(said(&strays, last), expected, "{strays:#?}");
+    let leftovers = search(&table, |_| {});
+    assert_eq!(reason_of(&leftovers, last), expected, "{leftovers:#?}");
 }
 
 fn recorded(uid: u32) -> RecordedSession {
@@ -28,8 +28,8 @@ fn recorded(uid: u32) -> RecordedSession {
 }
 
 #[test]
-fn whoever_cannot_be_read_may_be_its_agent_or_has_handed_the_mark_on() {
-    let marked = || p(200, 1, 100, NODE, DEAD);
+fn unreadable_process_may_be_agent_or_marker_origin() {
+    let with_marker = || p(200, 1, 100, NODE, DEAD);
     let shell = || p(200, 1, 100, SHELL, BARE);
     for (unread, of_marked, of_shell) in [
         (
@@ -38,7 +38,7 @@ fn whoever_cannot_be_read_may_be_its_agent_or_has_handed_the_mark_on() {
             "agent_uncertain",
         ),
         (&[(900, None)], "agent_uncertain", "agent_uncertain"),
-        // Another user's.
+        // A process of another user.
         (&[(900, Some(1001))], "reap", "reap"),
         (
             &[(900, Some(0)), (901, Some(1000))],
@@ -46,27 +46,27 @@ fn whoever_cannot_be_read_may_be_its_agent_or_has_handed_the_mark_on() {
             "agent_uncertain",
         ),
     ] {
-        check_unread(of_marked, &[marked()], unread);
+        check_unread(of_marked, &[with_marker()], unread);
         check_unread(of_shell, &[shell()], unread);
         let mut all = table(&[p(200, 60, 100, NODE, "")]);
         all.unread.extend(unread.iter().copied());
-        let strays = ask_recorded(&all, &[recorded(1000)], |_| {});
-        assert_eq!(said(&strays, 200), of_shell);
+        let leftovers = search_recorded(&all, &[recorded(1000)], |_| {});
+        assert_eq!(reason_of(&leftovers, 200), of_shell);
     }
-    // The leader of its session, and whoever is above it.
+    // The leader of its kernel session, and an ancestor.
     let of_session = P {
         sid: 900,
-        ..marked()
+        ..with_marker()
     };
     check_unread("terminal_session", &[of_session], &[(900, Some(0))]);
     let mut all = table(&[p(200, 900, 100, NODE, "")]);
     all.unread.insert(900, Some(0));
-    let strays = ask_recorded(&all, &[recorded(1000)], |_| {});
-    assert_eq!(said(&strays, 200), "not_orphan");
+    let leftovers = search_recorded(&all, &[recorded(1000)], |_| {});
+    assert_eq!(reason_of(&leftovers, 200), "not_orphan");
 }
 
 #[test]
-fn a_host_whose_environment_cannot_be_read_may_have_the_mark() {
+fn unreadable_host_may_have_the_marker() {
     let host = |argv, uid| P {
         env: None,
         uid,
@@ -78,21 +78,21 @@ fn a_host_whose_environment_cannot_be_read_may_have_the_mark() {
         (host("/usr/bin/tmux", 1000), "multiplexed"),
         (host("/usr/bin/sway", 1000), "multiplexed"),
         (host("/usr/bin/kitty", 1001), "reap"),
-        // No such places.
+        // Programs in which users start no processes.
         (host("/usr/bin/cat", 1000), "reap"),
         (host("/usr/bin/ssh-agent", 1000), "reap"),
         (host("/x/claude", 1000), "agent_uncertain"),
     ] {
         check(expected, &[host, p(312, 1, 70, NODE, DEAD)]);
     }
-    // It was read in part only.
+    // Its environment was read in part.
     let mut cut = table(&[
         p(310, 1, 50, "/usr/bin/kitty", ""),
         p(312, 1, 70, NODE, DEAD),
     ]);
     cut.rows.get_mut(&310).unwrap().env_markers = Fact::Known(EnvMarkers::of(b"A=1\0", false));
-    assert_eq!(said(&ask(&cut, |_| {}), 312), "multiplexed");
-    // The leader of its session.
+    assert_eq!(reason_of(&search(&cut, |_| {}), 312), "multiplexed");
+    // The leader of its kernel session.
     let leader = P {
         env: None,
         ..p(311, 305, 60, "/bin/zsh", "")
@@ -105,18 +105,18 @@ fn a_host_whose_environment_cannot_be_read_may_have_the_mark() {
 }
 
 #[test]
-fn what_rules_keep_hands_its_environment_on() {
+fn kept_program_may_have_passed_the_marker_on() {
     let desktop = |start, env| p(310, 1, start, "/usr/bin/sway", env);
     let left = || p(312, 1, 70, NODE, DEAD);
     check("multiplexed", &[desktop(50, DEAD), left()]);
     check("reap", &[desktop(50, "A=1\0"), left()]);
-    // It came later, and so did its mark.
+    // The desktop and its marker are younger.
     check("reap", &[desktop(80, DEAD), left()]);
     check("keep_rule", &[desktop(50, DEAD)]);
     check("keep_rule", &[desktop(50, DEAD), p(311, 310, 60, NODE, "")]);
     let agent = p(310, 1, 50, "/usr/bin/ssh-agent", DEAD);
     check("reap", &[agent, left()]);
-    // Where the command line is cut that may tell.
+    // A command line whose end is missing, which a rule may match.
     let mut all = table(&[p(310, 1, 50, "/usr/bin/java", DEAD), left()]);
     let java = all.rows.get_mut(&310).unwrap();
     Arc::make_mut(&mut java.entry.image).truncated = true;
@@ -124,14 +124,14 @@ fn what_rules_keep_hands_its_environment_on() {
     let of = |all: &ProcessTable| {
         let mut all = all.clone();
         all.rows.get_mut(&1).unwrap().env_markers = Fact::Known(EnvMarkers::default());
-        let nobody = HashMap::new();
-        let question = LeftoverQuery {
+        let no_members = HashMap::new();
+        let query = LeftoverQuery {
             rules: &catalogue,
             recorded: &[],
             own_pid: 61,
             uid: None,
             scope: &Scope::default(),
-            members: &nobody,
+            members: &no_members,
             watched_since: None,
             kept: &[],
             min_age: 600 * S,
@@ -140,7 +140,7 @@ fn what_rules_keep_hands_its_environment_on() {
             waited: &HashMap::new(),
             by_order: true,
         };
-        said(&find(&all, &question), 312)
+        reason_of(&find(&all, &query), 312)
     };
     assert_eq!(of(&all), "multiplexed");
     for (argv, expected) in [
@@ -157,19 +157,23 @@ fn what_rules_keep_hands_its_environment_on() {
 }
 
 #[test]
-fn the_outermost_for_which_strong_evidence_speaks_is_the_head() {
+fn outermost_process_with_strong_evidence_is_tree_top() {
     let keeper = |argv, env| p(201, 200, 101, argv, env);
-    // An orphan below something that the same agent has left.
+    // An orphan below another leftover of the same agent.
     let inner = || P {
         sid: 180,
         ..p(202, 201, 102, NODE, DEAD)
     };
     let outer = || p(200, 1, 100, "/bin/sh", DEAD);
     let all = [outer(), keeper("/bin/keeper", "A=1\0"), inner()];
-    let strays = ask(&table(&all), |_| {});
-    assert!(strays.iter().all(|stray| stray.subtree_root.pid == 200));
-    assert_eq!(said(&strays, 202), "reap");
-    // What keeps the one between keeps the one below.
+    let leftovers = search(&table(&all), |_| {});
+    assert!(
+        leftovers
+            .iter()
+            .all(|leftover| leftover.subtree_root.pid == 200)
+    );
+    assert_eq!(reason_of(&leftovers, 202), "reap");
+    // A reason to keep the process in between keeps its descendants.
     for (between, expected) in [
         (keeper("/usr/bin/sway", "A=1\0"), "keep_rule"),
         (keeper("/bin/keeper", "REAPER_KEEP=1\0"), "keep_marker"),
@@ -183,7 +187,7 @@ fn the_outermost_for_which_strong_evidence_speaks_is_the_head() {
     ] {
         check(expected, &[outer(), between, inner()]);
     }
-    // One between belongs to an agent that lives.
+    // The process in between belongs to a living agent.
     let living = p(4200, 60, 50, "/bin/cat", "");
     check(
         "owner_alive",
@@ -197,7 +201,7 @@ fn the_outermost_for_which_strong_evidence_speaks_is_the_head() {
 }
 
 #[test]
-fn a_mark_proves_nothing_of_who_changes_the_user() {
+fn marker_proves_nothing_after_change_of_user() {
     let of = |uid, euid, argv, env| P {
         uid,
         euid,
@@ -246,7 +250,7 @@ fn a_mark_proves_nothing_of_who_changes_the_user() {
 }
 
 #[test]
-fn who_was_recorded_runs_as_the_agent_did() {
+fn recorded_member_must_have_uid_of_agent() {
     for (uid, euid, of, expected) in [
         (1000, 1000, 1000, "reap"),
         (0, 0, 0, "reap"),
@@ -259,20 +263,20 @@ fn who_was_recorded_runs_as_the_agent_did() {
             euid,
             ..p(200, 60, 100, NODE, "SUDO_UID=1000\0")
         };
-        let strays = ask_recorded(&table(&[member]), &[recorded(of)], |_| {});
-        assert_eq!(said(&strays, 200), expected, "{uid} {euid} {of}");
+        let leftovers = search_recorded(&table(&[member]), &[recorded(of)], |_| {});
+        assert_eq!(reason_of(&leftovers, 200), expected, "{uid} {euid} {of}");
     }
-    // It names another agent, which lives.
+    // Its marker names another agent, which is alive.
     let all = [
         p(4100, 60, 50, "/bin/opencode", ""),
         p(200, 60, 100, NODE, DEAD),
     ];
-    let strays = ask_recorded(&table(&all), &[recorded(1000)], |_| {});
-    assert_eq!(said(&strays, 200), "owner_alive");
+    let leftovers = search_recorded(&table(&all), &[recorded(1000)], |_| {});
+    assert_eq!(reason_of(&leftovers, 200), "owner_alive");
 }
 
 #[test]
-fn an_agent_may_be_known_by_another_pid_than_here() {
+fn nested_agent_may_have_the_pid_in_the_marker() {
     let agent = |nested, name| P {
         nested,
         ..p(90, 60, 50, name, "")
@@ -281,6 +285,6 @@ fn an_agent_may_be_known_by_another_pid_than_here() {
     check("owner_uncertain", &[agent(true, "/x/claude"), left()]);
     check("reap", &[agent(false, "/x/claude"), left()]);
     check("reap", &[agent(true, "/bin/cat"), left()]);
-    // An agent that began later has reused the pid.
+    // A younger agent reuses the pid.
     check("reap", &[p(4100, 60, 150, "/x/claude", ""), left()]);
 }

@@ -1,4 +1,4 @@
-//! What keeps a process whatever speaks against it.
+//! Reasons to keep a process despite the evidence, and rules with a delay.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::facts::Fact;
 use crate::leftover::{KeepReason, LeftoverRow};
 use crate::ruleset::{Action, Rule, UidIs};
 
-/// Terminals, by the file name of their program or the kernel's name of it.
+/// Terminal emulators, by the file name or the `comm` of their program.
 const TERMINALS: &[&[u8]] = &[
     b"gnome-terminal-server",
     b"gnome-terminal-",
@@ -40,7 +40,7 @@ const TERMINALS: &[&[u8]] = &[
     b"ttyd",
     b"mosh-server",
 ];
-/// Units in which a desktop puts what a person starts, with all that descends from it.
+/// Prefixes of units in which a desktop places programs started by a user, with all of their descendants.
 const DESKTOP: &[&str] = &[
     "app-",
     "vte-spawn-",
@@ -48,9 +48,9 @@ const DESKTOP: &[&str] = &[
     "kitty-",
     "ptyxis-spawn-",
 ];
-/// Rules whose programs are spared, but from which nobody starts anything that is their own: what runs containers,
-/// what holds keys or sound, and servers that run what they are asked to as their clients would.
-const HANDS_ON_NOTHING: &[&str] = &[
+/// Rules that keep programs in which users start no processes: container engines, agents for keys, sound servers, and
+/// servers that run requests with the environment of their clients.
+const NOT_HOSTS: &[&str] = &[
     "containers",
     "ssh-agent",
     "gpg-agent",
@@ -61,110 +61,110 @@ const HANDS_ON_NOTHING: &[&str] = &[
     "git-fsmonitor",
 ];
 
-/// Why a process is kept.
+/// Reason to keep a process.
 #[derive(Clone)]
-pub(super) struct Spared {
-    pub(super) spare: KeepReason,
+pub(super) struct Kept {
+    pub(super) reason: KeepReason,
     pub(super) rule: Option<Arc<str>>,
-    /// For whose sake.
+    /// Pid of the process that the reason is about.
     pub(super) pid: u32,
-    /// Those above it are needed for that.
-    pub(super) holds_kin: bool,
+    /// Whether its ancestors are kept for the same reason.
+    pub(super) holds_relatives: bool,
 }
 
-/// Why it is not to be reaped yet. Those above and below are waited for with it.
+/// Reason to reap a process only later. Its ancestors and descendants wait too.
 #[derive(Clone)]
 pub(super) struct Waiting {
     pub(super) rule: Arc<str>,
-    /// Ns.
+    /// Remaining delay in ns.
     pub(super) rest: u64,
-    /// For whose sake.
+    /// Pid of the process that the rule matches.
     pub(super) pid: u32,
 }
 
-impl Spared {
-    fn new(row: &LeftoverRow, spare: KeepReason) -> Spared {
-        Spared {
-            spare,
+impl Kept {
+    fn new(row: &LeftoverRow, reason: KeepReason) -> Kept {
+        Kept {
+            reason,
             rule: None,
             pid: row.entry.key.pid,
-            holds_kin: false,
+            holds_relatives: false,
         }
     }
 
-    fn by(self, rule: &Arc<str>) -> Spared {
-        Spared {
+    fn by(self, rule: &Arc<str>) -> Kept {
+        Kept {
             rule: Some(Arc::clone(rule)),
             ..self
         }
     }
 }
 
-/// Whether it runs terminals for people.
+/// Returns whether a program is a terminal emulator.
 pub(crate) fn is_terminal(image: &Image) -> bool {
     let names = [file_name(&image.exe), &image.comm];
     names.iter().any(|name| TERMINALS.contains(name))
 }
 
 impl<'a> Judge<'a> {
-    /// Why it is kept for its own sake, as a part of what is below that head.
-    pub(super) fn spare(&self, row: &'a LeftoverRow, head: &'a LeftoverRow) -> Option<Spared> {
-        let spared = |spare| Some(Spared::new(row, spare));
-        // A person is at work in it.
+    /// Returns the reason to keep a process for its own sake. `head` is the top of its tree.
+    pub(super) fn keep_reason(&self, row: &'a LeftoverRow, head: &'a LeftoverRow) -> Option<Kept> {
+        let kept = |reason| Some(Kept::new(row, reason));
+        // The user works in it.
         if self.own.contains(&row.entry.key.pid) {
-            return spared(KeepReason::NeverSelf);
+            return kept(KeepReason::NeverSelf);
         }
-        if let Some(spared) = self.spare_of_all(row) {
-            return Some(spared);
+        if let Some(kept) = self.keep_with_descendants(row) {
+            return Some(kept);
         }
-        if self.kept.contains(&tick(row.entry.key)) {
-            return spared(KeepReason::KeptByUser);
+        if self.kept_by_users.contains(&tick(row.entry.key)) {
+            return kept(KeepReason::KeptByUser);
         }
         let image = &row.entry.image;
-        let rules = self.question.rules;
+        let rules = self.query.rules;
         let judging = rules.matching_member_rules(image);
-        // But for units, which are looked at below.
+        // Conditions on units are checked below.
         let keeps = |rule: &&Rule| {
             let keeps = matches!(rule.action, Action::Keep | Action::Report);
             keeps && rule.may_keep() && !rule.when.is_of_units_alone() && may_hold(rule, row, head)
         };
         if let Some(rule) = judging.iter().map(|id| rules.rule(*id)).find(keeps) {
-            let spare = if rule.when.uid == Some(UidIs::Other) {
+            let reason = if rule.when.uid == Some(UidIs::Other) {
                 KeepReason::OtherUid
             } else {
                 KeepReason::KeepRule
             };
-            return Some(Spared {
-                holds_kin: rule.keeps_relatives(),
-                ..Spared::new(row, spare).by(&rule.name)
+            return Some(Kept {
+                holds_relatives: rule.keeps_relatives(),
+                ..Kept::new(row, reason).by(&rule.name)
             });
         }
         let Fact::Known(trace) = &row.env_markers else {
-            return spared(KeepReason::Unreadable);
+            return kept(KeepReason::Unreadable);
         };
-        if trace.keep && self.question.honor_keep {
-            return spared(KeepReason::KeepMarker);
+        if trace.keep && self.query.honor_keep {
+            return kept(KeepReason::KeepMarker);
         }
-        if trace.cut && self.question.honor_keep || image.exe.is_empty() {
-            return spared(KeepReason::Unreadable);
+        if trace.cut && self.query.honor_keep || image.exe.is_empty() {
+            return kept(KeepReason::Unreadable);
         }
         if let Some(rule) = rules.unread_keep(image, &judging) {
-            return Some(Spared::new(row, KeepReason::Unreadable).by(rules.name(rule)));
+            return Some(Kept::new(row, KeepReason::Unreadable).by(rules.name(rule)));
         }
         match &row.unit {
             Fact::Known(unit) => {
                 let managed = is_managed(unit) || self.is_main(row, unit);
                 let own = managed && !self.has_from_above(row, head, unit);
-                own.then(|| Spared::new(row, KeepReason::OwnUnit).by(unit))
+                own.then(|| Kept::new(row, KeepReason::OwnUnit).by(unit))
             }
-            Fact::Unread | Fact::Unreadable => spared(KeepReason::Unreadable),
+            Fact::Unread | Fact::Unreadable => kept(KeepReason::Unreadable),
         }
     }
 
-    /// The rule that gives it time which is not over yet.
+    /// Returns the first rule whose delay has not expired.
     pub(super) fn wait(&self, row: &'a LeftoverRow, head: &'a LeftoverRow) -> Option<Waiting> {
-        let rules = self.question.rules;
-        let waited = self.question.waited.get(&head.entry.key).copied();
+        let rules = self.query.rules;
+        let waited = self.query.waited.get(&head.entry.key).copied();
         let judging = rules.matching_member_rules(&row.entry.image);
         judging.iter().find_map(|id| {
             let rule = rules.rule(*id);
@@ -178,8 +178,8 @@ impl<'a> Judge<'a> {
         })
     }
 
-    /// Whether it looks like what a user's service manager starts a service by: so are applications, where a
-    /// desktop has them started, with the environment that it was told of.
+    /// Returns whether a process looks like the main process of a service of the user's service manager. Desktops start
+    /// applications that way too, with the environment of the service manager.
     fn is_main(&self, row: &LeftoverRow, unit: &str) -> bool {
         let parent = self.parent(row);
         let started = parent.is_some_and(|parent| {
@@ -188,8 +188,8 @@ impl<'a> Judge<'a> {
         started && unit.ends_with(".service") && row.entry.image.sid == row.entry.key.pid
     }
 
-    /// Whether a unit is not a process's own: that of its head or, for the head itself, that of a parent which is
-    /// not the one that starts units.
+    /// Returns whether the unit of a process is that of the top of its tree. For the top itself, whether it is that of
+    /// a parent which is not the service manager.
     fn has_from_above(&self, row: &LeftoverRow, head: &LeftoverRow, unit: &Arc<str>) -> bool {
         let above = if row.entry.key == head.entry.key {
             self.parent(row).filter(|parent| !self.is_adopter(parent))
@@ -199,49 +199,50 @@ impl<'a> Judge<'a> {
         above.is_some_and(|above| above.unit == Fact::Known(Arc::clone(unit)))
     }
 
-    /// What spares a process with all that is below it, adopted or not.
-    pub(super) fn spare_of_all(&self, row: &LeftoverRow) -> Option<Spared> {
+    /// Returns the reason to keep a process with all of its descendants, adopted or not.
+    pub(super) fn keep_with_descendants(&self, row: &LeftoverRow) -> Option<Kept> {
         let image = &row.entry.image;
-        if let Some(rule) = self.question.rules.leaves_session(image) {
-            let name = self.question.rules.name(rule);
-            return Some(Spared::new(row, KeepReason::Boundary).by(name));
+        if let Some(rule) = self.query.rules.leaves_session(image) {
+            let name = self.query.rules.name(rule);
+            return Some(Kept::new(row, KeepReason::Boundary).by(name));
         }
-        is_terminal(image).then(|| Spared::new(row, KeepReason::Terminal))
+        is_terminal(image).then(|| Kept::new(row, KeepReason::Terminal))
     }
 
-    /// Whether a person, or what a rule keeps, may start processes from it, and they get its environment. An
-    /// agent's own daemon is no such place.
+    /// Returns whether users, or programs that a rule keeps, may start processes here that inherit the environment. An
+    /// agent's own daemon is excluded.
     pub(super) fn is_host(&self, row: &LeftoverRow) -> bool {
         let image = &row.entry.image;
-        let rules = self.question.rules;
+        let rules = self.query.rules;
         if rules.agent(image).is_some() {
             return false;
         }
-        let hands_on = |rule: &str| !HANDS_ON_NOTHING.contains(&rule);
-        if let Some(spared) = self.spare_of_all(row) {
-            return spared.rule.is_none_or(|rule| hands_on(&rule));
+        let passes_on = |rule: &str| !NOT_HOSTS.contains(&rule);
+        if let Some(kept) = self.keep_with_descendants(row) {
+            return kept.rule.is_none_or(|rule| passes_on(&rule));
         }
         let judging = rules.matching_member_rules(image);
         let keeps = |rule: &Rule| {
-            rule.action == Action::Keep && !rule.matchers.is_empty() && hands_on(&rule.name)
+            rule.action == Action::Keep && !rule.matchers.is_empty() && passes_on(&rule.name)
         };
         let might_keep = || rules.unread_keep(image, &judging);
-        let marked = matches!(&row.env_markers, Fact::Known(trace) if !trace.markers.is_empty());
+        let has_markers =
+            matches!(&row.env_markers, Fact::Known(trace) if !trace.markers.is_empty());
         let is_main = || matches!(&row.unit, Fact::Known(unit) if self.is_main(row, unit));
         judging.iter().any(|id| keeps(rules.rule(*id)))
-            || marked && is_main()
-            || might_keep().is_some_and(|id| hands_on(rules.name(id)))
+            || has_markers && is_main()
+            || might_keep().is_some_and(|id| passes_on(rules.name(id)))
     }
 }
 
-/// Whether a rule may say something of it. Asked is what may be known; all else that it rests on may hold.
+/// Returns whether a rule may match: it does by the known facts, and all others are taken to match.
 fn may_hold(rule: &Rule, row: &LeftoverRow, head: &LeftoverRow) -> bool {
     let (uid, listening) = (rule.when.uid, rule.when.listening);
     uid.is_none_or(|uid| uid.holds(row.entry.uids, head.entry.uids))
         && listening.is_none_or(|wanted| row.listening != Fact::Known(!wanted))
 }
 
-/// Whether somebody manages what runs in a unit, or it only holds what a person has started.
+/// Returns whether a unit is managed as a service, and does not merely hold what a user has started.
 fn is_managed(unit: &str) -> bool {
     !unit.is_empty() && !DESKTOP.iter().any(|start| unit.starts_with(start))
 }

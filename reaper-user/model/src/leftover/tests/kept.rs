@@ -1,9 +1,9 @@
-//! What is left alone though it looks like a leftover, and who is not asked about.
+//! Processes that are kept although they look like leftovers, and limits of the search.
 
 use super::*;
 
 #[test]
-fn what_is_spared() {
+fn process_with_reason_to_keep_is_kept() {
     let head = || p(200, 1, 100, "/bin/sh", DEAD);
     check(
         "keep_rule",
@@ -40,7 +40,7 @@ fn what_is_spared() {
     check("own_unit", &[unit(200, 50, "web.service")]);
     check("own_unit", &[unit(200, 50, "run-u12.scope")]);
     check("reap", &[unit(200, 50, "vte-spawn-0a1b.scope")]);
-    // An application that the desktop has had started, and what was typed in one.
+    // An application that the desktop started, and a program typed in one.
     check("own_unit", &[unit(200, 50, "app-mail@1.service")]);
     check(
         "reap",
@@ -50,7 +50,7 @@ fn what_is_spared() {
         }],
     );
     check("own_unit", &[head(), unit(201, 200, "docker-0a1b.scope")]);
-    // The unit is that of everybody around.
+    // The unit is that of the adopter.
     let mut adopter = p(150, 60, 50, "/usr/bin/keeper", "");
     adopter.unit = "ci.service";
     let left = P {
@@ -58,24 +58,27 @@ fn what_is_spared() {
         ..unit(200, 150, "ci.service")
     };
     check("reap", &[adopter, left]);
-    // This program runs below it: a person is at work there.
+    // The calling program runs below it, so a user works there.
     let mut own = table(&[
         p(200, 1, 100, "/bin/bash", DEAD),
         p(202, 200, 105, NODE, DEAD),
     ]);
     own.rows.insert(60, p(60, 200, 110, "/bin/zsh", DEAD).row());
-    let strays = ask(&own, |_| {});
-    assert_eq!(said(&strays, 202), "never_self");
-    assert_eq!((said(&strays, 60), said(&strays, 200)), ("-", "-"));
+    let leftovers = search(&own, |_| {});
+    assert_eq!(reason_of(&leftovers, 202), "never_self");
+    assert_eq!(
+        (reason_of(&leftovers, 60), reason_of(&leftovers, 200)),
+        ("-", "-")
+    );
 }
 
 #[test]
-fn whose_agent_lives_is_no_leftover() {
+fn descendant_of_living_agent_is_no_leftover() {
     let agent = || p(70, 60, 50, "/x/claude", "");
     check("-", &[agent(), p(200, 70, 100, NODE, "CLAUDE_PID=70\0")]);
-    // Nested, and the inner one is gone.
+    // A nested agent, of which the inner one has exited.
     check("-", &[agent(), p(200, 70, 100, NODE, DEAD)]);
-    // An agent of an agent that is gone is somebody's to look at.
+    // An agent that an exited agent started is only reported.
     check("agent", &[p(200, 1, 100, "/x/claude", DEAD)]);
     check(
         "-",
@@ -87,7 +90,7 @@ fn whose_agent_lives_is_no_leftover() {
 }
 
 #[test]
-fn what_a_service_watches_is_its_own() {
+fn process_watched_by_service_is_no_leftover() {
     let all = table(&[
         p(200, 1, 100, "/bin/sh", DEAD),
         p(201, 200, 300, NODE, ""),
@@ -105,10 +108,10 @@ fn what_a_service_watches_is_its_own() {
     };
     let (theirs, others) = (members(100), members(99));
     let of = |members: HashMap<u32, ProcessKey>, since| {
-        let strays = ask(&all, |q| (q.members, q.since) = (members, since));
-        [200, 201, 210, 220, 221, 230].map(|pid| said(&strays, pid))
+        let leftovers = search(&all, |q| (q.members, q.since) = (members, since));
+        [200, 201, 210, 220, 221, 230].map(|pid| reason_of(&leftovers, pid))
     };
-    // What began since it watches is a leftover only as a part of one that is older.
+    // A process that started since the service watches is a leftover only below an older one.
     assert_eq!(
         of(theirs, Some(200 * S)),
         ["reap", "reap", "-", "-", "-", "-"]
@@ -117,7 +120,7 @@ fn what_a_service_watches_is_its_own() {
 }
 
 #[test]
-fn only_whom_one_is_asked_for() {
+fn search_is_limited_to_user_and_scope() {
     let other = P {
         uid: 1001,
         euid: 1001,
@@ -135,8 +138,8 @@ fn only_whom_one_is_asked_for() {
         let mut all = all.clone();
         let image = Arc::make_mut(&mut all.rows.get_mut(&210).unwrap().entry.image);
         image.cgroup_id = 7;
-        let strays = ask(&all, |q| (q.uid, q.scope) = (uid, scope.clone()));
-        (said(&strays, 200), said(&strays, 210))
+        let leftovers = search(&all, |q| (q.uid, q.scope) = (uid, scope.clone()));
+        (reason_of(&leftovers, 200), reason_of(&leftovers, 210))
     };
     let mut scope = Scope::default();
     assert_eq!(of(None, &scope), ("reap", "reap"));
@@ -150,18 +153,18 @@ fn only_whom_one_is_asked_for() {
         start: 50 * S,
     });
     assert_eq!(of(None, &scope), ("-", "reap"));
-    // Another user's process below a leftover.
+    // A process of another user below a leftover.
     let other = P {
         uid: 0,
         euid: 0,
         ..p(201, 200, 101, NODE, DEAD)
     };
-    let rules = ask(&table(&[p(200, 1, 100, "/bin/sh", DEAD), other]), |_| {});
-    assert_eq!(said(&rules, 201), "other_uid");
+    let rules = search(&table(&[p(200, 1, 100, "/bin/sh", DEAD), other]), |_| {});
+    assert_eq!(reason_of(&rules, 201), "other_uid");
 }
 
 #[test]
-fn kernel_threads_and_init_are_nobodys_leftover() {
+fn kernel_thread_and_init_are_no_leftovers() {
     let mut all = table(&[p(2, 0, 0, "", DEAD), p(200, 1, 100, NODE, DEAD)]);
     if let Some(row) = all.rows.get_mut(&2) {
         row.entry.kernel_thread = true;
@@ -169,11 +172,14 @@ fn kernel_threads_and_init_are_nobodys_leftover() {
     if let Some(row) = all.rows.get_mut(&1) {
         row.env_markers = Fact::Known(EnvMarkers::of(DEAD.as_bytes(), true));
     }
-    let strays = ask(&all, |_| {});
-    assert_eq!((said(&strays, 1), said(&strays, 2)), ("-", "-"));
-    // Init has that mark itself, so its child may have been born to it.
-    assert_eq!(said(&strays, 200), "not_orphan");
-    // A table that is damaged.
+    let leftovers = search(&all, |_| {});
+    assert_eq!(
+        (reason_of(&leftovers, 1), reason_of(&leftovers, 2)),
+        ("-", "-")
+    );
+    // Init has that marker itself, so it may have started the process.
+    assert_eq!(reason_of(&leftovers, 200), "not_orphan");
+    // A corrupt table.
     let ring = [p(300, 301, 100, NODE, DEAD), p(301, 300, 100, NODE, DEAD)];
-    assert_eq!(said(&ask(&table(&ring), |_| {}), 300), "not_orphan");
+    assert_eq!(reason_of(&search(&table(&ring), |_| {}), 300), "not_orphan");
 }
