@@ -43,7 +43,7 @@ pub struct CachedFacts {
 }
 
 impl CachedFacts {
-    /// Returns the facts that were read; `None` if there are none.
+    /// Returns the facts that were read; `None` if nothing was.
     pub fn facts(&self) -> Option<&Facts> {
         self.readings.as_deref().map(|read| &read.facts)
     }

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 
 use super::Model;
 
-/// Maximum number of suspends that are remembered. Earlier times convert as if no suspend had followed them.
+/// Maximum number of suspends that are remembered. Times before the oldest convert as if it had already happened.
 const SUSPENDS_MAX: usize = 256;
 
 /// Current time and past suspends.

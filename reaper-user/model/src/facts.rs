@@ -72,8 +72,8 @@ pub struct InheritedFacts {
 
 /// Returns whether a working directory is evidence for descent.
 ///
-/// It is none where unrelated processes start: `/`, `/srv`, a user's home or a directory above it, or below the
-/// directories of the kernel and of logins (`/proc`, `/sys`, `/dev`, `/run`).
+/// Directories in which unrelated processes start are not: `/`, `/srv`, a user's home and the directories above it.
+/// Neither are those below `/proc`, `/sys`, `/dev` and `/run`.
 pub fn is_distinctive(directory: &Path, home: Option<&Path>) -> bool {
     let parts: Vec<Component<'_>> = directory.components().collect();
     let of = |at: usize| match parts.get(at) {

@@ -16,7 +16,7 @@ use super::{Model, Output};
 
 impl Model {
     /// Returns the process whose program this event reports late, its session before, and the time of its exec. A scan
-    /// of the process table may learn the program before the source.
+    /// of the process table may be the first to report the program.
     pub(super) fn late_program(
         &self,
         event: &Event,

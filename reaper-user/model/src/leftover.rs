@@ -1,13 +1,12 @@
 //! Finds leftovers of agents in a process table: processes from before the service started, whose lineage is unknown.
 //!
-//! # Evidence
-//! | evidence | names | the agent is gone if | other living agents that prevent a reap |
-//! |---|---|---|---|
-//! | marker with a pid (`CLAUDE_PID`, `OPENCODE_PID`) | one process | no process has the pid, or one that began after the leftover | its possible successors |
-//! | recorded member of a session | its root: pid and start time | no process has both | its possible successors |
-//! | id of a conversation (`CLAUDE_CODE_SESSION_ID`) | one conversation | never shown by this alone | one whose arguments name the id |
-//! | command line of a Claude tool's shell | a kind of agent | no agent of that user is older than the shell | any that is older |
-//! | other markers (`CLAUDECODE=1`) | a kind of agent | never shown: reported | - |
+//! # Evidence | evidence | names | the agent is gone if | other living agents that prevent a reap | |---|---|---|---| |
+//! marker with a pid (`CLAUDE_PID`, `OPENCODE_PID`) | one process | no process has the pid, or one that began after the
+//! leftover | its possible successors | | recorded member of a session | its root: pid and start time | no process has
+//! both | its possible successors | | id of a conversation (`CLAUDE_CODE_SESSION_ID`) | one conversation | never shown
+//! by this alone | one whose arguments name the id | | command line of a Claude tool's shell | a kind of agent | no
+//! agent of that user is older than the shell | any that is older | | other markers (`CLAUDECODE=1`) | a kind of agent
+//! | never shown: reported | - |
 //!
 //! Any script can set a variable. A marker with a pid needs another marker of the same agent beside it. A service that
 //! acts on its own also needs a record that the pid was an agent of the same user before the process started. The
@@ -26,20 +25,19 @@
 //! one process of the tree keeps its descendants too.
 //!
 //! Weaker evidence is only reported: a marker without a pid, an agent that is alive or uncertain, and any ancestor of a
-//! living agent. A process with the name of an agent counts as an agent, even without a rule. What is unreadable is not
-//! taken for dead: it may be the agent, or have passed the marker on.
+//! living agent. A process with the name of an agent counts as an agent, even without a rule. An unreadable process is
+//! not assumed dead: it may be the agent, or have passed the marker on.
 //!
 //! The delay of a rule applies to the ancestors and descendants too. It runs from the scan that found the tree, because
 //! the exit of the agent was not observed.
 //!
 //! # Orphans The table has no birth parents. A child of init, of the init of a PID namespace or of a user's service
-//! manager counts as adopted, unless that process has the child's marker. A process that the service manager started as
-//! a unit is kept by [`KeepReason::OwnUnit`].
+//! manager counts as adopted. It does not if that process has the child's marker. A process that the service manager
+//! started as a unit is kept by [`KeepReason::OwnUnit`].
 //!
-//! Any other parent may have started the process with a variable of its choice, as a batch system does with the
-//! environment of the user who submits a job. The process counts as adopted only if it is in a kernel session that
-//! neither the parent nor the process itself created, and whose leader has exited: a new process is in the session of
-//! its parent.
+//! Any other parent may have started the process with a variable of its choice, like a batch system that copies the
+//! environment of a job's submitter. Its child counts as adopted only if the leader of the child's kernel session has
+//! exited. That session must differ from the parent's, because a new process is in the session of its parent.
 //!
 //! # Beside a running service The service decides about its members and their descendants. For processes that started
 //! since it watches, it knows the lineage, so their markers are no evidence. A process reaped because of markers is
@@ -50,7 +48,7 @@
 //! it is a leftover.
 //!
 //! An orphan of such a pane is recognised by comparison: the multiplexer that its environment names, or the leader of
-//! its kernel session, has the marker too. For a true leftover they have not. If any older program of this kind has the
+//! its kernel session, has the marker too. For a true leftover they do not. If any older program of this kind has the
 //! same marker, the origin is unknown and the process is not reaped. The same holds for a program that cannot be
 //! checked, such as the terminal of an editor.
 //!
@@ -81,7 +79,7 @@ pub struct LeftoverRow {
     pub env_markers: Fact<EnvMarkers>,
     /// As in [`Facts`](super::facts::Facts); read only where it matters.
     pub listening: Fact<bool>,
-    /// Login user according to the kernel's audit; `None` if there is none or it is unreadable.
+    /// Login user according to the kernel's audit; `None` if not set or unreadable.
     pub login_uid: Option<u32>,
     /// Whether it runs in a PID namespace below that of the service, with other pids.
     pub nested: bool,
@@ -136,7 +134,7 @@ pub struct LeftoverQuery<'a> {
     pub honor_keep: bool,
     /// Time for which the trees below these processes are known as leftovers, in ns without suspends.
     pub waited: &'a HashMap<ProcessKey, u64>,
-    /// Whether a user who has seen the result ordered the reap. Otherwise a marker counts only if its agent was the
+    /// Whether a user has seen the result and ordered the reap. Otherwise a marker counts only if its agent was the
     /// root of a recorded session.
     pub by_order: bool,
 }

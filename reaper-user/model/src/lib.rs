@@ -70,7 +70,7 @@ impl Scope {
         self.roots.is_empty() && self.cgroups.is_empty()
     }
 
-    /// Whether the probes can follow the scope: they hand it on at forks, once processes are named.
+    /// Returns whether the probes track the scope: children inherit it at fork if it names processes.
     fn is_by_pid(&self) -> bool {
         !self.roots.is_empty()
     }
@@ -434,7 +434,7 @@ impl Model {
         node.membership.is_some_and(is_plain) || self.runs_parents_program(node)
     }
 
-    /// Whether the parent of a process is a member and runs the same program with the same arguments.
+    /// Returns whether the parent of a process is a member and runs the same program with the same arguments.
     fn runs_parents_program(&self, node: &Node) -> bool {
         let parent = node.parent.and_then(|parent| self.tree.get(parent));
         parent.is_some_and(|parent| {
@@ -521,7 +521,7 @@ impl Model {
         for key in &all {
             if let Some(node) = self.tree.get_mut(*key) {
                 node.state.cached.matched_rules = None;
-                // Bits of environment markers have their meaning from the old rules.
+                // The bits of environment markers belong to the old rules.
                 node.state.cached.forget_program(false);
             }
         }

@@ -64,7 +64,7 @@ impl Evaluation<'_> {
 impl Model {
     /// Returns the entry that a living process should have in the kernel's map; `None` if it should have none.
     ///
-    /// Flags that only the probes set for open questions are not written back. The exception is an uncertain lineage.
+    /// Open questions of the probes are settled here and not written back, except an uncertain lineage.
     pub fn wanted_membership(&self, key: ProcessKey) -> Option<Membership> {
         self.evaluation().wanted_membership(key)
     }

@@ -259,7 +259,7 @@ fn evaluate(
     }
     let has_marker = keep_marker(model, node);
     let by_rules = Case::new(model, node, session, due).decide();
-    // That the root is alive is the first reason to keep a member.
+    // A living root takes precedence as the reason to keep a member.
     let kept_as_not_due = due.is_none() && by_rules.verdict == Verdict::Keep;
     if has_marker == Fact::Known(true) && !kept_as_not_due {
         return keep(Reason::KeepMarker);

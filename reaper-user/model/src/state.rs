@@ -102,7 +102,7 @@ impl tree::NodeState for ProcessState {
 }
 
 impl Node {
-    /// Returns the facts that were read; `None` if there are none.
+    /// Returns the facts that were read; `None` if nothing was.
     pub fn facts(&self) -> Option<&Facts> {
         self.state.cached.facts()
     }

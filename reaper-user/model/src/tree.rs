@@ -24,7 +24,7 @@ type Map<K, V> = HashMap<K, V, foldhash::fast::FixedState>;
 
 /// Maximum number of exited processes that are kept for the history of their descendants.
 const EXITED_MAX: usize = 16_384;
-/// Number of recent exits that are remembered, so that late events do not revive a process; also of disowned processes.
+/// Maximum number of recent exits, and of disowned processes, that are remembered. Late events must not revive them.
 const RECENT_MAX: usize = 1024;
 
 /// Process tree; see the [module documentation](self).

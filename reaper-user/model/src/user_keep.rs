@@ -307,11 +307,11 @@ impl Model {
     fn may_descend(&self, candidate: &KeepCandidate, request: &KeepRequest) -> bool {
         let older =
             |one: ProcessKey, other: ProcessKey| one.start / TICK_NS < other.start / TICK_NS;
-        let has_kept_flag = candidate.membership.map(|entry| entry.has(MEMBER_KEPT));
+        let is_flagged_kept = candidate.membership.map(|entry| entry.has(MEMBER_KEPT));
         let root = self.sessions.by_first_root(request.session);
         if older(candidate.key, request.process)
             || root.is_some_and(|session| session.root == candidate.key)
-            || has_kept_flag == Some(false) && candidate.key.start > request.at
+            || is_flagged_kept == Some(false) && candidate.key.start > request.at
         {
             return false;
         }
@@ -336,8 +336,8 @@ impl Model {
         let adopts = !apart && !older(request.process, parent)
             || node.is_some_and(|node| node.namespace_init);
         adopts
-            && has_kept_flag != Some(false)
-            && !(has_kept_flag == Some(true) && node.is_some_and(is_flagged))
+            && is_flagged_kept != Some(false)
+            && !(is_flagged_kept == Some(true) && node.is_some_and(is_flagged))
     }
 }
 

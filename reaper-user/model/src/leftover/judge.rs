@@ -73,7 +73,7 @@ struct RowState {
     /// Reason to keep it with all of its descendants.
     kept_with_descendants: Option<Kept>,
     kept: Option<Kept>,
-    /// Doubt about an ancestor in the same tree that may belong to another, living agent.
+    /// Uncertainty about it or an ancestor in the same tree that may belong to another, living agent.
     other: Option<Uncertainty>,
     waiting: Option<Waiting>,
     /// Reasons that it or a descendant has to keep its ancestors, or to wait with them.
@@ -134,7 +134,8 @@ impl<'a> Judge<'a> {
         found.into_iter().map(|(_, found)| found).collect()
     }
 
-    /// Returns whether it is an agent, or may be one by its name. A service has seen that a recorded member is none.
+    /// Returns whether it is an agent, or may be one by its name. Recorded members are excluded from the name check: a
+    /// service has seen that they are no agents.
     fn is_agent(&self, row: &LeftoverRow) -> bool {
         match self.query.rules.classify(&row.entry.image) {
             Class::Agent(_) => true,
@@ -303,7 +304,7 @@ impl<'a> Judge<'a> {
         let of = state.strong.unwrap_or(at);
         let claim = self.states[of].claim.as_ref()?;
         let agent = state.agent.flatten();
-        // What belongs to a living agent is not a leftover.
+        // A process that belongs to a living agent is not a leftover.
         let is_leftover = state.strong.is_some() || claim.doubt == Some(Uncertainty::Agent);
         if agent.is_some_and(|agent| agent != at || !is_leftover) {
             return None;

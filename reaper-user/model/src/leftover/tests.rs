@@ -196,8 +196,8 @@ fn search_recorded(
 }
 
 /// Returns `reap` or the reason for another verdict; `-` if the process is not a leftover.
-fn reason_of(leftovers: &[Leftover], pid: u32) -> &'static str {
-    match leftovers.iter().find(|leftover| leftover.key.pid == pid) {
+fn reason_of(found: &[Leftover], pid: u32) -> &'static str {
+    match found.iter().find(|leftover| leftover.key.pid == pid) {
         None => "-",
         Some(leftover) if leftover.verdict == LeftoverVerdict::Reap => "reap",
         Some(leftover) => leftover.reason(),
@@ -206,9 +206,9 @@ fn reason_of(leftovers: &[Leftover], pid: u32) -> &'static str {
 
 #[track_caller]
 fn check(expected: &str, processes: &[P]) {
-    let leftovers = search(&table(processes), |_| {});
+    let found = search(&table(processes), |_| {});
     let last = processes.last().map_or(0, |p| p.pid);
-    assert_eq!(reason_of(&leftovers, last), expected, "{leftovers:#?}");
+    assert_eq!(reason_of(&found, last), expected, "{found:#?}");
 }
 
 const DEAD: &str = "CLAUDECODE=1\0CLAUDE_PID=4100\0";
@@ -300,10 +300,10 @@ fn orphan_is_reaped_and_child_of_its_creator_is_not() {
         p(200, 1, 100, "/bin/sh", DEAD),
         p(201, 200, 101, NODE, DEAD),
     ];
-    let leftovers = search(&table(&tree), |_| {});
-    assert_eq!(reason_of(&leftovers, 201), "reap");
+    let found = search(&table(&tree), |_| {});
+    assert_eq!(reason_of(&found, 201), "reap");
     assert!(
-        leftovers
+        found
             .iter()
             .all(|leftover| leftover.subtree_root.pid == 201 || leftover.subtree_root.pid == 200)
     );
@@ -432,10 +432,10 @@ fn old_orphaned_tool_shell_is_reaped() {
     // A program that only names the snapshot is not a tool shell.
     let grep = "/bin/grep\0/shell-snapshots/snapshot-";
     check("-", &[p(200, 1, 100, grep, "")]);
-    let leftovers = search(&table(&[p(200, 1, 9900, SHELL, BARE)]), |q| {
+    let found = search(&table(&[p(200, 1, 9900, SHELL, BARE)]), |q| {
         q.min_age = 60 * S
     });
-    assert_eq!(reason_of(&leftovers, 200), "reap");
+    assert_eq!(reason_of(&found, 200), "reap");
 }
 
 #[test]
@@ -459,8 +459,8 @@ fn recorded_member_of_exited_root_is_reaped() {
         (alike(99, 4300), "-"),
         (alike(100, 90), "owner_alive"),
     ] {
-        let leftovers = search_recorded(&all, std::slice::from_ref(&recorded), |_| {});
-        assert_eq!(reason_of(&leftovers, 200), expected, "{recorded:?}");
+        let found = search_recorded(&all, std::slice::from_ref(&recorded), |_| {});
+        assert_eq!(reason_of(&found, 200), expected, "{recorded:?}");
     }
     // The agent may have passed the session on while no service watched.
     let claude = RecordedSession {
@@ -473,15 +473,15 @@ fn recorded_member_of_exited_root_is_reaped() {
         ..p(90, 60, 120, "/x/claude", "")
     };
     let all = table(&[p(200, 60, 100, NODE, ""), successor]);
-    let leftovers = search_recorded(&all, std::slice::from_ref(&claude), |_| {});
-    assert_eq!(reason_of(&leftovers, 200), "agent_alive");
+    let found = search_recorded(&all, std::slice::from_ref(&claude), |_| {});
+    assert_eq!(reason_of(&found, 200), "agent_alive");
     // A user keeps it.
     let kept = [ProcessKey {
         pid: 200,
         start: 100 * S,
     }];
-    let leftovers = search_recorded(&all, &[alike(100, 4300)], |q| q.kept = kept.to_vec());
-    assert_eq!(reason_of(&leftovers, 200), "kept_by_user");
+    let found = search_recorded(&all, &[alike(100, 4300)], |q| q.kept = kept.to_vec());
+    assert_eq!(reason_of(&found, 200), "kept_by_user");
 }
 
 #[test]

@@ -114,7 +114,7 @@ impl<'a> Case<'a> {
                     decision = RuleDecision::new(Verdict::Wait, Reason::RuleDelay);
                     until = Some(until.map_or(over, |until| over.min(until)));
                 }
-                // That the root is alive is the first reason to keep a member.
+                // A living root takes precedence as the reason to keep a member.
                 RuleResult::Applies if rule.action == Action::Keep && self.due.is_none() => break,
                 RuleResult::Applies => decision = self.act(rule),
             }

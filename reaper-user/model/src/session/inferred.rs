@@ -160,8 +160,8 @@ fn by_ids(tree: &Tree, node: &Node) -> Option<(Lineage, Evidence)> {
 
 /// Returns whether the parent of a process may be an adopter.
 ///
-/// A parent in the same kernel session is the creator, like the shell of all of `agent | tee log`. An adopter has a
-/// session of its own, except for pid 1 of a container.
+/// A parent in the same kernel session is the creator, like the shell of all of `agent | tee log`. An adopter has its
+/// own session, except pid 1 of a container.
 pub(super) fn may_be_adopted(tree: &Tree, node: &Node) -> bool {
     let parent = node.parent.and_then(|parent| tree.get(parent));
     // A parent that is not visible here counts as an adopter.

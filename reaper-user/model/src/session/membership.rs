@@ -48,11 +48,11 @@ impl Sessions {
         key: ProcessKey,
         creator: Option<ProcessKey>,
         origin: Origin,
-        membership: Option<Membership>,
+        entry: Option<Membership>,
     ) {
         let Some(node) = tree.get(key) else { return };
         if !node.state.member.is_lineage_certain {
-            let descent = self.descent(tree, node, creator, origin, membership);
+            let descent = self.descent(tree, node, creator, origin, entry);
             self.set_lineage(tree, key, descent);
         }
         let in_scope = creator
@@ -69,12 +69,12 @@ impl Sessions {
         node: &Node,
         creator: Option<ProcessKey>,
         origin: Origin,
-        membership: Option<Membership>,
+        entry: Option<Membership>,
     ) -> LineageClaim {
         let of = |key: Option<ProcessKey>| key.and_then(|key| self.lineage_of_children(tree, key));
         let inherited = of(creator);
         if let (Origin::Forked, Some(lineage)) = (origin, inherited)
-            && !self.is_outdated(tree, creator, node, membership)
+            && !self.is_outdated(tree, creator, node, entry)
         {
             return LineageClaim {
                 lineage,
@@ -83,7 +83,7 @@ impl Sessions {
                 excludes_session: lineage.session.is_none() && !node.state.member.root,
             };
         }
-        match membership.and_then(|membership| self.kernel_lineage(node, membership)) {
+        match entry.and_then(|entry| self.kernel_lineage(node, entry)) {
             Some(descent) => LineageClaim {
                 // An absent entry proves nothing about a reported fork: the map may have been created after it.
                 excludes_session: descent.excludes_session && origin == Origin::Discovered,
@@ -92,13 +92,11 @@ impl Sessions {
             None => {
                 let may_be = |lineage: &Lineage| {
                     let id = lineage.session;
-                    id.is_some_and(|id| {
-                        membership.is_none_or(|membership| self.may_contain(id, membership))
-                    })
+                    id.is_some_and(|id| entry.is_none_or(|entry| self.may_contain(id, entry)))
                 };
                 let inherited = inherited.or_else(|| of(node.birth_parent)).filter(may_be);
                 LineageClaim::uncertain(
-                    inherited.unwrap_or_else(|| self.possible_lineage(tree, node, membership)),
+                    inherited.unwrap_or_else(|| self.possible_lineage(tree, node, entry)),
                 )
             }
         }
@@ -108,13 +106,8 @@ impl Sessions {
     ///
     /// Names no session if the process was removed from it, or if its parent is a boundary or below one. Any other
     /// untracked parent proves nothing, because it may be an adopter.
-    fn possible_lineage(
-        &self,
-        tree: &Tree,
-        node: &Node,
-        membership: Option<Membership>,
-    ) -> Lineage {
-        let name = membership.and_then(|membership| membership.session);
+    fn possible_lineage(&self, tree: &Tree, node: &Node, entry: Option<Membership>) -> Lineage {
+        let name = entry.and_then(|entry| entry.session);
         let session = name.filter(|_| {
             let parent = node.parent.or(node.birth_parent);
             !is_disowned(tree, node) && !parent.is_some_and(|parent| is_outside(tree, parent))
@@ -126,20 +119,20 @@ impl Sessions {
         }
     }
 
-    /// Returns whether the map entry from the fork is newer than what is known of the creator, whose lineage was only
-    /// discovered.
+    /// Returns whether the lineage of the creator is only a later discovery, while the map entry has the session at the
+    /// fork.
     fn is_outdated(
         &self,
         tree: &Tree,
         creator: Option<ProcessKey>,
         node: &Node,
-        membership: Option<Membership>,
+        entry: Option<Membership>,
     ) -> bool {
         let settled = |key| {
             tree.get(key)
                 .is_none_or(|creator| creator.state.member.is_lineage_certain)
         };
-        let marked = || membership.and_then(|membership| self.kernel_lineage(node, membership));
+        let marked = || entry.and_then(|entry| self.kernel_lineage(node, entry));
         self.is_restoring
             && creator.is_some_and(|key| !settled(key))
             && marked().is_some_and(|marked| marked.lineage.session.is_some())
@@ -168,11 +161,11 @@ impl Sessions {
     }
 
     /// Returns the lineage by the entry in the kernel's map; `None` if the entry is uncertain.
-    fn kernel_lineage(&self, node: &Node, membership: Membership) -> Option<LineageClaim> {
-        if membership.has(MEMBER_UNCERTAIN) {
+    fn kernel_lineage(&self, node: &Node, entry: Membership) -> Option<LineageClaim> {
+        if entry.has(MEMBER_UNCERTAIN) {
             return None;
         }
-        let session = membership.session.and_then(|name| self.id_by_name(name));
+        let session = entry.session.and_then(|name| self.id_by_name(name));
         // A probe opened a session that is not open here yet. Its root was untracked; all others wait for the session.
         let waits = |name: ProcessKey| session.is_none() && !node.has_key(name);
         Some(LineageClaim {
@@ -180,26 +173,20 @@ impl Sessions {
                 session,
                 ..Lineage::default()
             },
-            is_certain: !membership.session.is_some_and(waits),
-            excludes_session: membership.session.is_none(),
+            is_certain: !entry.session.is_some_and(waits),
+            excludes_session: entry.session.is_none(),
         })
     }
 
     /// Returns whether a session is the one that an uncertain entry names, or is nested in it.
-    fn may_contain(&self, id: SessionId, membership: Membership) -> bool {
-        let is_it = |session: &Session| {
-            membership
-                .session
-                .is_some_and(|name| session.has_name(name))
-        };
+    fn may_contain(&self, id: SessionId, entry: Membership) -> bool {
+        let is_it = |session: &Session| entry.session.is_some_and(|name| session.has_name(name));
         self.with_enclosing(id).any(is_it)
     }
 
     /// Returns whether the entry names an open session with certainty.
-    pub(crate) fn has_open(&self, membership: Membership) -> bool {
-        let name = membership
-            .session
-            .filter(|_| !membership.has(MEMBER_UNCERTAIN));
+    pub(crate) fn has_open(&self, entry: Membership) -> bool {
+        let name = entry.session.filter(|_| !entry.has(MEMBER_UNCERTAIN));
         name.is_some_and(|name| self.by_first_root(name).is_some())
     }
 
@@ -216,7 +203,7 @@ impl Sessions {
         &mut self,
         tree: &mut Tree,
         key: ProcessKey,
-        membership: Option<Membership>,
+        entry: Option<Membership>,
     ) -> bool {
         if !self.is_restoring {
             return false;
@@ -224,7 +211,7 @@ impl Sessions {
         let uncertain = tree
             .get(key)
             .filter(|node| !node.state.member.is_lineage_certain);
-        let marked = uncertain.and_then(|node| self.kernel_lineage(node, membership?));
+        let marked = uncertain.and_then(|node| self.kernel_lineage(node, entry?));
         let Some(descent) = marked.filter(|descent| descent.lineage.session.is_some()) else {
             return false;
         };
@@ -235,7 +222,7 @@ impl Sessions {
     /// Remembers a discovered process if its map entry names a session that is not open yet.
     pub(crate) fn note_early_member(&mut self, tree: &Tree, key: ProcessKey) {
         if let Some(node) = tree.get(key).filter(|node| is_early(node))
-            && let Some(name) = node.membership.and_then(|membership| membership.session)
+            && let Some(name) = node.membership.and_then(|entry| entry.session)
             && self.by_first_root(name).is_none()
         {
             self.early_members.insert((tick(name), node.key));
@@ -247,11 +234,7 @@ impl Sessions {
         let Some(session) = self.get(id) else {
             return;
         };
-        let name = |membership: Membership| {
-            membership
-                .session
-                .is_some_and(|name| session.has_name(name))
-        };
+        let name = |entry: Membership| entry.session.is_some_and(|name| session.has_name(name));
         if !tree
             .get(root)
             .is_some_and(|root| root.membership.is_some_and(name))
@@ -266,8 +249,8 @@ impl Sessions {
         let found = early.iter().filter_map(|(_, key)| tree.get(*key));
         let found = found.filter(|node| is_early(node) && node.membership.is_some_and(name));
         let mut found: Vec<ProcessKey> = found.map(|node| node.key).collect();
-        for entry in &early {
-            self.early_members.remove(entry);
+        for pair in &early {
+            self.early_members.remove(pair);
         }
         // Parents before their children.
         found.sort_unstable_by_key(|key| key.start);
@@ -394,7 +377,7 @@ impl Sessions {
             }
         }
         let own = tree.get(top).and_then(|node| node.state.member.session);
-        // The root itself became a server, or the process shares the program of a server without an exec of its own.
+        // The root itself became a server, or the process shares the image of a server and has not executed it.
         if own == Some(left) {
             return Vec::new();
         }
@@ -511,9 +494,7 @@ fn is_outside(tree: &Tree, key: ProcessKey) -> bool {
     let Some(node) = tree.get(key) else {
         return tree.is_disowned(key);
     };
-    let followed = node
-        .membership
-        .is_some_and(|membership| membership.session.is_some());
+    let followed = node.membership.is_some_and(|entry| entry.session.is_some());
     node.state.member.boundary.is_some()
         || node.state.member.session.is_none() && (followed || is_disowned(tree, node))
 }

@@ -66,8 +66,8 @@ impl Sessions {
             .filter(is_agents)
     }
 
-    /// Returns the root of the `reaper run` that a process supervises. With children from before, a run is supervised
-    /// by a fork of its root that executes no program.
+    /// Returns the root of the `reaper run` that a process supervises. If the root already had children, it forks a
+    /// supervisor, which executes no program.
     fn run_of_supervisor(&self, tree: &Tree, key: ProcessKey) -> Option<ProcessKey> {
         let supervisor = tree.get(key)?;
         let root = tree.get(supervisor.birth_parent.or(supervisor.parent)?)?;
@@ -97,7 +97,8 @@ impl Sessions {
         };
         let outer = self.open.update(id, |session| {
             session.members.remove(&key.pid);
-            // The process was discovered as a root before it became a boundary, so its session is below the boundary.
+            // The process was discovered as an agent, which it became after it was this boundary. Its session is not
+            // nested.
             let is_below = session.is_discovered && session.root == key;
             session.outer.take_if(|_| is_below)
         });
@@ -123,7 +124,7 @@ impl Sessions {
         let living = self.open.all(IndexKey::Root(key));
         let living = living.filter(|session| session.root_exit.is_none());
         let mut own: Vec<SessionId> = living.map(|session| session.id).collect();
-        // A root whose exit is already known has kept its session.
+        // Includes the session of a root whose exit became known before this exec was reported.
         own.extend(self.open.ids(IndexKey::FirstRoot(key)));
         for id in &own {
             let outer = self.open.update(*id, |session| {
@@ -157,7 +158,7 @@ impl Sessions {
         let id = SessionId(self.last);
         node.state.member.boundary = None;
         node.state.member.root = true;
-        // A session that the process may not descend from is not nested around its own.
+        // The end of a session that the root may not descend from must not make its members due.
         let sure = !node.state.member.is_lineage_uncertain && node.state.member.inferred.is_none();
         let (starter, parent) = (node.state.member.session.filter(|_| sure), node.parent);
         let parent_of_root = node.birth_parent.or(parent);
@@ -167,7 +168,8 @@ impl Sessions {
             .map(|facts| facts.unit.clone())
             .unwrap_or_default();
         let multiplexed = tree.ancestors(key).any(Node::is_multiplexer);
-        // An exec that is reported after the exit of the agent above, though it came first, may be that of its successor.
+        // An exec that is reported after the exit of the agent above, though it came first, may be that of its
+        // successor.
         let exits_later = |outer: &Session| outer.root_exit.is_some_and(|exit| exit.at > now);
         let is_late = |id: &SessionId| self.with_enclosing(*id).any(exits_later);
         let outer = self.outer_of(kind, starter);
@@ -210,7 +212,7 @@ impl Sessions {
         });
     }
 
-    /// Makes sessions that are nested in a server's nested in none.
+    /// Removes the nesting of all sessions in the session of a server.
     fn unnest(&mut self, server: SessionId) {
         let nested: Vec<SessionId> = self.open.ids(IndexKey::Outer(server)).collect();
         for id in nested {

@@ -131,7 +131,7 @@ impl<S: NodeState> Tree<S> {
                 return;
             }
             Some(known) if known.start() > seen.key.start => return,
-            // The kernel has not finished to remove an exited process.
+            // The kernel has not finished removing an exited process.
             _ if gone => return,
             Some(_) => self.exit(
                 seen.key.pid,

@@ -1,4 +1,4 @@
-//! Evidence that a process is a leftover, and doubts about it.
+//! Evidence that a process is a leftover, and reasons why it may not be sufficient.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ const AGENT_STARTS: &[&[u8]] = &[
 /// Full names of further agents. As prefixes they would match other words.
 const AGENT_NAMES: &[&[u8]] = &[b"amp", b"crush", b"goose"];
 
-/// Evidence, with the doubt about it.
+/// Evidence, and the reason why it is not sufficient, if any.
 pub(super) struct Claim {
     pub(super) agent: Arc<str>,
     pub(super) evidence: LeftoverEvidence,
@@ -180,16 +180,16 @@ impl<'a> Judge<'a> {
         })
     }
 
-    /// Returns the doubt that a living agent of the same user owns a process whose evidence names none: any agent that
-    /// is not younger.
+    /// Returns the uncertainty if a living agent of the same user may own a process whose evidence names none: any
+    /// agent that is not younger.
     fn agent_doubt(&self, row: &LeftoverRow) -> Option<Uncertainty> {
         let alive = self.agents.older_than(row);
         let uncertain = || self.unread_of(row).map(Uncertainty::AgentUncertain);
         alive.map(Uncertainty::AgentAlive).or_else(uncertain)
     }
 
-    /// Returns the doubt that a living agent continues the session of an exited one. Successors started at `since` or
-    /// later.
+    /// Returns the uncertainty if a living agent may continue the session of an exited one. Successors started at
+    /// `since` or later.
     fn successor_doubt(
         &self,
         row: &LeftoverRow,
@@ -205,16 +205,16 @@ impl<'a> Judge<'a> {
             .or_else(uncertain)
     }
 
-    /// Returns the doubt that a living agent of the same user, or an ancestor of one, has the same marker.
+    /// Returns the uncertainty if a living agent of the same user, or an ancestor of one, may have the same marker.
     fn shared_doubt(&self, row: &LeftoverRow, trace: &EnvMarkers) -> Option<Uncertainty> {
-        // For an ancestor of a living agent this is the only doubt.
+        // For an ancestor of a living agent this reason comes first.
         if self.agent_ancestors.contains(&row.entry.key.pid) {
             return Some(Uncertainty::Agent);
         }
         self.agents.shared_doubt(row, trace)
     }
 
-    /// Returns the doubt that an agent named in the markers is alive.
+    /// Returns the uncertainty if an agent named in the markers is or may be alive.
     fn owner_doubt(
         &self,
         row: &LeftoverRow,
@@ -235,7 +235,7 @@ impl<'a> Judge<'a> {
         named.or_else(uncertain)
     }
 
-    /// Returns the same doubt only for pids that are in use.
+    /// Like [`Judge::owner_doubt`], but only for pids that are in use.
     fn named_owner_doubt(&self, row: &LeftoverRow, trace: &EnvMarkers) -> Option<Uncertainty> {
         let mut uncertain = None;
         for pid in trace.owners().filter(|_| !row.nested) {

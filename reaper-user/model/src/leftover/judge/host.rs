@@ -10,9 +10,9 @@ use crate::leftover::{EnvMarkers, LeftoverRow, Multiplexer, Uncertainty};
 /// Programs that pass their own environment to processes that a user starts in them, by their markers.
 #[derive(Default)]
 pub(super) struct Hosts {
-    /// By the agent pid in a marker.
+    /// Programs that have a marker with this agent pid.
     owners: HashMap<u32, Eldest>,
-    /// By the agent's name in a marker without a pid.
+    /// Programs that have a marker of this agent without a pid.
     agents: HashMap<&'static str, Eldest>,
     /// Programs whose environment is unreadable or incomplete, by real uid.
     unreadable: HashMap<u32, Eldest>,
@@ -23,7 +23,7 @@ pub(super) struct Hosts {
 #[derive(Default)]
 pub(super) struct Eldest(Vec<ProcessKey>);
 
-/// All servers of zellij, whose environment variable does not say which one it names.
+/// All zellij servers. The variable `ZELLIJ` does not say to which of them it belongs.
 struct Zellij {
     youngest: u64,
     unreadable: bool,
@@ -110,7 +110,8 @@ impl Eldest {
 }
 
 impl<'a> Judge<'a> {
-    /// Returns the doubt whether the markers come from a multiplexer, a terminal or the like that an agent started.
+    /// Returns the uncertainty if the markers may come from a multiplexer, a terminal or the like that an agent
+    /// started.
     pub(super) fn passed_on_doubt(
         &self,
         row: &'a LeftoverRow,

@@ -188,8 +188,8 @@ impl<'a> Judge<'a> {
         started && unit.ends_with(".service") && row.entry.image.sid == row.entry.key.pid
     }
 
-    /// Returns whether the unit of a process is that of the top of its tree. For the top itself, whether it is that of
-    /// a parent which is not the service manager.
+    /// Returns whether the unit of a process is not its own: it is that of the top of its tree. For the top itself, it
+    /// is that of a parent which is not the service manager.
     fn has_from_above(&self, row: &LeftoverRow, head: &LeftoverRow, unit: &Arc<str>) -> bool {
         let above = if row.entry.key == head.entry.key {
             self.parent(row).filter(|parent| !self.is_adopter(parent))
@@ -209,8 +209,8 @@ impl<'a> Judge<'a> {
         is_terminal(image).then(|| Kept::new(row, KeepReason::Terminal))
     }
 
-    /// Returns whether users, or programs that a rule keeps, may start processes here that inherit the environment. An
-    /// agent's own daemon is excluded.
+    /// Returns whether a process is a host: a boundary, a terminal or another kept program that passes its environment
+    /// to processes started in it. An agent's own daemon is excluded.
     pub(super) fn is_host(&self, row: &LeftoverRow) -> bool {
         let image = &row.entry.image;
         let rules = self.query.rules;
@@ -235,7 +235,7 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// Returns whether a rule may match: it does by the known facts, and all others are taken to match.
+/// Returns whether a rule may match by the facts known here. All other conditions are assumed to match.
 fn may_hold(rule: &Rule, row: &LeftoverRow, head: &LeftoverRow) -> bool {
     let (uid, listening) = (rule.when.uid, rule.when.listening);
     uid.is_none_or(|uid| uid.holds(row.entry.uids, head.entry.uids))

@@ -11,9 +11,9 @@ use crate::event::{Image, ProcessKey};
 use crate::facts::Fact;
 use crate::leftover::{ConversationDigest, EnvMarker, EnvMarkers, LeftoverRow, Uncertainty};
 
-/// Agent and rule of the server to which Claude Code passes conversations. If a spare worker continues a conversation,
-/// neither the server nor the worker names it.
-const CONVERSATION_SERVER: (&str, &str) = (CLAUDE, "claude-daemon");
+/// Agent and rule of the server to which Claude Code passes conversations. If an idle worker takes one over, neither
+/// the server nor the worker names it.
+const SERVER: (&str, &str) = (CLAUDE, "claude-daemon");
 /// Programs that build a new environment for a login, by `comm`.
 const LOGINS: &[&[u8]] = &[b"sshd", b"sshd-session", b"login", b"(sd-pam)"];
 
@@ -41,7 +41,7 @@ pub(super) struct Agents {
     /// Agents and ancestors of agents whose environment is unreadable or incomplete.
     unreadable_ancestors: HashMap<u32, Eldest>,
     /// Servers that continue conversations of their agent.
-    conversation_servers: HashMap<u32, Eldest>,
+    servers: HashMap<u32, Eldest>,
 }
 
 /// The two youngest processes of a group. If one of them is the process in question, the other is used.
@@ -77,12 +77,9 @@ impl Agents {
             if judge.is_agent(row) {
                 agents.add(judge, row, &wanted);
                 agents.add_markers(judge, row, &mut visited);
-            } else if judge.is_conversation_server(&row.entry.image) {
-                let conversation_servers = agents
-                    .conversation_servers
-                    .entry(row.entry.uids.real)
-                    .or_default();
-                conversation_servers.add(row.entry.key);
+            } else if judge.is_server(&row.entry.image) {
+                let servers = agents.servers.entry(row.entry.uids.real).or_default();
+                servers.add(row.entry.key);
             }
         }
         agents
@@ -173,16 +170,13 @@ impl Agents {
             latest.other_since(row, since)
         });
         let server = || {
-            let conversation_servers = self
-                .conversation_servers
-                .get(&uid)
-                .filter(|_| name == CONVERSATION_SERVER.0)?;
-            conversation_servers.other_by(row, u64::MAX)
+            let servers = self.servers.get(&uid).filter(|_| name == SERVER.0)?;
+            servers.other_by(row, u64::MAX)
         };
         relaunched.or_else(server)
     }
 
-    /// Returns the doubt about a process whose conversation a living agent continues or may continue.
+    /// Returns the uncertainty if a living agent continues, or may continue, the conversation of a process.
     pub(super) fn continuer_doubt(
         &self,
         row: &LeftoverRow,
@@ -197,7 +191,7 @@ impl Agents {
         named.map(Uncertainty::OwnerAlive).or_else(uncertain)
     }
 
-    /// Returns the doubt about a process whose marker another living agent, or an ancestor of one, has or may have.
+    /// Returns the uncertainty if another living agent, or an ancestor of one, has or may have a marker of the process.
     pub(super) fn shared_doubt(
         &self,
         row: &LeftoverRow,
@@ -234,10 +228,10 @@ impl Judge<'_> {
             && !self.parent(row).is_some_and(created_by)
     }
 
-    fn is_conversation_server(&self, image: &Image) -> bool {
+    fn is_server(&self, image: &Image) -> bool {
         let rules = self.query.rules;
         let rule = rules.leaves_session(image);
-        rule.is_some_and(|rule| **rules.name(rule) == *CONVERSATION_SERVER.1)
+        rule.is_some_and(|rule| **rules.name(rule) == *SERVER.1)
     }
 }
 

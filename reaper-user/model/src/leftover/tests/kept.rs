@@ -64,12 +64,9 @@ fn process_with_reason_to_keep_is_kept() {
         p(202, 200, 105, NODE, DEAD),
     ]);
     own.rows.insert(60, p(60, 200, 110, "/bin/zsh", DEAD).row());
-    let leftovers = search(&own, |_| {});
-    assert_eq!(reason_of(&leftovers, 202), "never_self");
-    assert_eq!(
-        (reason_of(&leftovers, 60), reason_of(&leftovers, 200)),
-        ("-", "-")
-    );
+    let found = search(&own, |_| {});
+    assert_eq!(reason_of(&found, 202), "never_self");
+    assert_eq!((reason_of(&found, 60), reason_of(&found, 200)), ("-", "-"));
 }
 
 #[test]
@@ -108,8 +105,8 @@ fn process_watched_by_service_is_no_leftover() {
     };
     let (theirs, others) = (members(100), members(99));
     let of = |members: HashMap<u32, ProcessKey>, since| {
-        let leftovers = search(&all, |q| (q.members, q.since) = (members, since));
-        [200, 201, 210, 220, 221, 230].map(|pid| reason_of(&leftovers, pid))
+        let found = search(&all, |q| (q.members, q.since) = (members, since));
+        [200, 201, 210, 220, 221, 230].map(|pid| reason_of(&found, pid))
     };
     // A process that started since the service watches is a leftover only below an older one.
     assert_eq!(
@@ -138,8 +135,8 @@ fn search_is_limited_to_user_and_scope() {
         let mut all = all.clone();
         let image = Arc::make_mut(&mut all.rows.get_mut(&210).unwrap().entry.image);
         image.cgroup_id = 7;
-        let leftovers = search(&all, |q| (q.uid, q.scope) = (uid, scope.clone()));
-        (reason_of(&leftovers, 200), reason_of(&leftovers, 210))
+        let found = search(&all, |q| (q.uid, q.scope) = (uid, scope.clone()));
+        (reason_of(&found, 200), reason_of(&found, 210))
     };
     let mut scope = Scope::default();
     assert_eq!(of(None, &scope), ("reap", "reap"));
@@ -172,13 +169,10 @@ fn kernel_thread_and_init_are_no_leftovers() {
     if let Some(row) = all.rows.get_mut(&1) {
         row.env_markers = Fact::Known(EnvMarkers::of(DEAD.as_bytes(), true));
     }
-    let leftovers = search(&all, |_| {});
-    assert_eq!(
-        (reason_of(&leftovers, 1), reason_of(&leftovers, 2)),
-        ("-", "-")
-    );
+    let found = search(&all, |_| {});
+    assert_eq!((reason_of(&found, 1), reason_of(&found, 2)), ("-", "-"));
     // Init has that marker itself, so it may have started the process.
-    assert_eq!(reason_of(&leftovers, 200), "not_orphan");
+    assert_eq!(reason_of(&found, 200), "not_orphan");
     // A corrupt table.
     let ring = [p(300, 301, 100, NODE, DEAD), p(301, 300, 100, NODE, DEAD)];
     assert_eq!(reason_of(&search(&table(&ring), |_| {}), 300), "not_orphan");

@@ -282,12 +282,12 @@ proptest! {
         let left = || p(200, parent, 100, NODE, env);
         let alone = search(&table(&[left()]), |_| {});
         let all: Vec<P> = others.into_iter().chain([left()]).collect();
-        let leftovers = search(&table(&all), |_| {});
-        prop_assert_eq!(reason_of(&leftovers, 200), reason_of(&alone, 200));
+        let found = search(&table(&all), |_| {});
+        prop_assert_eq!(reason_of(&found, 200), reason_of(&alone, 200));
         // With the named agent alive.
         let named = p(4100, 60, 99, "/x/claude", "");
         let all: Vec<P> = all.into_iter().chain([named]).collect();
-        let leftovers = search(&table(&all), |_| {});
-        prop_assert!(reason_of(&leftovers, 200) != "reap");
+        let found = search(&table(&all), |_| {});
+        prop_assert!(reason_of(&found, 200) != "reap");
     }
 }

@@ -143,8 +143,8 @@ fn ancestor_of_living_agent_is_only_reported() {
         p(203, 202, 103, NODE, ""),
         p(204, 201, 104, NODE, ""),
     ]);
-    let leftovers = search(&all, |_| {});
-    let of = |pid| reason_of(&leftovers, pid);
+    let found = search(&all, |_| {});
+    let of = |pid| reason_of(&found, pid);
     assert_eq!(
         [200, 201, 202, 203, 204].map(of),
         ["agent", "-", "-", "-", "-"]
@@ -163,8 +163,8 @@ fn recorded_session_without_rule_is_only_reported() {
             ..session(agent, 1000, 4300, 20)
         };
         let all = table(&[p(200, 60, 100, NODE, "")]);
-        let leftovers = search_recorded(&all, &[recorded], |_| {});
-        assert_eq!(reason_of(&leftovers, 200), expected);
+        let found = search_recorded(&all, &[recorded], |_| {});
+        assert_eq!(reason_of(&found, 200), expected);
     }
 }
 
@@ -235,8 +235,8 @@ fn system_user_without_agents_counts_as_changed_uid() {
     };
     check("reap", &[agent, of(26, None)]);
     let recorded = [session("codex", 26, 4300, 20)];
-    let leftovers = search_recorded(&table(&[of(26, None)]), &recorded, |_| {});
-    assert_eq!(reason_of(&leftovers, 200), "reap");
+    let found = search_recorded(&table(&[of(26, None)]), &recorded, |_| {});
+    assert_eq!(reason_of(&found, 200), "reap");
 }
 
 #[test]

@@ -70,10 +70,10 @@ fn environment_full_of_markers_is_read_in_part() {
     let environ = many(&|n| format!("OPENCODE_PID={}\0", 100_000 + n));
     let mut all = table(&[p(200, 1, 100, NODE, DEAD)]);
     all.rows.get_mut(&200).unwrap().env_markers = Fact::Known(EnvMarkers::of(&environ, true));
-    let leftovers = search(&all, |_| {});
-    assert_eq!(reason_of(&leftovers, 200), "unreadable");
+    let found = search(&all, |_| {});
+    assert_eq!(reason_of(&found, 200), "unreadable");
     assert!(
-        matches!(leftovers[0].evidence, LeftoverEvidence::Mark { .. }),
+        matches!(found[0].evidence, LeftoverEvidence::Mark { .. }),
         "no strong evidence"
     );
 }
@@ -115,18 +115,14 @@ fn long_chains_and_many_hosts_take_linear_time() {
         rows,
         unread: HashMap::new(),
     };
-    let leftovers = search_recorded(&all, &[recorded], |_| {});
-    assert_eq!(leftovers.len(), count as usize);
+    let found = search_recorded(&all, &[recorded], |_| {});
+    assert_eq!(found.len(), count as usize);
     let head = ProcessKey {
         pid: 1000,
         start: 100 * S,
     };
-    assert!(
-        leftovers
-            .iter()
-            .all(|leftover| leftover.subtree_root == head)
-    );
+    assert!(found.iter().all(|leftover| leftover.subtree_root == head));
     // Descendants come after their ancestors.
-    let pids: Vec<u32> = leftovers.iter().map(|leftover| leftover.key.pid).collect();
+    let pids: Vec<u32> = found.iter().map(|leftover| leftover.key.pid).collect();
     assert!(pids.is_sorted());
 }

@@ -15,7 +15,7 @@ impl Sessions {
         for session in self.iter() {
             let outwards: Vec<&Session> = self.with_enclosing(session.id).collect();
             let outermost = outwards.last().and_then(|last| self.get(last.outer?));
-            assert!(outermost.is_none(), "{:?} is in itself", session.id);
+            assert!(outermost.is_none(), "{:?} is nested in itself", session.id);
             for outer in &outwards {
                 nested.entry(outer.id).or_default().push(session.id);
             }
