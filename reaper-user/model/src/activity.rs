@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn process_that_works_between_two_readings_is_idle_from_the_second() {
+    fn process_that_works_between_readings_is_idle_from_second() {
         let first = Idle::after(None, &used(0, 0), 100 * SECOND);
         for busy in [used(7000, 0), used(4, 150_000)] {
             let later = Idle::after(Some(first), &busy, 400 * SECOND);

@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_says_something_where_not_everything_begins() {
+    fn only_directories_of_projects_are_distinctive() {
         let home = Path::new("/home/ann");
         for (directory, expected) in [
             ("/", false),

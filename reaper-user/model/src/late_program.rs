@@ -1,8 +1,8 @@
 //! Programs that become known only some time after their exec.
 //!
 //! A source that reads programs from /proc reports an exec at once. If the program could not be read in time, the
-//! source reports the exec again later with the same time, with or without the program. Children forked in between are
-//! kept: they have no session, or an uncertain one.
+//! source reports the same exec again later, with or without it. Children forked in between are kept: they have no
+//! session, or an uncertain one.
 //!
 //! A child that was orphaned in between is not settled later.
 

@@ -1,12 +1,13 @@
 //! Finds leftovers of agents in a process table: processes from before the service started, whose lineage is unknown.
 //!
-//! # Evidence | evidence | names | the agent is gone if | other living agents that prevent a reap | |---|---|---|---| |
-//! marker with a pid (`CLAUDE_PID`, `OPENCODE_PID`) | one process | no process has the pid, or one that began after the
-//! leftover | its possible successors | | recorded member of a session | its root: pid and start time | no process has
-//! both | its possible successors | | id of a conversation (`CLAUDE_CODE_SESSION_ID`) | one conversation | never shown
-//! by this alone | one whose arguments name the id | | command line of a Claude tool's shell | a kind of agent | no
-//! agent of that user is older than the shell | any that is older | | other markers (`CLAUDECODE=1`) | a kind of agent
-//! | never shown: reported | - |
+//! # Evidence
+//! | evidence | names | the agent is gone if | other living agents that prevent a reap |
+//! |---|---|---|---|
+//! | marker with a pid (`CLAUDE_PID`, `OPENCODE_PID`) | one process | no process has the pid, or a younger one has it | its possible successors |
+//! | recorded member of a session | its root: pid and start time | no process has both | its possible successors |
+//! | id of a conversation (`CLAUDE_CODE_SESSION_ID`) | one conversation | never shown by this alone | one whose arguments name the id |
+//! | command line of a Claude tool's shell | a kind of agent | no agent of that user is older than the shell | any that is older |
+//! | other markers (`CLAUDECODE=1`) | a kind of agent | never shown: reported | - |
 //!
 //! Any script can set a variable. A marker with a pid needs another marker of the same agent beside it. A service that
 //! acts on its own also needs a record that the pid was an agent of the same user before the process started. The
@@ -16,8 +17,7 @@
 //! - A *possible successor*: an agent of the same kind and user in a terminal session that another process created, and
 //!   that may be an orphan itself. Also the server to which Claude Code passes conversations.
 //! - *The same marker*: a living agent of that user, or an ancestor of one under that user, has a variable with the
-//!   same pid
-//!   or conversation. A shell started inside an agent passes it on, so the marker proves nothing.
+//!   same pid or conversation. A shell started inside an agent passes it on, so the marker proves nothing.
 //! - An unreadable agent, or an unreadable ancestor of one, since it may have that marker. Programs that build a new
 //!   environment for a login are excluded.
 //!
@@ -31,21 +31,23 @@
 //! The delay of a rule applies to the ancestors and descendants too. It runs from the scan that found the tree, because
 //! the exit of the agent was not observed.
 //!
-//! # Orphans The table has no birth parents. A child of init, of the init of a PID namespace or of a user's service
-//! manager counts as adopted. It does not if that process has the child's marker. A process that the service manager
-//! started as a unit is kept by [`KeepReason::OwnUnit`].
+//! # Orphans
+//! The table has no birth parents. A child of init, of the init of a PID namespace or of a user's service manager
+//! counts as adopted. It does not if that process has the child's marker. A process that the service manager started
+//! as a unit is kept by [`KeepReason::OwnUnit`].
 //!
 //! Any other parent may have started the process with a variable of its choice, like a batch system that copies the
 //! environment of a job's submitter. Its child counts as adopted only if the leader of the child's kernel session has
 //! exited. That session must differ from the parent's, because a new process is in the session of its parent.
 //!
-//! # Beside a running service The service decides about its members and their descendants. For processes that started
-//! since it watches, it knows the lineage, so their markers are no evidence. A process reaped because of markers is
-//! therefore older than the service, or descends from such a process.
+//! # Beside a running service
+//! The service decides about its members and their descendants. It knows the lineage of processes that started since it
+//! watches, so their markers are no evidence. A process reaped because of markers is therefore older than the service,
+//! or descends from such a process.
 //!
-//! # Misleading markers A terminal multiplexer that was started inside an agent passes its markers to all later panes.
-//! So do terminals, editors, desktops and other programs that rules keep. While such a program is alive, nothing below
-//! it is a leftover.
+//! # Misleading markers
+//! A terminal multiplexer that was started inside an agent passes its markers to all later panes. So do terminals,
+//! editors, desktops and other programs that rules keep. While such a program is alive, nothing below it is a leftover.
 //!
 //! An orphan of such a pane is recognised by comparison: the multiplexer that its environment names, or the leader of
 //! its kernel session, has the marker too. For a true leftover they do not. If any older program of this kind has the

@@ -57,7 +57,7 @@ struct RowState {
     /// Index of the parent, unless it is an adopter or a root of the scope.
     up: Option<usize>,
     claim: Option<Claim>,
-    /// Index of the outermost ancestor with strong evidence.
+    /// Index of the outermost process with strong evidence: an ancestor or itself.
     strong: Option<usize>,
     /// Index of the top of its tree: `strong`, or the topmost ancestor with the same agent in its evidence.
     head: usize,

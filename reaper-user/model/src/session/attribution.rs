@@ -88,7 +88,7 @@ impl Sessions {
             if session.inherited == Fact::Unread {
                 wanted.insert(session.root);
             }
-            let above = may_hand_on(tree, session).take(ANCESTORS_MAX);
+            let above = may_pass_on(tree, session).take(ANCESTORS_MAX);
             let unread = above.filter(|above| !above.missing_facts(FactSet::INHERITED).is_empty());
             wanted.extend(unread.map(|above| above.key));
         }
@@ -217,10 +217,10 @@ impl Sessions {
         let is_within = |other: &Session| self.outwards_of(other).any(|one| one.id == session.id);
         let mut others = self.living(node).filter(|other| !is_within(other));
         others.any(|other| {
-            let mut above = may_hand_on(tree, other).take(ANCESTORS_MAX);
+            let mut above = may_pass_on(tree, other).take(ANCESTORS_MAX);
             of_root(other)
                 || above.any(of_ancestor)
-                || may_hand_on(tree, other).nth(ANCESTORS_MAX).is_some()
+                || may_pass_on(tree, other).nth(ANCESTORS_MAX).is_some()
         })
     }
 
@@ -282,7 +282,7 @@ fn ran_at_birth(session: &Session, node: &Node) -> bool {
 }
 
 /// Returns the ancestors of a session's root that run under the same user, up to the first init or service manager.
-fn may_hand_on<'a>(tree: &'a Tree, session: &Session) -> impl Iterator<Item = &'a Node> {
+fn may_pass_on<'a>(tree: &'a Tree, session: &Session) -> impl Iterator<Item = &'a Node> {
     let uid = session.uids.real;
     tree.ancestors(session.root).take_while(move |above| {
         above.uids.real == uid
