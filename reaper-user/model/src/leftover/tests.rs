@@ -157,11 +157,11 @@ struct Options {
     by_order: bool,
 }
 
-fn search(table: &ProcessTable, change: impl FnOnce(&mut Options)) -> Vec<Leftover> {
-    search_recorded(table, &[], change)
+fn scan(table: &ProcessTable, change: impl FnOnce(&mut Options)) -> Vec<Leftover> {
+    scan_recorded(table, &[], change)
 }
 
-fn search_recorded(
+fn scan_recorded(
     table: &ProcessTable,
     recorded: &[RecordedSession],
     change: impl FnOnce(&mut Options),
@@ -196,7 +196,7 @@ fn search_recorded(
 }
 
 /// Returns `reap` or the reason for another verdict; `-` if the process is not a leftover.
-fn reason_of(found: &[Leftover], pid: u32) -> &'static str {
+fn why(found: &[Leftover], pid: u32) -> &'static str {
     match found.iter().find(|leftover| leftover.key.pid == pid) {
         None => "-",
         Some(leftover) if leftover.verdict == LeftoverVerdict::Reap => "reap",
@@ -206,9 +206,9 @@ fn reason_of(found: &[Leftover], pid: u32) -> &'static str {
 
 #[track_caller]
 fn check(expected: &str, processes: &[P]) {
-    let found = search(&table(processes), |_| {});
+    let found = scan(&table(processes), |_| {});
     let last = processes.last().map_or(0, |p| p.pid);
-    assert_eq!(reason_of(&found, last), expected, "{found:#?}");
+    assert_eq!(why(&found, last), expected, "{found:#?}");
 }
 
 const DEAD: &str = "CLAUDECODE=1\0CLAUDE_PID=4100\0";
@@ -258,7 +258,7 @@ fn leftover_of_exited_agent_is_reaped() {
 fn leftover_with_unreadable_facts_is_not_reaped() {
     let mut unread = table(&[p(200, 1, 100, NODE, DEAD)]);
     unread.unread.insert(4100, Some(0));
-    assert_eq!(reason_of(&search(&unread, |_| {}), 200), "owner_uncertain");
+    assert_eq!(why(&scan(&unread, |_| {}), 200), "owner_uncertain");
     // The pid of its agent is one of another namespace.
     let mut inside = p(200, 1, 100, NODE, DEAD);
     inside.nested = true;
@@ -270,7 +270,7 @@ fn leftover_with_unreadable_facts_is_not_reaped() {
     if let Some(row) = cut.rows.get_mut(&200) {
         row.env_markers = Fact::Known(EnvMarkers::of(DEAD.as_bytes(), false));
     }
-    assert_eq!(reason_of(&search(&cut, |_| {}), 200), "unreadable");
+    assert_eq!(why(&scan(&cut, |_| {}), 200), "unreadable");
     // Its parent is not in the table.
     check("not_orphan", &[p(200, 199, 100, NODE, DEAD)]);
 }
@@ -300,8 +300,8 @@ fn orphan_is_reaped_and_child_of_its_creator_is_not() {
         p(200, 1, 100, "/bin/sh", DEAD),
         p(201, 200, 101, NODE, DEAD),
     ];
-    let found = search(&table(&tree), |_| {});
-    assert_eq!(reason_of(&found, 201), "reap");
+    let found = scan(&table(&tree), |_| {});
+    assert_eq!(why(&found, 201), "reap");
     assert!(
         found
             .iter()
@@ -432,10 +432,10 @@ fn old_orphaned_tool_shell_is_reaped() {
     // A program that only names the snapshot is not a tool shell.
     let grep = "/bin/grep\0/shell-snapshots/snapshot-";
     check("-", &[p(200, 1, 100, grep, "")]);
-    let found = search(&table(&[p(200, 1, 9900, SHELL, BARE)]), |q| {
+    let found = scan(&table(&[p(200, 1, 9900, SHELL, BARE)]), |q| {
         q.min_age = 60 * S
     });
-    assert_eq!(reason_of(&found, 200), "reap");
+    assert_eq!(why(&found, 200), "reap");
 }
 
 #[test]
@@ -459,8 +459,8 @@ fn recorded_member_of_exited_root_is_reaped() {
         (alike(99, 4300), "-"),
         (alike(100, 90), "owner_alive"),
     ] {
-        let found = search_recorded(&all, std::slice::from_ref(&recorded), |_| {});
-        assert_eq!(reason_of(&found, 200), expected, "{recorded:?}");
+        let found = scan_recorded(&all, std::slice::from_ref(&recorded), |_| {});
+        assert_eq!(why(&found, 200), expected, "{recorded:?}");
     }
     // The agent may have passed the session on while no service watched.
     let claude = RecordedSession {
@@ -473,15 +473,15 @@ fn recorded_member_of_exited_root_is_reaped() {
         ..p(90, 60, 120, "/x/claude", "")
     };
     let all = table(&[p(200, 60, 100, NODE, ""), successor]);
-    let found = search_recorded(&all, std::slice::from_ref(&claude), |_| {});
-    assert_eq!(reason_of(&found, 200), "agent_alive");
+    let found = scan_recorded(&all, std::slice::from_ref(&claude), |_| {});
+    assert_eq!(why(&found, 200), "agent_alive");
     // A user keeps it.
     let kept = [ProcessKey {
         pid: 200,
         start: 100 * S,
     }];
-    let found = search_recorded(&all, &[alike(100, 4300)], |q| q.kept = kept.to_vec());
-    assert_eq!(reason_of(&found, 200), "kept_by_user");
+    let found = scan_recorded(&all, &[alike(100, 4300)], |q| q.kept = kept.to_vec());
+    assert_eq!(why(&found, 200), "kept_by_user");
 }
 
 #[test]

@@ -100,7 +100,7 @@ impl<'a> Judge<'a> {
         } else {
             let doubt = self.successor_doubt(row, trace, marker.agent, 0);
             let doubt = doubt.or_else(|| self.shared_doubt(row, trace));
-            let doubt = doubt.or_else(|| self.passed_on_doubt(row, trace));
+            let doubt = doubt.or_else(|| self.origin_doubt(row, trace));
             doubt.or_else(|| {
                 self.unknown_owner(row, trace)
                     .map(Uncertainty::OwnerUnknown)
@@ -140,7 +140,7 @@ impl<'a> Judge<'a> {
         } else if age < self.query.min_age {
             Some(Uncertainty::Young)
         } else {
-            self.passed_on_doubt(row, trace)
+            self.origin_doubt(row, trace)
         }
     }
 

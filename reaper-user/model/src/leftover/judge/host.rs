@@ -76,10 +76,8 @@ impl Hosts {
         let mut owners = trace.owners().peekable();
         let is_older = |host: Option<&Eldest>| host.is_some_and(|host| host.is_older(row));
         let uids = row.entry.uids;
-        let unreadable = [uids.real, uids.effective];
-        unreadable
-            .iter()
-            .any(|uid| is_older(self.unreadable.get(uid)))
+        let both = [uids.real, uids.effective];
+        both.iter().any(|uid| is_older(self.unreadable.get(uid)))
             || if owners.peek().is_some() {
                 owners.any(|owner| is_older(self.owners.get(&owner)))
             } else {
@@ -112,7 +110,7 @@ impl Eldest {
 impl<'a> Judge<'a> {
     /// Returns the uncertainty if the markers may come from a multiplexer, a terminal or the like that an agent
     /// started.
-    pub(super) fn passed_on_doubt(
+    pub(super) fn origin_doubt(
         &self,
         row: &'a LeftoverRow,
         trace: &EnvMarkers,

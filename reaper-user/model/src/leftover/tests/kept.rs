@@ -64,9 +64,9 @@ fn process_with_reason_to_keep_is_kept() {
         p(202, 200, 105, NODE, DEAD),
     ]);
     own.rows.insert(60, p(60, 200, 110, "/bin/zsh", DEAD).row());
-    let found = search(&own, |_| {});
-    assert_eq!(reason_of(&found, 202), "never_self");
-    assert_eq!((reason_of(&found, 60), reason_of(&found, 200)), ("-", "-"));
+    let found = scan(&own, |_| {});
+    assert_eq!(why(&found, 202), "never_self");
+    assert_eq!((why(&found, 60), why(&found, 200)), ("-", "-"));
 }
 
 #[test]
@@ -105,8 +105,8 @@ fn process_watched_by_service_is_no_leftover() {
     };
     let (theirs, others) = (members(100), members(99));
     let of = |members: HashMap<u32, ProcessKey>, since| {
-        let found = search(&all, |q| (q.members, q.since) = (members, since));
-        [200, 201, 210, 220, 221, 230].map(|pid| reason_of(&found, pid))
+        let found = scan(&all, |q| (q.members, q.since) = (members, since));
+        [200, 201, 210, 220, 221, 230].map(|pid| why(&found, pid))
     };
     // A process that started since the service watches is a leftover only below an older one.
     assert_eq!(
@@ -135,8 +135,8 @@ fn search_is_limited_to_user_and_scope() {
         let mut all = all.clone();
         let image = Arc::make_mut(&mut all.rows.get_mut(&210).unwrap().entry.image);
         image.cgroup_id = 7;
-        let found = search(&all, |q| (q.uid, q.scope) = (uid, scope.clone()));
-        (reason_of(&found, 200), reason_of(&found, 210))
+        let found = scan(&all, |q| (q.uid, q.scope) = (uid, scope.clone()));
+        (why(&found, 200), why(&found, 210))
     };
     let mut scope = Scope::default();
     assert_eq!(of(None, &scope), ("reap", "reap"));
@@ -156,8 +156,8 @@ fn search_is_limited_to_user_and_scope() {
         euid: 0,
         ..p(201, 200, 101, NODE, DEAD)
     };
-    let rules = search(&table(&[p(200, 1, 100, "/bin/sh", DEAD), other]), |_| {});
-    assert_eq!(reason_of(&rules, 201), "other_uid");
+    let rules = scan(&table(&[p(200, 1, 100, "/bin/sh", DEAD), other]), |_| {});
+    assert_eq!(why(&rules, 201), "other_uid");
 }
 
 #[test]
@@ -169,11 +169,11 @@ fn kernel_thread_and_init_are_no_leftovers() {
     if let Some(row) = all.rows.get_mut(&1) {
         row.env_markers = Fact::Known(EnvMarkers::of(DEAD.as_bytes(), true));
     }
-    let found = search(&all, |_| {});
-    assert_eq!((reason_of(&found, 1), reason_of(&found, 2)), ("-", "-"));
+    let found = scan(&all, |_| {});
+    assert_eq!((why(&found, 1), why(&found, 2)), ("-", "-"));
     // Init has that marker itself, so it may have started the process.
-    assert_eq!(reason_of(&found, 200), "not_orphan");
+    assert_eq!(why(&found, 200), "not_orphan");
     // A corrupt table.
     let ring = [p(300, 301, 100, NODE, DEAD), p(301, 300, 100, NODE, DEAD)];
-    assert_eq!(reason_of(&search(&table(&ring), |_| {}), 300), "not_orphan");
+    assert_eq!(why(&scan(&table(&ring), |_| {}), 300), "not_orphan");
 }

@@ -21,7 +21,7 @@ fn beside(others: Vec<LeftoverRow>, env: &str) -> &'static str {
     let left = with_env(p(200, 1, 100, NODE, ""), env);
     let rows = others.into_iter().chain([left]);
     all.rows.extend(rows.map(|row| (row.entry.key.pid, row)));
-    reason_of(&search(&all, |_| {}), 200)
+    why(&scan(&all, |_| {}), 200)
 }
 
 /// Returns an agent in the terminal of a shell.
@@ -175,7 +175,7 @@ fn leftover_of_continued_conversation_is_not_reaped() {
     let mut all = table(&[]);
     let rows = [shell, runs(&format!("--resume {ID}"))];
     all.rows.extend(rows.map(|row| (row.entry.key.pid, row)));
-    assert_eq!(reason_of(&search(&all, |_| {}), 200), "owner_alive");
+    assert_eq!(why(&scan(&all, |_| {}), 200), "owner_alive");
 }
 
 #[test]
@@ -218,7 +218,7 @@ fn recorded_member_is_kept_only_for_a_possible_successor() {
     };
     let of = |other: P| {
         let all = table(&[p(200, 60, 100, NODE, ""), other]);
-        reason_of(&search_recorded(&all, &[recorded(20)], |_| {}), 200)
+        why(&scan_recorded(&all, &[recorded(20)], |_| {}), 200)
     };
     let successor = |start| P {
         sid: 91,
@@ -280,14 +280,14 @@ proptest! {
         parent in prop::sample::select(vec![1_u32, 60]),
     ) {
         let left = || p(200, parent, 100, NODE, env);
-        let alone = search(&table(&[left()]), |_| {});
+        let alone = scan(&table(&[left()]), |_| {});
         let all: Vec<P> = others.into_iter().chain([left()]).collect();
-        let found = search(&table(&all), |_| {});
-        prop_assert_eq!(reason_of(&found, 200), reason_of(&alone, 200));
+        let found = scan(&table(&all), |_| {});
+        prop_assert_eq!(why(&found, 200), why(&alone, 200));
         // With the named agent alive.
         let named = p(4100, 60, 99, "/x/claude", "");
         let all: Vec<P> = all.into_iter().chain([named]).collect();
-        let found = search(&table(&all), |_| {});
-        prop_assert!(reason_of(&found, 200) != "reap");
+        let found = scan(&table(&all), |_| {});
+        prop_assert!(why(&found, 200) != "reap");
     }
 }

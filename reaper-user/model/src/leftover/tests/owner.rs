@@ -43,19 +43,13 @@ fn without_order_only_recorded_agents_count() {
             "reap",
         ),
     ] {
-        let alone = search_recorded(all, &recorded, |q| q.by_order = false);
-        assert_eq!(reason_of(&alone, 200), expected, "{recorded:?}");
-        assert_eq!(
-            reason_of(&search_recorded(all, &recorded, |_| {}), 200),
-            "reap"
-        );
+        let alone = scan_recorded(all, &recorded, |q| q.by_order = false);
+        assert_eq!(why(&alone, 200), expected, "{recorded:?}");
+        assert_eq!(why(&scan_recorded(all, &recorded, |_| {}), 200), "reap");
     }
     // A tool's shell names no agent.
     let shell = table(&[p(200, 1, 100, SHELL, BARE)]);
-    assert_eq!(
-        reason_of(&search(&shell, |q| q.by_order = false), 200),
-        "reap"
-    );
+    assert_eq!(why(&scan(&shell, |q| q.by_order = false), 200), "reap");
 }
 
 #[test]
@@ -107,11 +101,7 @@ fn living_agent_keeps_only_leftovers_without_a_pid() {
                 },
                 p(200, 1, 100, argv, env),
             ]);
-            assert_eq!(
-                reason_of(&search(&all, |_| {}), 200),
-                expected,
-                "{name} {argv}"
-            );
+            assert_eq!(why(&scan(&all, |_| {}), 200), expected, "{name} {argv}");
         }
     }
     // A process with the name of an agent is not reaped, and neither are its descendants.
@@ -128,10 +118,7 @@ fn living_agent_keeps_only_leftovers_without_a_pid() {
         ..session("codex", 1000, 4300, 20)
     };
     let all = table(&[p(200, 60, 100, "/x/codex-linux-sandbox", "")]);
-    assert_eq!(
-        reason_of(&search_recorded(&all, &[recorded], |_| {}), 200),
-        "reap"
-    );
+    assert_eq!(why(&scan_recorded(&all, &[recorded], |_| {}), 200), "reap");
 }
 
 #[test]
@@ -143,8 +130,8 @@ fn ancestor_of_living_agent_is_only_reported() {
         p(203, 202, 103, NODE, ""),
         p(204, 201, 104, NODE, ""),
     ]);
-    let found = search(&all, |_| {});
-    let of = |pid| reason_of(&found, pid);
+    let found = scan(&all, |_| {});
+    let of = |pid| why(&found, pid);
     assert_eq!(
         [200, 201, 202, 203, 204].map(of),
         ["agent", "-", "-", "-", "-"]
@@ -163,8 +150,8 @@ fn recorded_session_without_rule_is_only_reported() {
             ..session(agent, 1000, 4300, 20)
         };
         let all = table(&[p(200, 60, 100, NODE, "")]);
-        let found = search_recorded(&all, &[recorded], |_| {});
-        assert_eq!(reason_of(&found, 200), expected);
+        let found = scan_recorded(&all, &[recorded], |_| {});
+        assert_eq!(why(&found, 200), expected);
     }
 }
 
@@ -188,11 +175,7 @@ fn terminals_without_server_pid_prevent_a_reap() {
         let env = format!("{DEAD}{variable}\0");
         all.rows.get_mut(&200).unwrap().env_markers =
             Fact::Known(EnvMarkers::of(env.as_bytes(), true));
-        assert_eq!(
-            reason_of(&search(&all, |_| {}), 200),
-            expected,
-            "{variable}"
-        );
+        assert_eq!(why(&scan(&all, |_| {}), 200), expected, "{variable}");
     }
 }
 
@@ -235,8 +218,8 @@ fn system_user_without_agents_counts_as_changed_uid() {
     };
     check("reap", &[agent, of(26, None)]);
     let recorded = [session("codex", 26, 4300, 20)];
-    let found = search_recorded(&table(&[of(26, None)]), &recorded, |_| {});
-    assert_eq!(reason_of(&found, 200), "reap");
+    let found = scan_recorded(&table(&[of(26, None)]), &recorded, |_| {});
+    assert_eq!(why(&found, 200), "reap");
 }
 
 #[test]

@@ -8,8 +8,8 @@ fn check_unread(expected: &str, processes: &[P], unread: &[(u32, Option<u32>)]) 
     let mut table = table(processes);
     table.unread.extend(unread.iter().copied());
     let last = processes.last().map_or(0, |p| p.pid);
-    let found = search(&table, |_| {});
-    assert_eq!(reason_of(&found, last), expected, "{found:#?}");
+    let found = scan(&table, |_| {});
+    assert_eq!(why(&found, last), expected, "{found:#?}");
 }
 
 fn recorded(uid: u32) -> RecordedSession {
@@ -50,8 +50,8 @@ fn unreadable_process_may_be_agent_or_marker_origin() {
         check_unread(of_shell, &[shell()], unread);
         let mut all = table(&[p(200, 60, 100, NODE, "")]);
         all.unread.extend(unread.iter().copied());
-        let found = search_recorded(&all, &[recorded(1000)], |_| {});
-        assert_eq!(reason_of(&found, 200), of_shell);
+        let found = scan_recorded(&all, &[recorded(1000)], |_| {});
+        assert_eq!(why(&found, 200), of_shell);
     }
     // The leader of its kernel session, and an ancestor.
     let of_session = P {
@@ -61,8 +61,8 @@ fn unreadable_process_may_be_agent_or_marker_origin() {
     check_unread("terminal_session", &[of_session], &[(900, Some(0))]);
     let mut all = table(&[p(200, 900, 100, NODE, "")]);
     all.unread.insert(900, Some(0));
-    let found = search_recorded(&all, &[recorded(1000)], |_| {});
-    assert_eq!(reason_of(&found, 200), "not_orphan");
+    let found = scan_recorded(&all, &[recorded(1000)], |_| {});
+    assert_eq!(why(&found, 200), "not_orphan");
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn unreadable_host_may_have_the_marker() {
         p(312, 1, 70, NODE, DEAD),
     ]);
     cut.rows.get_mut(&310).unwrap().env_markers = Fact::Known(EnvMarkers::of(b"A=1\0", false));
-    assert_eq!(reason_of(&search(&cut, |_| {}), 312), "multiplexed");
+    assert_eq!(why(&scan(&cut, |_| {}), 312), "multiplexed");
     // The leader of its kernel session.
     let leader = P {
         env: None,
@@ -140,7 +140,7 @@ fn kept_program_may_have_passed_the_marker_on() {
             waited: &HashMap::new(),
             by_order: true,
         };
-        reason_of(&find(&all, &query), 312)
+        why(&find(&all, &query), 312)
     };
     assert_eq!(of(&all), "multiplexed");
     for (argv, expected) in [
@@ -166,13 +166,13 @@ fn outermost_process_with_strong_evidence_is_tree_top() {
     };
     let outer = || p(200, 1, 100, "/bin/sh", DEAD);
     let all = [outer(), keeper("/bin/keeper", "A=1\0"), inner()];
-    let found = search(&table(&all), |_| {});
+    let found = scan(&table(&all), |_| {});
     assert!(
         found
             .iter()
             .all(|leftover| leftover.subtree_root.pid == 200)
     );
-    assert_eq!(reason_of(&found, 202), "reap");
+    assert_eq!(why(&found, 202), "reap");
     // A reason to keep the process in between keeps its descendants.
     for (between, expected) in [
         (keeper("/usr/bin/sway", "A=1\0"), "keep_rule"),
@@ -263,16 +263,16 @@ fn recorded_member_must_have_uid_of_agent() {
             euid,
             ..p(200, 60, 100, NODE, "SUDO_UID=1000\0")
         };
-        let found = search_recorded(&table(&[member]), &[recorded(of)], |_| {});
-        assert_eq!(reason_of(&found, 200), expected, "{uid} {euid} {of}");
+        let found = scan_recorded(&table(&[member]), &[recorded(of)], |_| {});
+        assert_eq!(why(&found, 200), expected, "{uid} {euid} {of}");
     }
     // Its marker names another agent, which is alive.
     let all = [
         p(4100, 60, 50, "/bin/opencode", ""),
         p(200, 60, 100, NODE, DEAD),
     ];
-    let found = search_recorded(&table(&all), &[recorded(1000)], |_| {});
-    assert_eq!(reason_of(&found, 200), "owner_alive");
+    let found = scan_recorded(&table(&all), &[recorded(1000)], |_| {});
+    assert_eq!(why(&found, 200), "owner_alive");
 }
 
 #[test]

@@ -14,7 +14,7 @@ fn server_delay_runs_from_its_discovery() {
     let waited = |listening, seconds: Option<u64>| {
         let all = table(&[listens(200, 1, listening)]);
         let head = all.rows[&200].entry.key;
-        let found = search(&all, |q| {
+        let found = scan(&all, |q| {
             q.waited.extend(seconds.map(|waited| (head, waited * S)));
         });
         found[0].verdict.clone()
@@ -64,9 +64,8 @@ fn ancestors_and_descendants_wait_with_server() {
         listens(210, 1, is(false)),
     ];
     let mut all = table(&all);
-    let found = search(&all, |_| {});
-    let reasons =
-        |found: &[Leftover]| [200, 201, 202, 203, 204, 210].map(|pid| reason_of(found, pid));
+    let found = scan(&all, |_| {});
+    let reasons = |found: &[Leftover]| [200, 201, 202, 203, 204, 210].map(|pid| why(found, pid));
     let wait = "rule_delay";
     assert_eq!(reasons(&found), [wait, wait, wait, wait, "reap", "reap"]);
     let waiting = found
@@ -83,14 +82,14 @@ fn ancestors_and_descendants_wait_with_server() {
     // A kept process in between does not stop the effect on its ancestors.
     let image = Arc::make_mut(&mut all.rows.get_mut(&201).unwrap().entry.image);
     image.exe = b"/usr/bin/sway".to_vec();
-    let found = search(&all, |_| {});
+    let found = scan(&all, |_| {});
     let keep = "keep_rule";
     // The kept process may have passed its marker on to the other tree.
     let other = "multiplexed";
     assert_eq!(reasons(&found), [wait, keep, keep, keep, "reap", other]);
     let head = all.rows[&200].entry.key;
-    let found = search(&all, |q| q.waited.extend([(head, u64::MAX)]));
-    assert_eq!(reason_of(&found, 200), "reap");
+    let found = scan(&all, |q| q.waited.extend([(head, u64::MAX)]));
+    assert_eq!(why(&found, 200), "reap");
 }
 
 #[test]

@@ -70,8 +70,8 @@ fn environment_full_of_markers_is_read_in_part() {
     let environ = many(&|n| format!("OPENCODE_PID={}\0", 100_000 + n));
     let mut all = table(&[p(200, 1, 100, NODE, DEAD)]);
     all.rows.get_mut(&200).unwrap().env_markers = Fact::Known(EnvMarkers::of(&environ, true));
-    let found = search(&all, |_| {});
-    assert_eq!(reason_of(&found, 200), "unreadable");
+    let found = scan(&all, |_| {});
+    assert_eq!(why(&found, 200), "unreadable");
     assert!(
         matches!(found[0].evidence, LeftoverEvidence::Mark { .. }),
         "no strong evidence"
@@ -115,7 +115,7 @@ fn long_chains_and_many_hosts_take_linear_time() {
         rows,
         unread: HashMap::new(),
     };
-    let found = search_recorded(&all, &[recorded], |_| {});
+    let found = scan_recorded(&all, &[recorded], |_| {});
     assert_eq!(found.len(), count as usize);
     let head = ProcessKey {
         pid: 1000,
