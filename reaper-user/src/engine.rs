@@ -1,4 +1,4 @@
-//! The engine: owns the source, the model and the reaper, and what is known of each session.
+//! Runs the service: reads events, keeps the model, decides, and signals.
 //!
 //! ```text
 //!   ring readable ─┐
@@ -7,12 +7,12 @@
 //!                                └──────────── while anything is queued ◀──────────────┘
 //! ```
 //!
-//! Nothing polls. A timer runs only while there is something to wait for: a record that did not wake the thread, the
-//! deadline of an escalation. With nothing happening the thread sleeps for good.
+//! The engine has no fixed polling interval. A timer runs only for records that did not wake the thread, and for
+//! deadlines such as those of an escalation. Without events the thread sleeps.
 //!
 //! Invariants:
-//! - Only [`event_loop`] drains the source. What writes the kernel's maps never changes the model by events.
-//! - All contact with the machine goes through [`Kernel`], [`Source`], [`KeepStore`] and the [`Sink`].
+//! - Only [`event_loop`] drains the source. Code that writes the kernel's maps applies no events.
+//! - The engine reaches the machine only through [`Kernel`], [`Source`], [`KeepStore`] and the [`Sink`].
 
 mod attribution;
 mod cgroups;
@@ -29,9 +29,9 @@ mod reconcile;
 pub mod reload;
 mod requests;
 mod restore;
+mod scan;
 mod signal;
 mod succession;
-mod survey;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
 
@@ -65,37 +65,37 @@ use reaper_model::{Model, Output, Scope};
 use reload::{ConfigLoader, Reloading};
 use succession::Successions;
 
-/// What the engine is to do.
+/// Settings of the engine.
 pub struct EngineSettings {
     pub mode: Mode,
-    /// Why the service only observes, whatever the config says.
+    /// Reason why the service only observes, regardless of the config.
     pub mode_reason: Option<String>,
     pub events: EventScope,
     pub scope: Scope,
-    /// The scope as it was given, for the stream.
+    /// Scope as the user wrote it, for the event stream.
     pub scope_names: Vec<String>,
-    /// Directories of the cgroups in it.
+    /// Directories of the cgroups in the scope.
     pub cgroups: Vec<PathBuf>,
     pub times: Times,
-    /// What is configured by now.
+    /// Current config.
     pub config: Config,
-    /// What it was at the start: some of it holds until the end.
+    /// Config at the start. Some of its settings apply until the service stops.
     pub running: Config,
-    /// Reads that anew.
+    /// Loader that reads the config again.
     pub load: ConfigLoader,
-    /// What users asked the service before this one to keep, as far as that is known.
+    /// Keeps that users requested from an earlier service, as far as the journal has them.
     pub keeps: Vec<JournalKeep>,
-    /// Writes down what users ask for; without it that is forgotten when the service ends.
+    /// Storage of users' keeps. Without it they are lost when the service stops.
     pub keep_store: Option<Arc<dyn KeepStore>>,
-    /// Let the probes send the first signal where they can.
+    /// Whether probes may send the first signal.
     pub kernel_reap: bool,
-    /// Leave what is pinned at work when stopped.
+    /// Whether pinned probes and maps stay active after a stop.
     pub leave_pinned: bool,
-    /// The better sources that could not be used.
+    /// Higher-priority sources that could not be used.
     pub rejected_sources: Vec<RejectedSource>,
 }
 
-/// Why the engine cannot go on.
+/// Reasons why the engine cannot start or continue.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     #[error(transparent)]
@@ -106,64 +106,64 @@ pub enum EngineError {
     Wait(#[from] io::Error),
 }
 
-/// See the module.
+/// Owner of the source, the model, the reaper and the state of each session.
 pub struct Engine {
     source: Box<dyn Source>,
     kernel: Kernel,
     model: Model,
-    /// What follows from the event that is being applied; empty between two events.
+    /// Outputs of the event that is being applied. Empty between two events.
     outputs: Vec<Output>,
     ingest: Ingest,
     settings: EngineSettings,
-    /// Claimed processes, for telling of them when they are gone.
+    /// Claimed processes as the stream describes them, for records after their exit.
     claimed: HashMap<ProcessKey, ProcessRef>,
     sessions: HashMap<SessionId, Tally>,
     /// Closed sessions whose tallies are still in `sessions`, oldest first.
     closed_tallies: VecDeque<SessionId>,
     lost: Lost,
     untracked_members: u64,
-    /// How often the kernel has left a probe out.
+    /// Number of probe runs that the kernel skipped.
     skipped_probes: u64,
-    /// Events are missing, and are being looked for.
+    /// Period with missing events that a reconciliation scan is recovering.
     gap: Option<Gap>,
-    /// More that were missing before those were found.
+    /// Reason and losses of the next gap, which were noticed while the current one was open.
     next_gap: Option<(&'static str, Lost)>,
     failover: Failover,
-    /// All that had happened by then has been told, in ns since boot.
+    /// Time up to which all events have been applied, in ns since boot.
     complete_until: u64,
-    /// What is known of a process may be out of date.
+    /// Whether the model may be out of date because events were lost.
     has_losses: bool,
-    /// All that ran already has been taken in.
+    /// Whether the pre-existing processes have been read.
     ready: bool,
-    /// Nothing is waited for any more.
+    /// Whether the engine stops: sessions close without waiting for undiscovered members.
     stopping: bool,
     map_sync: MapSync,
     cgroups: Cgroups,
     deferred: Deferred,
     successions: Successions,
     reloading: Option<Reloading>,
-    /// To be written down before it is answered.
+    /// Change of a keep that must be stored before the request is answered.
     unsaved_keep: Option<UnsavedKeep>,
     escalations_announced: bool,
     count: Totals,
-    /// When it began to watch, in ns since boot.
+    /// Time when the engine began to watch, in ns since boot.
     started_at: u64,
-    /// Gaps that were opened.
+    /// Number of gaps opened.
     gaps: u64,
-    /// In observe: processes that would have been reaped.
+    /// Number of processes that would have been reaped, in observe mode.
     would_have_reaped: u64,
-    /// Records read since the engine has last asked how long it may rest.
+    /// Number of records read since the idle timer was last updated.
     drained: u64,
-    /// Sessions that are over, and where the ring stood when they were.
+    /// Closed sessions by their first root, with the ring position at which they closed.
     closed_at_position: VecDeque<(u64, ProcessKey)>,
 }
 
 impl Engine {
-    /// Attaches nothing itself: takes a source whose probes are attached, and only now reads /proc, so
-    /// that nothing falls between the two.
+    /// Starts the engine with a source whose probes are already attached. It reads /proc only now, so no process is
+    /// missed between the attachment and the scan.
     ///
     /// # Errors
-    /// The process table, or a map, cannot be read.
+    /// The process table or a map cannot be read.
     pub fn start(
         kernel: Kernel,
         source: Box<dyn Source>,
@@ -227,9 +227,10 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Leaves the probes at work for the next service, or ends all that was begun. Returns where they are.
+    /// Leaves the probes active for the next service, or stops all escalations and unpins the probes.
     ///
-    /// They also stay at work if members are due and not decided about: the next service goes on with these.
+    /// The probes also stay active if due members have no decision yet: the next service continues with them. Returns
+    /// the directory of the pins if the probes stay active.
     fn leave(&mut self) -> Option<String> {
         let pinned = self.pinned();
         let undecided = match self.settings.mode {
@@ -237,17 +238,17 @@ impl Engine {
             Mode::Observe => 0,
         };
         if undecided > 0 {
-            let fate = match &pinned {
+            let suffix = match &pinned {
                 Some(dir) => format!("probes and maps stay pinned at {dir} for the next service"),
                 None => "they are left running".into(),
             };
-            tracing::warn!("stopped before all is decided: {undecided} processes are due; {fate}");
+            tracing::warn!("stopped with {undecided} due processes undecided; {suffix}");
         }
         if let Some(pinned) = pinned.filter(|_| self.settings.leave_pinned || undecided > 0) {
             self.sync_maps();
-            // Nobody is there to be woken.
-            let said = self.source.announce_idle(false);
-            if let Err(error) = said.and_then(|()| self.source.announce_escalations(false)) {
+            // The probes must not try to wake a reader that is gone.
+            let announced = self.source.announce_idle(false);
+            if let Err(error) = announced.and_then(|()| self.source.announce_escalations(false)) {
                 tracing::error!("{error}");
             }
             return Some(pinned);
@@ -257,7 +258,7 @@ impl Engine {
         None
     }
 
-    /// Ends the work of the probes, if there are any.
+    /// Unpins the probes, if there are any.
     fn disarm(&mut self) {
         let probes = self.source.probes_mut();
         if let Some(Err(error)) = probes.map(|probes| probes.unpin()) {
@@ -265,20 +266,22 @@ impl Engine {
         }
     }
 
-    /// Returns the directory of the pins, if anything is pinned.
+    /// Returns the directory of the pins, if the probes are pinned.
     fn pinned(&self) -> Option<String> {
         let path = self.source.probes()?.pinned_at()?;
         Some(path.display().to_string())
     }
 
-    /// Whether each process that is not in the kernel's map is no member.
+    /// Returns whether a process without an entry in the kernel's map is certainly not a member.
     fn is_mapped(&self) -> bool {
         let maps = self.source.maps();
         maps.is_some_and(|maps| maps.is_complete()) && self.skipped_probes == 0
     }
 
-    /// Gives room in the ring back for what has been seen to and told: a service that comes after this one
-    /// reads the rest again. Where the stream is not written as fast as that, room counts for more.
+    /// Frees the part of the ring whose records have been handled and written to the stream.
+    ///
+    /// The next service reads the rest again. If the stream is slow and more than half of the ring is in use, records
+    /// are freed before they are written. A crash then loses them.
     fn release_ring(&mut self) {
         let out = &mut self.ingest.out;
         let Some(probes) = self.source.probes() else {
@@ -296,17 +299,17 @@ impl Engine {
             out.on_written(move || release(position));
         }
         out.flush();
-        // Read again, the end of a session would tell nothing if nothing were known of it.
-        let given_back = position - ring.unreleased();
+        // If the ring were read again, a session's end would be unknown without the session's state in the map.
+        let released = position - ring.unreleased();
         while let Some((_, first_root)) = self
             .closed_at_position
-            .pop_front_if(|(at, _)| *at <= given_back)
+            .pop_front_if(|(at, _)| *at <= released)
         {
             self.forget_session(first_root);
         }
     }
 
-    /// Takes in one event that did not come through the ring.
+    /// Applies an event that did not come from the source.
     fn apply(&mut self, event: &Event) {
         self.model.apply(event, &mut self.outputs);
         for output in self.outputs.drain(..) {
@@ -315,7 +318,7 @@ impl Engine {
         self.after_outputs();
     }
 
-    /// Handles what has happened to sessions without an event, at `time` in ns since boot.
+    /// Handles changes of sessions that no event caused, at `time` in ns since boot.
     fn on_session_events(&mut self, time: u64) {
         for output in self.outputs.drain(..) {
             if let Output::Session(session_event) = output {
@@ -325,26 +328,26 @@ impl Engine {
         }
     }
 
-    /// Does what following the model's steps has left to do.
+    /// Handles what the outputs of the model have queued: exits of signalled processes, and closed sessions.
     fn after_outputs(&mut self) {
-        // Before it is said that their session is over.
+        // These records must precede the close of their session.
         self.report_unclaimed_exits();
         if self.ingest.closed_sessions.is_empty() {
             return;
         }
-        // What has become of its members comes before its end.
+        // Outcomes of members precede the close of their session.
         self.on_reap_events();
         for (id, session, last_end) in std::mem::take(&mut self.ingest.closed_sessions) {
             let tally = self.sessions.entry(id).or_default();
             (tally.closing_session, tally.last_exit_at) = (Some(session), last_end);
-            // Told once the ends are confirmed, which comes after the exit records.
+            // Outcomes are confirmed later than the exit records arrive.
             if !self.ingest.reaper.has_members_of(id) {
                 self.close_if_decided(id);
             }
         }
     }
 
-    /// Tells the probes whether every record matters now.
+    /// Announces to the probes whether an escalation is open, as then every record must wake this thread.
     fn announce_escalations(&mut self) {
         let open = self.ingest.reaper.open_escalations() > 0;
         if open != self.escalations_announced {

@@ -1,4 +1,7 @@
-//! Those who may be members by what they have from their makers, which has to be read first.
+//! Assigns late-discovered processes to sessions.
+//!
+//! A scan can find a process whose creator has already exited. Its session then follows only from what it inherited,
+//! such as environment markers, which worker threads read from /proc. The engine does not block on them.
 
 use super::Engine;
 use reaper_host::facts::Urgency;
@@ -6,42 +9,46 @@ use reaper_model::event::ProcessKey;
 use reaper_model::session::SessionId;
 
 impl Engine {
-    /// Asks what has to be read of those who have been found and whose makers are gone, and concludes whose they are
-    /// once it is there: in the order of their births, since one may say whose the next is. Nobody waits for it.
+    /// Requests missing facts of unattributed processes, and assigns those whose facts are complete.
+    ///
+    /// Processes are handled in the order of their start, because an assigned process is evidence for the next ones.
+    /// The first one with missing facts therefore holds back those behind it.
     pub(super) fn attribute(&mut self) {
-        let mut suspects = std::mem::take(&mut self.ingest.unattributed);
-        if suspects.is_empty() {
+        let mut unattributed = std::mem::take(&mut self.ingest.unattributed);
+        if unattributed.is_empty() {
             return;
         }
-        suspects.sort_unstable_by_key(|key| (key.start, key.pid));
-        suspects.dedup();
-        let mut told = true;
-        for key in suspects {
+        unattributed.sort_unstable_by_key(|key| (key.start, key.pid));
+        unattributed.dedup();
+        let mut is_complete = true;
+        for key in unattributed {
             let wanted = self.model.facts_to_attribute(key);
-            for (of, needs) in &wanted {
-                self.request_facts_of(*of, *needs, Urgency::Urgent);
+            for (subject, needs) in &wanted {
+                self.request_facts_of(*subject, *needs, Urgency::Urgent);
             }
-            told &= wanted.is_empty();
-            if !told {
+            is_complete &= wanted.is_empty();
+            if !is_complete {
                 self.ingest.unattributed.push(key);
             } else if self.model.tree.get(key).is_some() {
                 self.on_attributed(key);
             } else {
-                self.suspect_orphans_of(key);
+                self.queue_children_of(key);
             }
         }
     }
 
-    /// After a gap: who was known by what they did before they were looked for were never asked about, as the look found
-    /// nobody new in them.
+    /// Queues processes whose fork was lost in a gap and that were known by a later event. The scan does not discover
+    /// them, as they are in the model already.
     pub(super) fn attribute_late_discovered(&mut self) {
-        let turned_up = std::mem::take(&mut self.ingest.late_discovered).into_iter();
-        let escaped = turned_up.filter(|key| self.model.may_have_escaped(*key));
+        let late = std::mem::take(&mut self.ingest.late_discovered).into_iter();
+        let escaped = late.filter(|key| self.model.may_have_escaped(*key));
         self.ingest.unattributed.extend(escaped);
     }
 
-    /// Whether members of a session may still be found of whom nobody has told: by the first look after the last of those
-    /// that are known had ended, where there are such, and by what is being read since.
+    /// Returns whether undiscovered members of a session may exist.
+    ///
+    /// There are none if the source has scanned since the last known member exited, or needs no scans. All processes
+    /// that started before that exit must also be attributed.
     pub(super) fn may_have_undiscovered(&self, id: SessionId) -> bool {
         if self.stopping {
             return false;
@@ -52,11 +59,11 @@ impl Engine {
             .get(id)
             .map(|session| session.last_exit_at);
         let closed = || self.sessions.get(&id).map(|tally| tally.last_exit_at);
-        let last_end = known.or_else(closed).unwrap_or(0);
-        let mut suspects = self.ingest.unattributed.iter();
+        let last_exit = known.or_else(closed).unwrap_or(0);
+        let mut unattributed = self.ingest.unattributed.iter();
         let scanned = self.source.last_scan();
-        let unseen = scanned.is_some_and(|scanned| scanned <= last_end);
-        unseen || suspects.any(|key| key.start <= last_end)
+        let not_scanned = scanned.is_some_and(|scanned| scanned <= last_exit);
+        not_scanned || unattributed.any(|key| key.start <= last_exit)
     }
 
     fn on_attributed(&mut self, key: ProcessKey) {
@@ -66,11 +73,11 @@ impl Engine {
         }
     }
 
-    /// One is gone before it was known whose it was: those whom it has left are asked instead.
-    fn suspect_orphans_of(&mut self, key: ProcessKey) {
+    /// Queues the children of a process that exited before it could be attributed.
+    fn queue_children_of(&mut self, key: ProcessKey) {
         let nodes = self.model.tree.iter();
-        let orphans = nodes.filter(|node| node.birth_parent == Some(key));
-        let orphans = orphans.map(|node| node.key);
-        self.ingest.unattributed.extend(orphans);
+        let children = nodes.filter(|node| node.birth_parent == Some(key));
+        let children = children.map(|node| node.key);
+        self.ingest.unattributed.extend(children);
     }
 }

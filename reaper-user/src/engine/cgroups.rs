@@ -1,4 +1,4 @@
-//! Cgroups that are made while the engine runs, below those in scope.
+//! Recognizes cgroups that are created below those in the scope while the engine runs.
 
 use std::path::PathBuf;
 
@@ -8,25 +8,25 @@ use reaper_host::kernel::ProcessTable;
 use reaper_model::event::{Event, EventKind};
 use reaper_model::{Model, Scope};
 
-/// The cgroups of the scope, and which others have been met.
+/// Cgroups of the scope, and cgroups that have been checked.
 pub struct Cgroups {
     directories: Vec<PathBuf>,
-    /// Ids about which nothing needs to be asked: in scope, or known to be elsewhere.
-    settled: HashSet<u64>,
+    /// Ids that need no further check.
+    checked: HashSet<u64>,
 }
 
 impl Cgroups {
     pub fn new(directories: Vec<PathBuf>, scope: &Scope) -> Cgroups {
-        let settled = scope.cgroups.iter().copied().collect();
+        let checked = scope.cgroups.iter().copied().collect();
         Cgroups {
             directories,
-            settled,
+            checked,
         }
     }
 
-    /// Before an event is applied: if it is the first that tells of a cgroup, looks whether that lies below
-    /// one in scope. Before, since whoever is in scope hands that on to its children.
-    pub fn meet(&mut self, processes: &dyn ProcessTable, model: &mut Model, event: &Event) {
+    /// Checks a cgroup that appears in an event for the first time, and adds it to the scope if it is below one in
+    /// scope. Must run before the event is applied, since children inherit from their parent that it is in scope.
+    pub fn on_event(&mut self, processes: &dyn ProcessTable, model: &mut Model, event: &Event) {
         if self.directories.is_empty() {
             return;
         }
@@ -35,10 +35,10 @@ impl Cgroups {
             EventKind::Discovered(row) => &row.image,
             _ => return,
         };
-        if !self.settled.insert(image.cgroup_id) {
+        if !self.checked.insert(image.cgroup_id) {
             return;
         }
-        // One that has gone meanwhile has no processes left to consider.
+        // A cgroup that was removed meanwhile has no processes.
         let below = |directory| processes.cgroups_below(directory).unwrap_or_default();
         let directories = self.directories.iter().map(PathBuf::as_path);
         if directories.flat_map(below).any(|id| id == image.cgroup_id) {

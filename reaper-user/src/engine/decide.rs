@@ -1,4 +1,4 @@
-//! Deciding, and telling what came of it: by process, by session, in all.
+//! Makes decisions, reports them and their outcomes, and reports sessions as closed.
 
 use nix::sys::signal::Signal;
 use reaper_common::{MEMBER_SIGKILL_SENT, MEMBER_SIGTERM_SENT};
@@ -14,19 +14,18 @@ use reaper_model::policy::{Decision, Reason, Verdict};
 use reaper_model::session::{CLOSED_MAX, Session, SessionId};
 
 impl Engine {
-    /// Decides about what is pending: while events are missing that might say otherwise, only about those
-    /// whose ladder is open.
+    /// Evaluates the queued members. During a gap only those with an open escalation: for others an event may be missing.
     pub(super) fn decide(&mut self) {
-        let (mut keys, mut ended) = (Vec::new(), Vec::new());
-        for pending in self.ingest.queued.take() {
-            if self.gap.is_some() && !self.has_escalation(&pending) {
-                self.ingest.queued.push(pending);
+        let (mut keys, mut to_check) = (Vec::new(), Vec::new());
+        for queued in self.ingest.queued.take() {
+            if self.gap.is_some() && !self.has_escalation(&queued) {
+                self.ingest.queued.push(queued);
                 continue;
             }
-            match pending {
+            match queued {
                 Queued::Process(key) => keys.push(key),
                 Queued::Session(id) => {
-                    ended.push(id);
+                    to_check.push(id);
                     let members = self
                         .model
                         .sessions
@@ -36,13 +35,13 @@ impl Engine {
                     let members: Vec<ProcessKey> = members.map(|node| node.key).collect();
                     let tally = self.sessions.entry(id).or_default();
                     if !std::mem::replace(&mut tally.is_evaluated, true) {
-                        // What was read of them while their agent lived may not be so any more.
+                        // Facts that were read while the agent was alive may be outdated.
                         members
                             .iter()
                             .for_each(|key| self.model.forget_volatile(*key));
                         let session = self.model.sessions.get(id);
                         if session
-                            .is_some_and(|s| s.root_exit.is_some_and(|gone| gone.was_signalled))
+                            .is_some_and(|s| s.root_exit.is_some_and(|exit| exit.was_signalled))
                         {
                             self.ingest.reaper.restart_grace(id);
                         }
@@ -51,7 +50,7 @@ impl Engine {
                 }
             }
         }
-        // The oldest first: parents before the children they may still beget.
+        // Oldest first: parents before the children that they may still fork.
         keys.sort_unstable_by_key(|key| (key.start, key.pid));
         keys.dedup();
         let round = self.model.evaluation();
@@ -60,19 +59,21 @@ impl Engine {
         for (key, decision) in decided {
             self.execute(key, decision);
         }
-        ended.iter().for_each(|id| self.deferred.check_close(*id));
-        ended.retain(|_| self.settings.mode == Mode::Enforce);
-        ended.extend(std::mem::take(&mut self.deferred.closing));
-        // A close counts the outcomes before it.
+        to_check
+            .iter()
+            .for_each(|id| self.deferred.check_close(*id));
+        to_check.retain(|_| self.settings.mode == Mode::Enforce);
+        to_check.extend(std::mem::take(&mut self.deferred.closing));
+        // The report that a session is closed counts earlier outcomes.
         self.on_reap_events();
-        for id in ended {
-            // Nothing to be reaped: it is over but for what is kept.
+        for id in to_check {
+            // Without claims, the session consists of kept members only.
             let reaper = &self.ingest.reaper;
             let claims = reaper.has_open_escalation(id) || reaper.has_members_of(id);
             let tally = self.sessions.get(&id);
             let closed = tally.is_some_and(|tally| tally.closing_session.is_some());
             let open = self.model.sessions.get(id).is_some();
-            // A member was found meanwhile, and in observe a session goes on for as long as its members live.
+            // A member was discovered meanwhile. In observe mode a session stays open as long as its members are alive.
             let goes_on = closed && open && self.settings.mode == Mode::Observe;
             if (closed || open) && !goes_on && !claims {
                 self.close_if_decided(id);
@@ -80,10 +81,10 @@ impl Engine {
         }
     }
 
-    /// Reports a session without claimed members as closed, once all of its members are decided about, also those that
-    /// were claimed and released, none of them waits, and escaped ones have been looked for.
+    /// Reports a session without claimed members as closed, unless that is too early. All members must be decided, none
+    /// of them may wait, and escaped members must have been searched. Otherwise the session is checked again later.
     pub(super) fn close_if_decided(&mut self, id: SessionId) {
-        // One whose root lives may always have a look before it, and is not over.
+        // While the root is alive, undiscovered members are always possible and do not matter: the session stays open.
         let session = self.model.sessions.get(id);
         if session.is_some_and(|session| session.root_exit.is_none()) {
             self.close(id);
@@ -103,36 +104,36 @@ impl Engine {
         }
     }
 
-    /// Whether members of a session have no decision yet, or no current one.
+    /// Returns whether members of a session have no decision, or an outdated one.
     fn has_undecided_member(&self, id: SessionId) -> bool {
         self.is_queued(id) || self.deferred.is_reading_facts_of(id, &self.model)
     }
 
-    /// Whether members of a session wait for a delay, or until what could not be read is tried again. One that a user
-    /// keeps for a time is kept.
+    /// Returns whether members of a session wait for a delay or for a retry of a failed read. A member that a user
+    /// keeps for a limited time counts as kept.
     fn has_deferred_member(&self, id: SessionId) -> bool {
         let kept = Some(&(Verdict::Keep, Reason::KeptByUser));
         let mut waiting = self.deferred.deferred_members(id, &self.model);
         waiting.any(|key| self.ingest.decided.get(&key) != kept)
     }
 
-    /// Whether it is not known yet what is left of the sessions nested in one.
+    /// Returns whether the sessions nested in `id` have claimed or undecided members.
     fn has_undecided_nested(&self, id: SessionId) -> bool {
         let mut nested = self.nested_in(id).map(|session| session.id);
         nested.any(|id| self.ingest.reaper.has_members_of(id) || self.has_undecided_member(id))
     }
 
-    /// Returns the sessions nested in one.
+    /// Returns the sessions nested in `id`.
     fn nested_in(&self, id: SessionId) -> impl Iterator<Item = &Session> {
         let inwards = self.model.sessions.with_nested(id);
         inwards.filter(move |session| session.id != id)
     }
 
-    /// Whether something is to be decided about a session.
+    /// Returns whether a session or one of its members is queued.
     fn is_queued(&self, id: SessionId) -> bool {
         let queued = &self.ingest.queued;
         let mut members = self.members_of(id);
-        // Mostly nothing is: this is asked again in each round about each session that is not over yet.
+        // Usually the queue is empty. This is called in each round for each session that is closing.
         !queued.is_empty()
             && (queued.contains(Queued::Session(id))
                 || members.any(|key| queued.contains(Queued::Process(key))))
@@ -146,18 +147,18 @@ impl Engine {
         nodes.map(|node| node.key)
     }
 
-    fn has_escalation(&self, pending: &Queued) -> bool {
-        let ladder = match *pending {
+    fn has_escalation(&self, queued: &Queued) -> bool {
+        let escalation = match *queued {
             Queued::Process(key) => {
                 let node = self.model.tree.get(key);
                 node.and_then(|node| self.model.escalation_of(node))
             }
             Queued::Session(id) => {
                 let due = self.model.sessions.due(id);
-                due.map(|(ladder, _)| ladder.id)
+                due.map(|(escalation, _)| escalation.id)
             }
         };
-        ladder.is_some_and(|id| self.ingest.reaper.has_open_escalation(id))
+        escalation.is_some_and(|id| self.ingest.reaper.has_open_escalation(id))
     }
 
     fn execute(&mut self, key: ProcessKey, decision: Decision) {
@@ -166,53 +167,53 @@ impl Engine {
         };
         if let Some(session) = node.state.member.session {
             if !decision.needs.is_empty() {
-                // Nothing is said of it before that is known, or known to be beyond knowing.
+                // No decision is reported before the facts are read, or known to be unreadable.
                 return self.request_facts(key, session, &decision);
             }
-            let again = match decision.reason {
+            let retry = match decision.reason {
                 Reason::Unreadable => self.retry_unreadable(key),
                 _ => None,
             };
-            // The search for a successor re-evaluates its members itself.
+            // The search for a successor re-evaluates these members itself.
             let until = (decision.until).filter(|_| decision.reason != Reason::SuccessorAwaited);
-            self.defer(key, session, until.or(again));
+            self.defer(key, session, until.or(retry));
         }
         let Some(node) = self.model.tree.get(key) else {
             return;
         };
-        let known = (decision.verdict, decision.reason);
-        let before = self.ingest.decided.insert(key, known);
-        // A first decision that a process lives with its agent is not reported: nothing has changed.
+        let current = (decision.verdict, decision.reason);
+        let before = self.ingest.decided.insert(key, current);
+        // A first decision to keep a member because its root is alive is not reported, since nothing has changed.
         let is_first_of_living = before.is_none() && decision.reason == Reason::RootAlive;
-        let news = before != Some(known) && !is_first_of_living;
+        let is_new = before != Some(current) && !is_first_of_living;
         match decision.verdict {
-            // Told once it is verified, which changes it where the process has changed its uid.
-            Verdict::Reap if news || self.settings.mode == Mode::Enforce => {
+            // Reported after verification, which changes the decision if the process has changed its uid.
+            Verdict::Reap if is_new || self.settings.mode == Mode::Enforce => {
                 if !self.ingest.reaper.claim(&self.model, key, &decision) {
                     return;
                 }
                 self.would_have_reaped += u64::from(self.settings.mode == Mode::Observe);
-                let who = ProcessRef::new(&self.model, node);
-                self.claimed.insert(key, who);
+                let process = ProcessRef::new(&self.model, node);
+                self.claimed.insert(key, process);
                 if let Some(id) = node.state.member.session {
                     self.sessions.entry(id).or_default();
                 }
             }
-            // The others are kept, for now or for a person to look at.
-            Verdict::Keep | Verdict::Report | Verdict::Wait if news => {
-                let who = ProcessRef::new(&self.model, node);
-                self.emit_decision(who, &decision);
+            // All other verdicts keep the process, at least for now.
+            Verdict::Keep | Verdict::Report | Verdict::Wait if is_new => {
+                let process = ProcessRef::new(&self.model, node);
+                self.emit_decision(process, &decision);
             }
             Verdict::Reap | Verdict::Keep | Verdict::Report | Verdict::Wait => {}
         }
     }
 
-    pub(super) fn emit_decision(&mut self, who: ProcessRef, decision: &Decision) {
+    pub(super) fn emit_decision(&mut self, process: ProcessRef, decision: &Decision) {
         let verdict = decision.verdict.name();
         let (reason, rule) = (decision.reason.name(), decision.rule.clone());
         let by_rule = matches!(decision.reason, Reason::ReportRule | Reason::ReapRule);
         let root = by_rule
-            .then(|| self.model.sessions.by_root(who.key))
+            .then(|| self.model.sessions.by_root(process.key))
             .flatten();
         let memory = root.and_then(|session| self.model.memory_within(session.id));
         let names = DecisionNames {
@@ -222,20 +223,20 @@ impl Engine {
             memory,
         };
         self.emit(EventBody::Decision {
-            process: who,
+            process,
             decision: names,
         });
     }
 
-    /// Counts and tells of those whom only others have signalled, and whose end was told of.
+    /// Reports the outcome of members that exited unclaimed after a signal from a probe or an earlier service.
     pub(super) fn report_unclaimed_exits(&mut self) {
-        for (who, session, ended, signal) in std::mem::take(&mut self.ingest.unclaimed_exits) {
-            self.claimed.insert(who.key, who.clone());
-            // It may be the first of which anything is counted.
+        for (process, session, status, signal) in std::mem::take(&mut self.ingest.unclaimed_exits) {
+            self.claimed.insert(process.key, process.clone());
+            // The session may have no counters yet.
             self.sessions.entry(session).or_default();
-            let outcome = ReapOutcome::Exited(ended);
+            let outcome = ReapOutcome::Exited(status);
             self.on_outcome(
-                who.key,
+                process.key,
                 session,
                 outcome,
                 Some(signal.as_str()),
@@ -244,26 +245,26 @@ impl Engine {
         }
     }
 
-    /// Tells what the reaper has done.
+    /// Reports what the reaper has done since the last call.
     pub(super) fn on_reap_events(&mut self) {
-        let mut over = Vec::new();
+        let mut to_close = Vec::new();
         for report in self.ingest.reaper.take_reports() {
             match report {
                 ReapEvent::Decided { key, decision } => {
-                    let foretold = self.ingest.decision_emitted.contains(&key);
-                    if let Some(who) = self.claimed.get(&key).filter(|_| !foretold).cloned() {
-                        self.emit_decision(who, &decision);
+                    let is_emitted = self.ingest.decision_emitted.contains(&key);
+                    if let Some(process) = self.claimed.get(&key).filter(|_| !is_emitted).cloned() {
+                        self.emit_decision(process, &decision);
                     }
                 }
                 ReapEvent::Signal(sent) => {
                     self.count.signals += 1;
-                    self.model.on_signal_sent(sent.key, mark_of(sent.signal));
+                    self.model.on_signal_sent(sent.key, flag_of(sent.signal));
                     self.ingest.map_changes.push(sent.key);
                     if let Some(node) = self.model.tree.get(sent.key) {
-                        // As it is now: it may run another program than when it was claimed.
-                        let who = ProcessRef::new(&self.model, node);
-                        self.claimed.insert(sent.key, who.clone());
-                        self.emit(EventBody::Signal { process: who, sent });
+                        // The current description: the process may run another program than when it was claimed.
+                        let process = ProcessRef::new(&self.model, node);
+                        self.claimed.insert(sent.key, process.clone());
+                        self.emit(EventBody::Signal { process, sent });
                     }
                 }
                 ReapEvent::Outcome { session, result } => {
@@ -274,36 +275,36 @@ impl Engine {
                         result.signal.map(Signal::as_str),
                         (result.duration, result.memory),
                     );
-                    // In observe a session goes on for as long as its members live.
+                    // In observe mode a session stays open as long as its members are alive.
                     if result.outcome != ReapOutcome::NotSent(ReleaseReason::ObserveMode) {
-                        over.push(session);
+                        to_close.push(session);
                     }
                 }
-                // What is left of it and of those in it, if anything, is kept.
+                // All remaining members of it and of its nested sessions are kept.
                 ReapEvent::Closed { session } => {
-                    let gone = |session: &&Session| session.root_exit.is_some();
-                    over.extend(
+                    let is_due = |session: &&Session| session.root_exit.is_some();
+                    to_close.extend(
                         self.model
                             .sessions
                             .with_nested(session)
-                            .filter(gone)
+                            .filter(is_due)
                             .map(|s| s.id),
                     );
-                    over.push(session);
+                    to_close.push(session);
                 }
             }
         }
-        // An outer session that is due may have waited for what is left of these.
+        // An outer session that is due may have waited for these sessions.
         let sessions = &self.model.sessions;
-        let outer = over
+        let outer = to_close
             .iter()
             .flat_map(|id| sessions.with_enclosing(*id).skip(1));
         let due = outer.filter(|session| sessions.due(session.id).is_some());
         let due: Vec<SessionId> = due.map(|session| session.id).collect();
-        over.extend(due);
-        over.sort_unstable();
-        over.dedup();
-        for id in over {
+        to_close.extend(due);
+        to_close.sort_unstable();
+        to_close.dedup();
+        for id in to_close {
             let closed = self
                 .sessions
                 .get(&id)
@@ -338,29 +339,29 @@ impl Engine {
                 self.count.failed += 1;
                 tally.failed += 1;
             }
-            // Decided about anew, from what is known now: also what comes out as before was not told yet.
+            // Re-evaluated from current facts. The old decision is dropped, as it has not been reported yet.
             ReapOutcome::NotSent(ReleaseReason::NotDue(_)) => {
                 self.ingest.decided.remove(&key);
                 self.ingest.queued.push(Queued::Process(key))
             }
             ReapOutcome::NotSent(ReleaseReason::UidUnreadable) => {
                 self.ingest.decided.remove(&key);
-                let again = self.deferred.next_retry(key, self.kernel.clock.monotonic());
-                self.defer(key, session, again);
+                let retry = self.deferred.next_retry(key, self.kernel.clock.monotonic());
+                self.defer(key, session, retry);
             }
             ReapOutcome::NotSent(_) => {}
         }
-        // Of one that has to be looked at again nothing is said yet.
-        let silent = [
+        // Not reported: the process is re-evaluated, or its signal was only simulated.
+        let unreported = [
             ReleaseReason::ObserveMode,
             ReleaseReason::NotDue(Reason::Unread),
         ]
         .map(ReapOutcome::NotSent);
-        if let Some(who) = self.claimed.remove(&key)
-            && !silent.contains(&outcome)
+        if let Some(process) = self.claimed.remove(&key)
+            && !unreported.contains(&outcome)
         {
             self.emit(EventBody::Outcome {
-                process: who,
+                process,
                 outcome,
                 signal,
                 duration,
@@ -369,7 +370,7 @@ impl Engine {
         }
     }
 
-    /// Why those members of a session are kept whose agent is gone.
+    /// Returns the reasons why members of a due session are kept.
     pub(super) fn kept_reasons(&self, id: SessionId) -> Vec<Reason> {
         let kept = |verdict| matches!(verdict, Verdict::Keep | Verdict::Report);
         let decided = self.decided_of(id);
@@ -377,15 +378,15 @@ impl Engine {
         kept.map(|(_, reason)| reason).collect()
     }
 
-    /// Returns the last decisions about the living members of a session whose agent is gone.
+    /// Returns the last decisions about living members of a due session.
     fn decided_of(&self, id: SessionId) -> impl Iterator<Item = (Verdict, Reason)> {
         let due = self.model.sessions.due(id).into_iter();
         let members = due.flat_map(move |_| self.members_of(id));
         members.filter_map(|key| self.ingest.decided.get(&key).copied())
     }
 
-    /// Returns what is left of the sessions nested in one.
-    fn nested_rest(&self, id: SessionId) -> Vec<NestedSummary> {
+    /// Returns a summary of each nested session that has living members.
+    fn nested_summaries(&self, id: SessionId) -> Vec<NestedSummary> {
         let living = self.nested_in(id).filter(|session| !session.is_empty());
         let rest = living.map(|session| NestedSummary {
             session: SessionRef::from(session),
@@ -401,7 +402,7 @@ impl Engine {
         rest.collect()
     }
 
-    /// Returns the number of due members about which nothing has been decided yet.
+    /// Returns the number of due members without a decision.
     pub(super) fn undecided(&self) -> usize {
         let sessions = self.model.sessions.iter().map(|session| session.id);
         let due = sessions.filter(|id| self.model.sessions.due(*id).is_some());
@@ -410,7 +411,7 @@ impl Engine {
         undecided.count()
     }
 
-    /// Processes that are kept though their agent is gone.
+    /// Returns the number of members that are kept although their session is due.
     pub(super) fn kept(&self) -> u64 {
         let sessions = self.model.sessions.iter();
         sessions
@@ -418,20 +419,20 @@ impl Engine {
             .sum()
     }
 
-    /// Reports a session as closed: each of its members has exited, is kept, or belongs to a session nested in it. The
-    /// stream has this once. What becomes of the kept ones later is reported to the journal only.
+    /// Reports a session as closed: each of its members has exited, is kept, or belongs to a nested session. The stream
+    /// has this report once. Later changes of the kept members are reported to the journal only.
     pub(super) fn close(&mut self, id: SessionId) {
-        // What a rule has reaped under a living agent was not the end of anything.
-        let lives = self.model.sessions.get(id).is_some();
-        if lives && self.model.sessions.due(id).is_none() {
+        // Members that a rule reaps while the agent is alive do not close the session.
+        let is_open = self.model.sessions.get(id).is_some();
+        if is_open && self.model.sessions.due(id).is_none() {
             self.map_sync.dirty.insert(id);
             return;
         }
         let kept = self.kept_reasons(id);
-        let nested = self.nested_rest(id);
+        let nested = self.nested_summaries(id);
         let tally = self.sessions.entry(id).or_default();
         let living = self.model.sessions.get(id).map(SessionRef::from);
-        let over = living.is_none();
+        let is_closed = living.is_none();
         let first_root = tally.closing_session.as_ref().or(living.as_ref());
         let first_root = first_root.map(|session| session.first_root);
         let Tally {
@@ -449,10 +450,10 @@ impl Engine {
         if let Some(session) = tally.closing_session.take().or(living)
             && tally.reported != Some(counts)
         {
-            let again = tally.reported.replace(counts).is_some();
+            let is_repeat = tally.reported.replace(counts).is_some();
             self.emit(EventBody::SessionClose {
                 session,
-                is_repeat: again,
+                is_repeat,
                 reaped,
                 kept: counts.kept,
                 kept_reasons: names(kept),
@@ -463,7 +464,7 @@ impl Engine {
             });
         }
         match first_root {
-            Some(first_root) if over => {
+            Some(first_root) if is_closed => {
                 let probes = self.source.probes();
                 let position = probes.map_or(0, |probes| probes.ring().position());
                 self.closed_at_position.push_back((position, first_root));
@@ -473,7 +474,7 @@ impl Engine {
         }
     }
 
-    /// Keeps the tally of a closed session as long as the model may find more members of it.
+    /// Keeps the counters of a closed session as long as the model may discover more members of it.
     fn retain_tally(&mut self, id: SessionId) {
         self.closed_tallies.push_back(id);
         if self.closed_tallies.len() > CLOSED_MAX
@@ -485,7 +486,7 @@ impl Engine {
     }
 }
 
-/// Each once.
+/// Returns the names of the reasons, sorted and without duplicates.
 fn names(reasons: Vec<Reason>) -> Vec<&'static str> {
     let mut names: Vec<_> = reasons.into_iter().map(Reason::name).collect();
     names.sort_unstable();
@@ -493,8 +494,8 @@ fn names(reasons: Vec<Reason>) -> Vec<&'static str> {
     names
 }
 
-/// What the kernel's map has for a process that was sent a signal.
-fn mark_of(signal: Signal) -> u32 {
+/// Returns the flag in the kernel's map for a process that was sent a signal.
+fn flag_of(signal: Signal) -> u32 {
     match signal {
         Signal::SIGKILL => MEMBER_SIGKILL_SENT,
         _ => MEMBER_SIGTERM_SENT,

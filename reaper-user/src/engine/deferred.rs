@@ -1,4 +1,6 @@
-//! Those about whom nothing can be said yet: what a rule asks for is being read, or its delay is not over.
+//! Deferred decisions: members that wait for facts from /proc or for the delay of a rule.
+//!
+//! Worker threads read the facts ([`FactReader`]). The member is evaluated again when they arrive or a deadline passes.
 
 use std::collections::BTreeSet;
 
@@ -13,42 +15,42 @@ use reaper_model::facts::{Fact, FactSet};
 use reaper_model::policy::Decision;
 use reaper_model::session::SessionId;
 
-/// How often what could not be read is tried again, and after how many ns (times 4, 16, 64).
-const TRIES: u32 = 3;
-const TRY_AFTER: u64 = 250_000_000;
+/// Number of retries of a failed read. The delays are [`RETRY_DELAY_NS`] times 4, 16 and 64 ns: 1 s, 4 s and 16 s.
+const RETRIES: u32 = 3;
+const RETRY_DELAY_NS: u64 = 250_000_000;
 
-/// Of how many that is counted: those that have ended are among them.
-const TRIED_MAX: usize = 4096;
+/// Limit of processes with a retry counter. Exited processes keep theirs, so all are dropped at the limit.
+const RETRY_COUNTERS_MAX: usize = 4096;
 
-/// Takes the place of the uid of a process that has exited: no user has this one.
+/// Uid in place of that of an exited process. No user has it.
 const UNKNOWN_UID: u32 = u32::MAX;
 
-/// See the module.
+/// Members without a final decision, with what each of them waits for.
 pub struct Deferred {
-    /// Reads what is asked for, in threads that nobody waits for.
+    /// Reads /proc on worker threads. The engine never blocks on them.
     pub facts: Box<dyn FactReader>,
-    /// Processes whose facts a decision waits for, by the number of the request.
+    /// Processes whose facts a decision needs, by the number of the request.
     requested: Waiting,
-    /// Number of the last request.
+    /// Number of the latest request.
     last: u64,
-    /// Processes that wait for the facts of their relatives, by the number of the request.
+    /// Processes that wait for facts of relatives, by the number of the request.
     waiting_for_relatives: Waiting,
-    /// Processes that are being read for how busy they are, with the roots that wait for it: a member of a nested session
-    /// belongs to the tree of the outer root too. No ladder waits for these roots: they live.
-    unread: HashMap<ProcessKey, Vec<ProcessKey>>,
-    /// Number of processes that each of these roots waits for.
-    looks: HashMap<ProcessKey, usize>,
-    /// Sessions that are checked in the next round: they close once all of their members are decided about.
+    /// Processes whose activity is being read, with the roots that wait for it. A member of a nested session belongs to
+    /// the tree of the outer root too. The roots are alive, so no escalation waits for these reads.
+    waiters: HashMap<ProcessKey, Vec<ProcessKey>>,
+    /// Number of activity readings that each root still waits for.
+    activity_left: HashMap<ProcessKey, usize>,
+    /// Sessions to check in the next round. They close once all of their members are decided.
     pub closing: HashSet<SessionId>,
-    /// Sessions that close after a deadline of one of their members. They are not checked before.
+    /// Sessions to check after the deadline of one of their members.
     pub closing_later: HashSet<SessionId>,
-    /// Processes by the time of their re-evaluation, in ns of the monotonic clock.
+    /// Processes by the time of their re-evaluation, in ns of CLOCK_MONOTONIC.
     deadlines: Waiting,
-    /// How often what could not be read has been tried again.
-    tries: HashMap<ProcessKey, u32>,
+    /// Number of retries of failed reads by process.
+    retries: HashMap<ProcessKey, u32>,
 }
 
-/// Processes that wait, each with a number (a time, or that of a request) and its session.
+/// Waiting processes, each with a number (a time or a request number) and its session.
 #[derive(Default)]
 struct Waiting {
     by_process: HashMap<ProcessKey, (u64, SessionId)>,
@@ -65,7 +67,6 @@ impl Waiting {
         self.by_process.contains_key(&key)
     }
 
-    /// Returns the lowest number.
     fn first(&self) -> Option<u64> {
         self.by_number.first().map(|(number, _)| *number)
     }
@@ -78,7 +79,7 @@ impl Waiting {
             .map(|(_, key)| *key)
     }
 
-    /// Adds a process, in place of what it waited for before.
+    /// Adds a process and replaces its earlier entry.
     fn insert(&mut self, key: ProcessKey, number: u64, session: SessionId) {
         self.remove(key);
         self.by_process.insert(key, (number, session));
@@ -86,7 +87,7 @@ impl Waiting {
         self.by_session.insert((session, key));
     }
 
-    /// Removes a process. Returns its session if it waited.
+    /// Removes a process. Returns its session if it had an entry.
     fn remove(&mut self, key: ProcessKey) -> Option<SessionId> {
         let (number, session) = self.by_process.remove(&key)?;
         self.by_number.remove(&(number, key));
@@ -94,7 +95,7 @@ impl Waiting {
         Some(session)
     }
 
-    /// Removes the processes up to a number. Returns them with their sessions, the lowest number first.
+    /// Removes the processes with numbers up to `number`. Returns them with their sessions, lowest number first.
     fn take_until(&mut self, number: u64) -> Vec<(ProcessKey, SessionId)> {
         let mut taken = Vec::new();
         while let Some((first, key)) = self.by_number.first().copied()
@@ -113,61 +114,60 @@ impl Deferred {
             requested: Waiting::default(),
             last: 0,
             waiting_for_relatives: Waiting::default(),
-            unread: HashMap::new(),
-            looks: HashMap::new(),
+            waiters: HashMap::new(),
+            activity_left: HashMap::new(),
             closing: HashSet::new(),
             closing_later: HashSet::new(),
             deadlines: Waiting::default(),
-            tries: HashMap::new(),
+            retries: HashMap::new(),
         }
     }
 
-    /// Reads by other rules from now on; what was asked for is asked for again by whoever is decided about.
-    pub fn read_by(&mut self, reader: Box<dyn FactReader>) {
+    /// Replaces the reader after a change of the rules. Open requests are dropped, since the old reader no longer
+    /// delivers answers. The caller must queue the members again.
+    pub fn set_reader(&mut self, reader: Box<dyn FactReader>) {
         self.facts = reader;
-        // Nobody answers these any more.
         self.requested = Waiting::default();
         self.waiting_for_relatives = Waiting::default();
-        self.unread.clear();
-        self.looks.clear();
+        self.waiters.clear();
+        self.activity_left.clear();
     }
 
-    /// Whether facts are being read that decisions wait for.
+    /// Returns whether decisions wait for facts.
     pub fn is_reading(&self) -> bool {
         !self.requested.is_empty() || !self.waiting_for_relatives.is_empty()
     }
 
-    /// When somebody is to be decided about though nothing happens, in ns of the monotonic clock.
+    /// Returns the time of the next re-evaluation, in ns of CLOCK_MONOTONIC.
     pub fn next(&self) -> Option<u64> {
         self.deadlines.first()
     }
 
-    /// Returns when to read a process again that could not be read; `None` if that was tried often enough. Times are in
-    /// nanoseconds of the monotonic clock.
+    /// Counts a failed read of a process. Returns when to retry it, in ns of CLOCK_MONOTONIC, `None` after the last retry.
     pub fn next_retry(&mut self, key: ProcessKey, now: u64) -> Option<u64> {
-        if self.tries.len() >= TRIED_MAX {
-            self.tries.clear();
+        if self.retries.len() >= RETRY_COUNTERS_MAX {
+            self.retries.clear();
         }
-        let tries = self.tries.entry(key).or_default();
-        *tries += 1;
-        (*tries <= TRIES).then(|| now + (TRY_AFTER << (2 * *tries)))
+        let retries = self.retries.entry(key).or_default();
+        *retries += 1;
+        (*retries <= RETRIES).then(|| now + (RETRY_DELAY_NS << (2 * *retries)))
     }
 
-    /// Checks in this round whether a session can be closed, if it waits for a deadline.
+    /// Moves a session that waits for a deadline to those that are checked in the next round.
     pub fn check_close(&mut self, id: SessionId) {
         if self.closing_later.remove(&id) {
             self.closing.insert(id);
         }
     }
 
-    /// Whether facts of living members of a session are being read.
+    /// Returns whether decisions about living members of a session wait for facts.
     pub fn is_reading_facts_of(&self, id: SessionId, model: &Model) -> bool {
-        let asked = self.requested.of(id);
-        let mut asked = asked.chain(self.waiting_for_relatives.of(id));
-        asked.any(|key| model.tree.get(key).is_some())
+        let waiting = self.requested.of(id);
+        let mut waiting = waiting.chain(self.waiting_for_relatives.of(id));
+        waiting.any(|key| model.tree.get(key).is_some())
     }
 
-    /// Returns the living members of a session that are re-evaluated at a time of their own.
+    /// Returns the living members of a session that have a time of re-evaluation.
     pub fn deferred_members(
         &self,
         id: SessionId,
@@ -179,7 +179,7 @@ impl Deferred {
 }
 
 impl Engine {
-    /// Requests facts about a process for which its program does not matter.
+    /// Requests facts about a process that do not depend on its program.
     pub(super) fn request_facts_of(&mut self, key: ProcessKey, needs: FactSet, urgency: Urgency) {
         let node = self.model.tree.get(key);
         let uid = node.map_or(UNKNOWN_UID, |node| node.uids.real);
@@ -187,7 +187,7 @@ impl Engine {
         facts.request(key, None, uid, needs, urgency);
     }
 
-    /// Has facts read that a decision about a member rests on: its own, those of its kin, or those of its whole tree.
+    /// Requests the facts that a decision about a member needs: of the member, of a relative, or of its whole tree.
     pub(super) fn request_facts(
         &mut self,
         key: ProcessKey,
@@ -195,65 +195,65 @@ impl Engine {
         decision: &Decision,
     ) {
         if decision.needs.contains(FactSet::ACTIVITY) {
-            self.ask_activity(key, session);
+            self.request_activity(key, session);
         }
         let needs = decision.needs.without(FactSet::ACTIVITY);
         if needs.is_empty() {
             return;
         }
-        let of = decision.relative.unwrap_or(key);
-        let node = self.model.tree.get(of);
-        let its = node
+        let subject = decision.relative.unwrap_or(key);
+        let node = self.model.tree.get(subject);
+        let subject_session = node
             .and_then(|node| node.state.member.session)
             .unwrap_or(session);
         let deferred = &mut self.deferred;
         deferred.last += 1;
         let number = deferred.last;
-        if !deferred.requested.contains(of) {
-            deferred.requested.insert(of, number, its);
+        if !deferred.requested.contains(subject) {
+            deferred.requested.insert(subject, number, subject_session);
         }
         let image = node.map(|node| &node.image);
         let uid = node.map_or(UNKNOWN_UID, |node| node.uids.real);
         let facts = &mut deferred.facts;
-        facts.request(of, image, uid, needs, Urgency::Urgent);
-        if of != key {
+        facts.request(subject, image, uid, needs, Urgency::Urgent);
+        if subject != key {
             deferred.waiting_for_relatives.insert(key, number, session);
         }
     }
 
-    /// Has it read how busy the tree of a root is. The root is evaluated again when all of its processes are read.
-    fn ask_activity(&mut self, root: ProcessKey, session: SessionId) {
-        // What was read before is older than what the decision asks for, where all was.
+    /// Requests the activity of all processes in the tree of a root. The root is re-evaluated after the last answer.
+    fn request_activity(&mut self, root: ProcessKey, session: SessionId) {
+        // Earlier readings are outdated.
         self.model.forget_activity_within(root);
         let members = self.model.members_within(session);
         let members: Vec<ProcessKey> = members.map(|node| node.key).collect();
         for key in members {
             let deferred = &mut self.deferred;
-            let roots = deferred.unread.entry(key).or_default();
+            let roots = deferred.waiters.entry(key).or_default();
             if !roots.contains(&root) {
                 roots.push(root);
-                *deferred.looks.entry(root).or_default() += 1;
+                *deferred.activity_left.entry(root).or_default() += 1;
             }
             self.request_facts_of(key, FactSet::ACTIVITY, Urgency::Normal);
         }
     }
 
-    /// Takes note of an answer about how busy a process is, and has each root evaluated again that waited for no other.
+    /// Handles the answer about the activity of a process. Queues each root that waits for no other answer.
     fn on_activity(&mut self, key: ProcessKey) {
-        for root in self.deferred.unread.remove(&key).unwrap_or_default() {
-            let Some(left) = self.deferred.looks.get_mut(&root) else {
+        for root in self.deferred.waiters.remove(&key).unwrap_or_default() {
+            let Some(left) = self.deferred.activity_left.get_mut(&root) else {
                 continue;
             };
             *left -= 1;
             if *left == 0 {
-                self.deferred.looks.remove(&root);
+                self.deferred.activity_left.remove(&root);
                 self.model.on_tree_read(root);
                 self.ingest.queued.push(Queued::Process(root));
             }
         }
     }
 
-    /// Has a process decided about anew at a time, in ns of the monotonic clock; `None`: no more.
+    /// Sets when a process is re-evaluated, in ns of CLOCK_MONOTONIC. `None` cancels that.
     pub(super) fn defer(&mut self, key: ProcessKey, session: SessionId, until: Option<u64>) {
         if let Some(session) = self.deferred.deadlines.remove(key) {
             self.deferred.check_close(session);
@@ -263,7 +263,7 @@ impl Engine {
         }
     }
 
-    /// What could not be read is tried again a few times, since that may pass; gives when, in ns of the monotonic clock.
+    /// Returns when to retry a process with unreadable facts, in ns of CLOCK_MONOTONIC, as the cause may be temporary.
     pub(super) fn retry_unreadable(&mut self, key: ProcessKey) -> Option<u64> {
         if !self.model.is_unread(key) {
             return None;
@@ -271,14 +271,14 @@ impl Engine {
         self.deferred.next_retry(key, self.kernel.clock.monotonic())
     }
 
-    /// Has what rules may ask for, and what changes with the program only, read before anything is due.
+    /// Requests facts that rules may need once members are due. Only those that stay valid until the next exec.
     pub(super) fn prefetch(&mut self) {
-        let mut fresh = std::mem::take(&mut self.ingest.new_images);
+        let mut keys = std::mem::take(&mut self.ingest.new_images);
         let wanted = self.model.rules.facts_to_prefetch();
         self.ingest.map_changes.extend(self.model.take_released());
-        fresh.sort_unstable_by_key(|key| (key.start, key.pid));
-        fresh.dedup();
-        for key in fresh {
+        keys.sort_unstable_by_key(|key| (key.start, key.pid));
+        keys.dedup();
+        for key in keys {
             let Some(node) = self.model.tree.get(key) else {
                 continue;
             };
@@ -295,24 +295,24 @@ impl Engine {
             if session.is_none() {
                 continue;
             }
-            // In the cgroup of its root it has no unit of its own; and of the root's all have to know.
-            let at_home = session.is_some_and(|session| {
+            // In the root's cgroup a process has the root's systemd unit, which is read once, for the root.
+            let in_root_cgroup = session.is_some_and(|session| {
                 session.root != node.key && session.cgroup_id == node.image.cgroup_id
             });
             let mut needs = node.missing_facts(wanted);
-            if at_home {
+            if in_root_cgroup {
                 needs = needs.without(FactSet::UNIT);
             }
-            let told = node.keep_marker() != Fact::Unread;
-            if told && self.model.rules.needs_only_keep_marker() {
+            let knows_marker = node.keep_marker() != Fact::Unread;
+            if knows_marker && self.model.rules.needs_only_keep_marker() {
                 needs = needs.without(FactSet::MARKERS);
             }
-            // Whether one hands over to the other when it leaves.
+            // Decides after an exit whether the terminal's next agent is a successor or a helper.
             let is_root = session.is_some_and(|session| session.root == node.key);
             if is_root && node.image.tty != 0 {
                 needs |= node.missing_facts(FactSet::STDIN);
             }
-            // When it has ended, nobody can ask it any more.
+            // With a polling source the exit of the root is noticed too late to read its facts.
             if is_root && self.source.is_polling() {
                 needs |= node.missing_facts(FactSet::INHERITED | FactSet::UNIT);
             }
@@ -325,7 +325,7 @@ impl Engine {
         }
     }
 
-    /// Takes in what has been read, and sees to those whose time has come.
+    /// Applies the facts that have arrived, and queues the members whose deadline has passed.
     pub(super) fn apply_facts(&mut self) {
         let now = self.kernel.clock.monotonic();
         self.model
@@ -333,48 +333,48 @@ impl Engine {
         self.model.set_now(self.kernel.clock.boot_time());
         for FactAnswer {
             key,
-            requested: asked,
+            requested,
             found,
             at,
         } in self.deferred.facts.take()
         {
-            self.model.set_facts(key, asked, found, at);
-            if asked.contains(FactSet::CONVERSATIONS) {
+            self.model.set_facts(key, requested, found, at);
+            if requested.contains(FactSet::CONVERSATIONS) {
                 self.successions.on_facts();
             }
-            if asked.intersects(FactSet::ARGUMENTS | FactSet::SCRIPT) {
-                let all = self.model.reclassify(key, at, &mut self.outputs);
+            if requested.intersects(FactSet::ARGUMENTS | FactSet::SCRIPT) {
+                let changed = self.model.reclassify(key, at, &mut self.outputs);
                 self.on_session_events(at);
-                self.ingest.map_changes.extend(all.left);
-                for key in all.joined {
+                self.ingest.map_changes.extend(changed.left);
+                for key in changed.joined {
                     self.ingest.on_late_join(&self.model, key, at);
                 }
-                // What was read is of the program before, where it has run another since.
+                // The answer may be about an earlier program of the process.
                 let node = self.model.tree.get(key);
                 if node.is_some_and(|node| self.model.needs_script(node)) {
                     self.ingest.new_images.push(key);
                 }
             }
-            if asked.contains(FactSet::ACTIVITY) {
+            if requested.contains(FactSet::ACTIVITY) {
                 self.on_activity(key);
                 continue;
             }
-            // That nothing spares it may have come to be known.
+            // The facts may rule out all reasons to keep it, which its map entry must then say.
             self.ingest.map_changes.push(key);
-            let asked = self.deferred.requested.remove(key);
+            let request = self.deferred.requested.remove(key);
             let node = self.model.tree.get(key);
-            // A stranger may have been asked in the place of a root.
-            if asked.is_some() && node.is_some_and(|node| node.state.member.session.is_some()) {
+            // A process outside of all sessions may have been read on behalf of an exited root.
+            if request.is_some() && node.is_some_and(|node| node.state.member.session.is_some()) {
                 self.ingest.queued.push(Queued::Process(key));
             }
         }
-        // Among its kin are often many who are asked about: once what was asked before it is all there.
+        // Decisions often need facts of several relatives. Waiting for all older requests avoids repeated evaluation.
         let oldest = self.deferred.requested.first();
         let before = oldest.map_or(u64::MAX, |oldest| oldest - 1);
-        let free = self.deferred.waiting_for_relatives.take_until(before);
+        let ready = self.deferred.waiting_for_relatives.take_until(before);
         self.ingest
             .queued
-            .extend(free.into_iter().map(|(key, _)| Queued::Process(key)));
+            .extend(ready.into_iter().map(|(key, _)| Queued::Process(key)));
         for (key, session) in self.deferred.deadlines.take_until(now) {
             self.deferred.check_close(session);
             self.model.forget_volatile(key);

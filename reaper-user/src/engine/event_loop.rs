@@ -1,4 +1,4 @@
-//! The order in which source, model and reaper act. Only this module drains the source.
+//! Defines the order in which source, model and reaper act.
 
 use std::mem;
 use std::sync::Arc;
@@ -6,40 +6,40 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::task::yield_now;
 
-use super::idle_timer::{IdleTimer, at};
+use super::idle_timer::{IdleTimer, sleep_until};
 use super::reconcile::Reconciled;
-use super::survey::{Survey, SurveyScope, Surveyor};
+use super::scan::{ScanResult, ScanScope, Scanner};
 use super::{Engine, EngineError};
 use crate::api::messages::EngineRequest;
 use crate::export::{EventBody, Totals};
 use reaper_host::sys;
 use reaper_model::event::Provenance;
 
-/// Rounds of deciding and signalling before timers have their turn.
+/// Limit of rounds of deciding and signalling before timers run.
 const ROUNDS_MAX: usize = 64;
-/// Most drains in a row before the differences that a scan has found are applied.
+/// Limit of drains in a row before the results of a reconciliation scan are applied.
 const DRAINS_MAX: usize = 10;
-/// Rounds of writing memberships while new processes appear.
+/// Limit of rounds of writing memberships while new processes appear.
 const SEED_ROUNDS_MAX: usize = 100;
-/// Longest time in which a stopped service decides about what is due, in nanoseconds.
+/// Limit of the time that a stopping service spends on decisions about due members, in nanoseconds.
 const FINISH_MAX_NS: u64 = 2_000_000_000;
 
 impl Engine {
-    /// Takes in all that runs, and what an earlier service has left. What happens meanwhile waits in the ring, and is
-    /// applied after the processes that a survey has found and before the exits that it has missed.
+    /// Reads all running processes and the state that an earlier service left. Events that arrive meanwhile wait in the
+    /// ring. They are applied after the processes that the scan found, and before the exits that it inferred.
     pub(super) fn restore(&mut self) -> Result<(), EngineError> {
-        let (restored, survey) = self.begin_restore()?;
-        self.apply_entries(survey.rows);
-        // Before what has happened since: children of kept processes are kept.
+        let (restored, scan) = self.begin_restore()?;
+        self.apply_entries(scan.rows);
+        // Before later events are applied: children of kept processes are kept.
         self.restore_keeps();
         self.announce_ready(&restored);
         self.drain();
         self.ingest.out.flush_backlog();
-        // The ring reports a loss only in a record that was written after it.
+        // The ring reports a loss only in a record that is written after the loss.
         self.look_for_loss();
         self.drain();
-        self.apply_missing(&survey.pids, survey.began);
-        self.finish_restore(&restored, &survey.marks)?;
+        self.apply_missing(&scan.pids, scan.began);
+        self.finish_restore(&restored, &scan.memberships)?;
         self.seed_maps()?;
         self.allow_kernel_reap()?;
         self.settle();
@@ -47,8 +47,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Writes all memberships, until the probes follow each process that is to be followed. Only then do they leave out the
-    /// others.
+    /// Writes all memberships to the kernel's map, until the probes follow every process that must be followed. From
+    /// then on the probes filter out all other processes.
     fn seed_maps(&mut self) -> Result<(), EngineError> {
         self.ingest.map_changes = self.model.tree.iter().map(|node| node.key).collect();
         if self.source.maps().is_none() {
@@ -60,7 +60,7 @@ impl Engine {
                 self.on_exits_before_membership();
                 self.drain();
             }
-            // A probe that looked for a membership before it was written reports later, or finds that it need not report.
+            // A probe that looked up a membership before it was written either reports later or has nothing to report.
             if let Some(maps) = self.source.maps().filter(|_| self.source.is_filtered()) {
                 maps.await_probes();
                 self.drain();
@@ -69,16 +69,15 @@ impl Engine {
                 }
             }
             self.set_seeded(true)?;
-            // Children of a process without a membership have been reported, if they were born before this.
+            // Children that were born earlier to a process without a membership have been reported.
             self.drain();
             if self.write_memberships()? == 0 {
                 return Ok(());
             }
             self.set_seeded(false)?;
-            // Children of the processes that were written only now may not have been reported.
-            let survey =
-                Surveyor::new(&self.kernel, &*self.source, false)?.survey(SurveyScope::All)?;
-            self.reconcile(survey);
+            // Children of processes whose membership was written only now may not have been reported.
+            let scan = Scanner::new(&self.kernel, &*self.source, false)?.scan(ScanScope::All)?;
+            self.reconcile(scan);
             if self.source.is_filtered() {
                 self.model.forget_untracked();
             }
@@ -87,38 +86,36 @@ impl Engine {
         Ok(())
     }
 
-    /// Runs until `stop` is ready, and answers requests meanwhile. Returns the totals; the stream's summary has the reason
-    /// that `stop` gives.
+    /// Runs until `stop` completes, and answers requests meanwhile. Returns the totals. The summary in the stream
+    /// contains the reason that `stop` returned.
     ///
     /// # Errors
-    /// The source or a file descriptor cannot be waited on.
+    /// The source or a file descriptor cannot be polled.
     pub async fn run(
         mut self,
         stop: impl Future<Output = &'static str>,
-        mut asks: mpsc::Receiver<EngineRequest>,
+        mut requests: mpsc::Receiver<EngineRequest>,
     ) -> Result<Totals, EngineError> {
         let mut events = sys::readable(&self.source)?;
         let confirm = sys::readable(self.ingest.reaper.exit_poll())?;
         let clock = Arc::clone(&self.kernel.clock);
-        let mut rest = IdleTimer::new(clock.monotonic());
+        let mut idle_timer = IdleTimer::new(clock.monotonic());
         tokio::pin!(stop);
         let reason = loop {
-            if self.failover.is_new(clock.monotonic()) {
+            if self.failover.must_register(clock.monotonic()) {
                 match sys::readable(&self.source) {
                     Ok(new) => {
                         events = new;
                         self.failover.on_registered();
                     }
                     Err(error) => {
-                        tracing::error!(
-                            "the new source cannot be waited on: {error}; trying again"
-                        );
-                        self.failover.put_off(clock.monotonic());
+                        tracing::error!("cannot poll the new source: {error}; trying again");
+                        self.failover.retry_registration(clock.monotonic());
                     }
                 }
-                rest.on_records(1, clock.monotonic());
+                idle_timer.on_records(1, clock.monotonic());
             }
-            // By the clock, not by a timer branch below: a busy ring could keep that from being polled.
+            // Checked here as well as by the timer branch: a busy ring could prevent that branch from being polled.
             if self
                 .ingest
                 .reaper
@@ -130,23 +127,23 @@ impl Engine {
                     let state = procfs.state(key.pid).unwrap_or('?');
                     (state, procfs.rss_bytes(key.pid).unwrap_or(0))
                 });
-                rest.on_records(self.settle(), clock.monotonic());
+                idle_timer.on_records(self.settle(), clock.monotonic());
             }
-            if rest.has_expired(clock.monotonic()) {
+            if idle_timer.has_expired(clock.monotonic()) {
                 self.look_for_skips();
-                rest.on_poll(self.settle(), clock.monotonic());
+                idle_timer.on_poll(self.settle(), clock.monotonic());
                 self.find_adopters();
-                if rest.goes_idle() {
+                if idle_timer.goes_idle() {
                     if let Err(error) = self.source.announce_idle(true) {
                         self.on_source_failure(&error);
-                        rest.on_records(1 + self.settle(), clock.monotonic());
+                        idle_timer.on_records(1 + self.settle(), clock.monotonic());
                         continue;
                     }
                     self.look_for_loss();
                 }
             }
-            // Records that were drained on the way do not wake this thread any more.
-            rest.on_records(mem::take(&mut self.drained), clock.monotonic());
+            // More records may follow the drained ones without waking this thread.
+            idle_timer.on_records(mem::take(&mut self.drained), clock.monotonic());
             let timers = [
                 self.ingest.reaper.next_deadline(),
                 self.deferred.next(),
@@ -160,29 +157,29 @@ impl Engine {
                 ready = events.readable() => {
                     ready?.clear_ready();
                     let read = self.settle();
-                    // Records that do not wake this thread may follow, if probes are the source.
-                    rest.on_records(if self.source.probes().is_some() { 1 } else { read }, clock.monotonic());
+                    // With probes, records may follow that do not wake this thread.
+                    idle_timer.on_records(if self.source.probes().is_some() { 1 } else { read }, clock.monotonic());
                 }
-                () = self.deferred.facts.ready() => rest.on_records(self.settle(), clock.monotonic()),
+                () = self.deferred.facts.ready() => idle_timer.on_records(self.settle(), clock.monotonic()),
                 loaded = Engine::reloaded(&mut self.reloading) => {
                     let read = self.on_config_loaded(loaded);
-                    rest.on_records(1 + read, clock.monotonic());
+                    idle_timer.on_records(1 + read, clock.monotonic());
                 }
-                survey = Engine::surveyed(&*clock, &mut self.gap) => {
-                    self.on_surveyed(survey);
-                    rest.on_records(1 + self.settle(), clock.monotonic());
+                scan = Engine::scan_done(&*clock, &mut self.gap) => {
+                    self.on_scan_done(scan);
+                    idle_timer.on_records(1 + self.settle(), clock.monotonic());
                 }
                 ready = confirm.readable() => {
                     ready?.clear_ready();
                     self.on_pidfds_readable();
-                    rest.on_records(self.settle(), clock.monotonic());
+                    idle_timer.on_records(self.settle(), clock.monotonic());
                 }
-                Some(ask) = asks.recv() => rest.on_records(self.on_request(ask), clock.monotonic()),
-                () = at(&*clock, deadline) => rest.on_records(self.settle(), clock.monotonic()),
-                () = at(&*clock, rest.until) => {}
-                // Last, after all other branches.
+                Some(request) = requests.recv() => idle_timer.on_records(self.on_request(request), clock.monotonic()),
+                () = sleep_until(&*clock, deadline) => idle_timer.on_records(self.settle(), clock.monotonic()),
+                () = sleep_until(&*clock, idle_timer.until) => {}
+                // Last, so that all other branches have priority.
                 () = yield_now(), if self.has_work() || self.source.has_undrained() => {
-                    rest.on_records(self.settle(), clock.monotonic());
+                    idle_timer.on_records(self.settle(), clock.monotonic());
                 }
             }
         };
@@ -206,7 +203,7 @@ impl Engine {
         Ok(count)
     }
 
-    /// Decides about the members that are due, for which facts may have to be read, for a limited time.
+    /// Decides about due members for a limited time, as facts may have to be read first.
     async fn finish_due(&mut self) {
         let clock = Arc::clone(&self.kernel.clock);
         let end = clock.monotonic() + FINISH_MAX_NS;
@@ -215,24 +212,23 @@ impl Engine {
             tokio::select! {
                 biased;
                 () = self.deferred.facts.ready() => {}
-                () = at(&*clock, Some(end)) => {}
+                () = sleep_until(&*clock, Some(end)) => {}
             }
             self.settle();
         }
     }
 
-    /// Drains, decides and acts until nothing is left to do. Returns the number of records read.
-    ///
-    /// Signals come first. All other consequences of what was read wait until they are sent.
+    /// Drains, decides and signals until no work is queued. Returns the number of records read. Signals have priority:
+    /// all other consequences of the records wait until the signals are sent.
     pub(super) fn settle(&mut self) -> u64 {
         let mut read = self.drain();
         self.apply_facts();
         self.attribute();
-        // A tree that forks without end must not keep the timers waiting.
+        // Limited, so that a tree that forks forever cannot delay the timers.
         for _ in 0..ROUNDS_MAX {
             self.find_successors();
             self.decide();
-            // Before the signals: a process that forks from now on must not outrun them.
+            // Before the signals, so that a process cannot escape them by forking.
             self.sync_kill_on_fork();
             read += self.on_exits_before_membership();
             if !self.ingest.reaper.queued().is_empty() {
@@ -240,12 +236,11 @@ impl Engine {
             }
             self.on_reap_events();
             self.announce_escalations();
-            // Processes born before the probes knew of the escalation did not wake this thread.
+            // Processes that were born before the probes knew of the escalation did not wake this thread.
             read += self.drain();
             self.ingest.out.flush();
             if !self.has_work() {
-                // All that is due is claimed, so an escalation without a claim is done, unless decisions wait for a
-                // gap.
+                // All due members are claimed, so an escalation without claims is finished, unless a gap defers decisions.
                 if self.ingest.queued.is_empty() && !self.deferred.is_reading() {
                     self.ingest.reaper.close_empty();
                 }
@@ -262,21 +257,21 @@ impl Engine {
         read
     }
 
-    /// Handles exits that came before the kernel's map had the process. Returns the number of records read.
+    /// Handles exits that preceded the membership in the kernel's map. Returns the number of records read.
     fn on_exits_before_membership(&mut self) -> u64 {
-        let gone = match self.exited_before_membership() {
-            Ok(gone) => gone,
+        let exited = match self.exited_before_membership() {
+            Ok(exited) => exited,
             Err(error) => {
                 tracing::error!("{error}");
                 return 0;
             }
         };
-        if gone.is_empty() {
+        if exited.is_empty() {
             return 0;
         }
-        // Some of the exits may have been reported.
+        // Some of the exits may already be in the ring.
         let read = self.drain();
-        for key in gone {
+        for key in exited {
             if self.model.tree.get(key).is_some() {
                 self.exited_unseen(key, Provenance::Procfs);
             }
@@ -284,8 +279,7 @@ impl Engine {
         read
     }
 
-    /// Opens what is queued, drains what has happened by then, and signals what is still due. Returns the number of records
-    /// read.
+    /// Opens the queued processes, drains, and signals those that are still due. Returns the number of records read.
     pub(super) fn signal_round(&mut self) -> u64 {
         let round = self.open_queued();
         let read = self.drain();
@@ -293,27 +287,26 @@ impl Engine {
         read
     }
 
-    /// Closes a gap by what a survey has found: births before what has happened since, and that before the exits.
-    fn on_surveyed(&mut self, survey: Option<Result<Survey, EngineError>>) {
+    /// Closes a gap with the results of a scan: first births, then later events, then exits that the scan inferred.
+    fn on_scan_done(&mut self, scan: Option<Result<ScanResult, EngineError>>) {
         self.drain_all();
-        let Some(survey) = self.gap_survey(survey) else {
+        let Some(scan) = self.prepare_scan_result(scan) else {
             return;
         };
-        let unreadable = survey.unreadable;
-        let reconciled = self.reconcile(survey);
+        let unreadable = scan.unreadable;
+        let reconciled = self.reconcile(scan);
         self.close_gap(reconciled, unreadable);
     }
 
-    /// Applies the differences between a survey and the model, with what has happened since in between.
-    fn reconcile(&mut self, survey: Survey) -> Reconciled {
-        let found = self.apply_entries(survey.rows);
+    /// Applies the differences between a scan and the model. Drains later events between births and exits.
+    fn reconcile(&mut self, scan: ScanResult) -> Reconciled {
+        let found = self.apply_entries(scan.rows);
         self.drain();
-        let gone = self.apply_missing(&survey.pids, survey.began);
-        Reconciled { found, gone }
+        let exited = self.apply_missing(&scan.pids, scan.began);
+        Reconciled { found, exited }
     }
 
-    /// Drains until the source has nothing more, but not forever: what a scan has found must not be known before the
-    /// events that led to it.
+    /// Drains until the source is empty, with a limit: results of a scan must follow the events that led to them.
     fn drain_all(&mut self) {
         for _ in 0..DRAINS_MAX {
             self.drain();
@@ -331,7 +324,7 @@ impl Engine {
                 return;
             }
             if !unrecorded.is_empty() {
-                // The exit's record is written before the pidfd can report it: it is there, or it is lost.
+                // The exit record is written before the pidfd becomes readable: it is in the ring, or lost.
                 self.drain();
             }
             for key in unrecorded {
@@ -348,13 +341,13 @@ impl Engine {
             || !self.ingest.reaper.queued().is_empty()
     }
 
-    /// Applies all waiting events to the model, and hands its outputs to [`Ingest`](super::ingest::Ingest).
+    /// Applies all waiting events to the model, and passes its outputs to [`Ingest`](super::ingest::Ingest).
     fn drain(&mut self) -> u64 {
         let Engine {
             kernel,
             source,
             model,
-            ingest: follow,
+            ingest,
             cgroups,
             outputs,
             ready,
@@ -362,25 +355,25 @@ impl Engine {
         } = self;
         model.set_infers_membership(source.is_polling());
         let began = kernel.clock.boot_time();
-        follow.emits_discovered = *ready;
-        follow.notes_late_discovered = !source.is_filtered();
+        ingest.emits_discovered = *ready;
+        ingest.notes_late_discovered = !source.is_filtered();
         let drained = source.drain(&mut |event| {
-            cgroups.meet(&*kernel.processes, model, &event);
+            cgroups.on_event(&*kernel.processes, model, &event);
             model.apply(&event, outputs);
             for output in outputs.drain(..) {
-                follow.on_output(model, &event, &output);
+                ingest.on_output(model, &event, &output);
             }
         });
         self.ingest.emits_discovered = false;
         self.after_outputs();
         self.count.events += drained.records;
         self.drained += drained.records;
-        if let Some(flaw) = drained.malformation {
+        if let Some(reason) = drained.malformation {
             self.emit(EventBody::Malformed {
                 count: drained.malformed,
-                reason: flaw.to_string(),
+                reason: reason.to_string(),
             });
-            // A source that polls finds it with the next poll.
+            // The next poll of a polling source finds what was missed.
             if !self.source.is_polling() {
                 self.note_malformed();
             }

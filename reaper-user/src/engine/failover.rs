@@ -1,4 +1,4 @@
-//! Another source takes the place of one that tells nothing any more: the best of those below it that can be used.
+//! Replaces a source that has failed by the best lower-priority source that works.
 
 use std::time::Duration;
 
@@ -6,55 +6,54 @@ use super::Engine;
 use reaper_host::source::kind::RejectedSource;
 use reaper_host::source::{Lost, SourceError};
 
-/// How long after none could be opened it is tried again, at first and at most.
+/// Delays before the next attempt if no other source can be opened: the first and the longest.
 const DELAY_MIN: Duration = Duration::from_millis(50);
 const DELAY_MAX: Duration = Duration::from_secs(1);
 
-/// What became of the source that the service began with.
+/// State of a source failover.
 #[derive(Default)]
 pub struct Failover {
-    /// Why it is of no use, where it does not know that itself.
-    broken: Option<String>,
-    /// No other could be opened: when the next attempt is, in ns of the monotonic clock, and how long after the last.
-    again: Option<(u64, Duration)>,
-    /// Another has taken its place, and nobody waits for that yet: when that is to be tried.
-    new: Option<u64>,
+    /// Reason why the source is unusable, if the source itself has not reported that.
+    failure: Option<String>,
+    /// Next attempt to open another source, in ns of CLOCK_MONOTONIC, and the delay before it. `None` without a failure.
+    retry: Option<(u64, Duration)>,
+    /// Time at which to register the new source for polling, in ns of CLOCK_MONOTONIC. `None` once it is registered.
+    register_at: Option<u64>,
 }
 
 impl Failover {
-    /// When to see to it again, in ns of the monotonic clock.
+    /// Returns the time of the next attempt, in ns of CLOCK_MONOTONIC.
     pub(super) fn next(&self) -> Option<u64> {
-        self.again.map(|(at, _)| at).or(self.new)
+        self.retry.map(|(at, _)| at).or(self.register_at)
     }
 
-    /// Whether it is time to begin to wait for another source.
-    pub(super) fn is_new(&self, now: u64) -> bool {
-        self.new.is_some_and(|at| at <= now)
+    /// Returns whether a new source must be registered for polling now.
+    pub(super) fn must_register(&self, now: u64) -> bool {
+        self.register_at.is_some_and(|at| at <= now)
     }
 
-    /// That has begun.
     pub(super) fn on_registered(&mut self) {
-        self.new = None;
+        self.register_at = None;
     }
 
-    /// It could not be begun, as for want of open files.
-    pub(super) fn put_off(&mut self, now: u64) {
-        self.new = Some(now + DELAY_MIN.as_nanos() as u64);
+    /// Schedules another attempt to register the new source, for example if there were too many open files.
+    pub(super) fn retry_registration(&mut self, now: u64) {
+        self.register_at = Some(now + DELAY_MIN.as_nanos() as u64);
     }
 }
 
 impl Engine {
-    /// The source cannot be used any more: without this word it would never wake the service again.
+    /// Replaces the source after an error that would prevent it from waking the engine.
     pub(super) fn on_source_failure(&mut self, error: &SourceError) {
-        self.failover.broken = Some(error.to_string());
+        self.failover.failure = Some(error.to_string());
         self.fail_over();
     }
 
-    /// If the source has failed, goes on with the next one, and looks for what was missed. Where there is none for
-    /// now, the process table is looked at until there is. Gives whether it has failed.
+    /// Switches to the next source if the current one has failed, and opens a gap for the missed events. If no other
+    /// source can be opened, tries again later. Returns whether the source has failed.
     pub(super) fn fail_over(&mut self) -> bool {
-        let failure = self.source.failure().map(|failure| failure.to_string());
-        let Some(reason) = failure.or_else(|| self.failover.broken.clone()) else {
+        let reported = self.source.failure().map(|failure| failure.to_string());
+        let Some(reason) = reported.or_else(|| self.failover.failure.clone()) else {
             return false;
         };
         if self
@@ -66,9 +65,9 @@ impl Engine {
         }
         let failed = self.source.kind();
         match (self.kernel.open_fallback)(failed) {
-            Ok((source, passed)) => {
-                tracing::error!("{reason}: going on by {}", source.name());
-                // What it has pinned would go on by marks that nobody keeps.
+            Ok((source, rejected)) => {
+                tracing::error!("{reason}; switching to {}", source.name());
+                // Pinned probes would continue to act on maps that are no longer updated.
                 self.disarm();
                 self.source = source;
                 let known = self.model.tree.iter();
@@ -78,12 +77,12 @@ impl Engine {
                 self.settings
                     .rejected_sources
                     .push(RejectedSource { source, reason });
-                self.settings.rejected_sources.extend(passed);
+                self.settings.rejected_sources.extend(rejected);
                 self.failover = Failover {
-                    new: Some(0),
+                    register_at: Some(0),
                     ..Failover::default()
                 };
-                // The one before had told of everybody.
+                // The earlier source had reported all processes.
                 self.model.set_complete_until(self.complete_until);
                 self.escalations_announced = false;
                 self.model.set_misses_moves(!self.source.reports_moves());
@@ -91,22 +90,20 @@ impl Engine {
                 self.ingest.map_changes = self.model.tree.iter().map(|node| node.key).collect();
             }
             Err(error) => {
-                if self.failover.again.is_none() {
-                    tracing::error!(
-                        "{reason}; and no other source can be used: {error}; trying again"
-                    );
+                if self.failover.retry.is_none() {
+                    tracing::error!("{reason}; cannot open another source: {error}; trying again");
                 }
                 let delay = self
                     .failover
-                    .again
+                    .retry
                     .map_or(DELAY_MIN, |(_, delay)| (2 * delay).min(DELAY_MAX));
-                self.failover.again = Some((
+                self.failover.retry = Some((
                     self.kernel.clock.monotonic() + delay.as_nanos() as u64,
                     delay,
                 ));
             }
         }
-        // How much has not been told nobody knows.
+        // The number of missed events is unknown.
         self.open_gap("source_failed", Lost::default());
         true
     }

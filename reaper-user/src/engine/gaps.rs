@@ -1,12 +1,14 @@
-//! What the kernel did not tell: lost records, records that were none, processes that its map had no room
-//! for. It is announced, looked for by a thread of its own, and taken in; until then nothing new is decided.
+//! Handles gaps: lost records, malformed records, and members without room in the kernel's map.
+//!
+//! A gap is announced in the stream. A reconciliation scan runs on its own thread and finds what was missed. Until its
+//! results are applied, no new decision is made.
 
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 
 use super::reconcile::Reconciled;
-use super::survey::{Survey, SurveyScope, Surveyor};
+use super::scan::{ScanResult, ScanScope, Scanner};
 use super::{Engine, EngineError};
 use crate::export::EventBody;
 use reaper_host::kernel::Clock;
@@ -14,38 +16,37 @@ use reaper_host::source::Lost;
 use reaper_host::source::procfs::Liveness;
 use reaper_model::event::{Event, EventKind, Provenance};
 
-/// How long after a survey that failed the next one begins, at first and at most.
+/// Delays before the next reconciliation scan after a failed one: the first and the longest.
 const DELAY_MIN: Duration = Duration::from_millis(50);
 const DELAY_MAX: Duration = Duration::from_secs(1);
 
-/// A stretch of time in which events may be missing.
+/// Period in which events may be missing.
 pub struct Gap {
     reason: &'static str,
-    /// What is missing.
+    /// Number of missing records or processes.
     total: u64,
-    /// In ns since boot.
+    /// Time of the opening, in ns since boot.
     opened: u64,
     search: Search,
-    /// How long to wait should the search fail.
+    /// Delay before the next scan if the current one fails.
     delay: Duration,
 }
 
-/// How what is missing is being found.
 enum Search {
-    Survey(oneshot::Receiver<Result<Survey, EngineError>>),
-    /// It has failed. The next one begins at this time, in nanoseconds of the monotonic clock.
-    Again(u64),
+    Scan(oneshot::Receiver<Result<ScanResult, EngineError>>),
+    /// The scan has failed. The next one starts at this time, in ns of CLOCK_MONOTONIC.
+    Retry(u64),
 }
 
 impl Gap {
-    /// As [`EventBody::GapOpen`] has it.
+    /// Returns the reason, as in [`EventBody::GapOpen`].
     pub(super) fn reason(&self) -> &'static str {
         self.reason
     }
 }
 
 impl Engine {
-    /// If records were lost, or there was no room for members, says so and sees to it.
+    /// Opens a gap if records were lost, or if members had no room in the map.
     pub(super) fn look_for_loss(&mut self) {
         let lost = self.source.lost();
         if lost.total != self.lost.total {
@@ -62,15 +63,12 @@ impl Engine {
             }
             self.open_gap("records_lost", since);
         }
-        let unfollowed = self.source.untracked_members();
-        if unfollowed != self.untracked_members {
-            let count = unfollowed - self.untracked_members.min(unfollowed);
-            self.untracked_members = unfollowed;
-            let room = self.source.maps().map_or(0, |maps| maps.capacity());
-            self.emit(EventBody::MemberMapFull {
-                count,
-                capacity: room,
-            });
+        let untracked = self.source.untracked_members();
+        if untracked != self.untracked_members {
+            let count = untracked - self.untracked_members.min(untracked);
+            self.untracked_members = untracked;
+            let capacity = self.source.maps().map_or(0, |maps| maps.capacity());
+            self.emit(EventBody::MemberMapFull { count, capacity });
             let total = Lost {
                 total: count,
                 ..Lost::default()
@@ -79,7 +77,7 @@ impl Engine {
         }
     }
 
-    /// If the kernel has left a probe out, says so and sees to it: nobody counts what was not told.
+    /// Opens a gap if the kernel skipped runs of a probe. The number of missed events is unknown.
     pub(super) fn look_for_skips(&mut self) {
         let skipped = self.source.skipped();
         if skipped > self.skipped_probes {
@@ -92,7 +90,7 @@ impl Engine {
         }
     }
 
-    /// A record was none: what it would have told is as good as lost.
+    /// Opens a gap for a malformed record, which counts as lost.
     pub(super) fn note_malformed(&mut self) {
         let total = Lost {
             total: 1,
@@ -105,7 +103,7 @@ impl Engine {
         self.has_losses = true;
         let (total, by_kind) = (missing.total, missing.named());
         if self.gap.is_some() {
-            // The survey that is on its way may be too early for these.
+            // The running scan may have started too early for these.
             let (_, before) = self.next_gap.get_or_insert((reason, Lost::default()));
             before.add(&missing);
             return;
@@ -126,46 +124,45 @@ impl Engine {
         });
     }
 
-    /// Begins a survey, in a thread of its own.
+    /// Starts a reconciliation scan on its own thread.
     fn search(&self, delay: Duration) -> Search {
-        // Who is not followed is not in the map: then all of /proc has to be looked at.
+        // Untracked processes are not in the map. If members may be missing from it, all of /proc must be read.
         let complete = self.is_mapped();
-        let everybody = !self.source.is_filtered() || !complete;
-        let whom = if everybody {
-            SurveyScope::All
+        let reads_all = !self.source.is_filtered() || !complete;
+        let scope = if reads_all {
+            ScanScope::All
         } else {
-            SurveyScope::Members
+            ScanScope::Members
         };
-        let begun = Surveyor::new(&self.kernel, &*self.source, complete).and_then(|surveyor| {
-            let (done, survey) = oneshot::channel();
-            // Nobody is there to take it where the engine has stopped meanwhile.
-            let work = move || drop(done.send(surveyor.survey(whom)));
+        let started = Scanner::new(&self.kernel, &*self.source, complete).and_then(|scanner| {
+            let (done, scan) = oneshot::channel();
+            // The engine may have stopped meanwhile.
+            let work = move || drop(done.send(scanner.scan(scope)));
             std::thread::Builder::new()
-                .name("survey".into())
+                .name("reconcile".into())
                 .spawn(work)?;
-            Ok(survey)
+            Ok(scan)
         });
-        match begun {
-            Ok(survey) => Search::Survey(survey),
+        match started {
+            Ok(scan) => Search::Scan(scan),
             Err(error) => {
-                tracing::error!("cannot look for what was lost: {error}; trying again");
-                Search::Again(self.kernel.clock.after(delay))
+                tracing::error!("cannot scan for lost events: {error}; trying again");
+                Search::Retry(self.kernel.clock.after(delay))
             }
         }
     }
 
-    /// Waits for what a gap's survey has found; for ever if there is no gap. Without an answer it is
-    /// time to begin anew.
-    pub(super) async fn surveyed(
+    /// Waits for the scan of a gap, forever if there is no gap. Returns `None` when it is time to retry a failed scan.
+    pub(super) async fn scan_done(
         clock: &dyn Clock,
         gap: &mut Option<Gap>,
-    ) -> Option<Result<Survey, EngineError>> {
+    ) -> Option<Result<ScanResult, EngineError>> {
         match gap.as_mut().map(|gap| &mut gap.search) {
-            Some(Search::Survey(survey)) => Some(match survey.await {
-                Ok(survey) => survey,
-                Err(_) => Err(std::io::Error::other("the survey was given up").into()),
+            Some(Search::Scan(scan)) => Some(match scan.await {
+                Ok(scan) => scan,
+                Err(_) => Err(std::io::Error::other("the reconciliation scan was aborted").into()),
             }),
-            Some(Search::Again(at)) => {
+            Some(Search::Retry(at)) => {
                 clock.sleep_until(*at).await;
                 None
             }
@@ -173,17 +170,16 @@ impl Engine {
         }
     }
 
-    /// Prepares the model for the survey of a gap. If the survey has failed, starts another one and returns `None`: the gap
-    /// stays open.
-    pub(super) fn gap_survey(
+    /// Prepares the model for the results of a scan. Returns `None` after a failed scan, and starts another one.
+    pub(super) fn prepare_scan_result(
         &mut self,
-        survey: Option<Result<Survey, EngineError>>,
-    ) -> Option<Survey> {
-        let survey = match survey {
-            Some(Ok(survey)) => survey,
+        scan: Option<Result<ScanResult, EngineError>>,
+    ) -> Option<ScanResult> {
+        let scan = match scan {
+            Some(Ok(scan)) => scan,
             failed => {
                 if let Some(Err(error)) = failed {
-                    tracing::error!("cannot look for what was lost: {error}; trying again");
+                    tracing::error!("cannot scan for lost events: {error}; trying again");
                 }
                 let delay = self.gap.as_ref().map_or(DELAY_MIN, |gap| gap.delay);
                 let search = self.search(delay);
@@ -195,17 +191,17 @@ impl Engine {
             }
         };
         self.model.forget_program_facts();
-        // Where nothing else knows whose they are, what they have from their makers has to say it.
+        // Without probes, sessions must be inferred from what processes inherited.
         self.model
             .set_infers_membership(self.source.probes().is_none());
         self.attribute_late_discovered();
-        Some(survey)
+        Some(scan)
     }
 
-    /// Closes a gap and decides by what was found, also where more events have been lost meanwhile: a ring that is always
-    /// full must not keep everything from being reaped. `unreadable` processes could not be read.
+    /// Closes a gap and makes the queued decisions. `unreadable` is the number of processes that could not be read. The
+    /// gap closes even if more events were lost meanwhile: a ring that is always full must not prevent reaping.
     pub(super) fn close_gap(&mut self, reconciled: Reconciled, unreadable: u32) {
-        let Reconciled { found, gone } = reconciled;
+        let Reconciled { found, exited } = reconciled;
         if self.source.is_filtered() {
             self.model.forget_untracked();
         }
@@ -214,10 +210,10 @@ impl Engine {
             reason: gap.reason,
             total: gap.total,
             processes_recovered: found,
-            exits_recovered: gone,
+            exits_recovered: exited,
             duration: self.kernel.clock.boot_time().saturating_sub(gap.opened),
         });
-        // What could not be read is asked for again before a signal.
+        // Unreadable processes are read again before a signal.
         self.has_losses = self.next_gap.is_some() || unreadable > 0;
         self.decide();
         if let Some((reason, missing)) = self.next_gap.take() {
@@ -226,7 +222,7 @@ impl Engine {
         self.sync_maps();
     }
 
-    /// Looks up in /proc who has the orphans of which the kernel's record did not come.
+    /// Looks up in /proc the adopters of orphans for which no reparent record has arrived.
     pub(super) fn find_adopters(&mut self) {
         for child in std::mem::take(&mut self.ingest.without_adopter) {
             let node = self.model.tree.get(child);
@@ -239,7 +235,7 @@ impl Engine {
             };
             let Some(adopter) = self.model.tree.by_pid(parent).map(|node| node.key) else {
                 if old_parent.is_some_and(|old| old.pid == parent) {
-                    // It still has the parent that is on its way out. The next look will tell.
+                    // Its parent is still exiting. The next poll tries again.
                     self.ingest.without_adopter.push(child);
                 }
                 continue;

@@ -1,30 +1,30 @@
-//! The poll of records that do not wake the engine.
+//! Schedules polls of the ring buffer for records that do not wake the engine.
 
 use reaper_host::kernel::Clock;
 
-/// Longest time that such records wait, in nanoseconds.
+/// Longest time that such a record waits, in nanoseconds.
 const POLL_INTERVAL_NS: u64 = 50_000_000;
 
-/// Says when to poll the ring. It polls while records come, and goes idle when a poll has found none.
+/// Timer for the next poll. It runs while records arrive, and stops after a poll that found none.
 pub(super) struct IdleTimer {
-    /// Time of the next poll, in nanoseconds of the monotonic clock; `None` while idle.
+    /// Time of the next poll, in ns of CLOCK_MONOTONIC. `None` while the probes wake the engine.
     pub(super) until: Option<u64>,
-    /// The probes have been told that this thread sleeps until it is woken.
-    asleep: bool,
+    /// Whether the last poll found no records.
+    is_idle: bool,
 }
 
 impl IdleTimer {
     pub(super) fn new(now: u64) -> IdleTimer {
         IdleTimer {
             until: Some(now + POLL_INTERVAL_NS),
-            asleep: false,
+            is_idle: false,
         }
     }
 
-    /// Polls again if records were read outside of a poll: more may come that do not wake the engine.
+    /// Restarts polling after records were read outside of a poll: more may arrive without waking the engine.
     pub(super) fn on_records(&mut self, records: u64, now: u64) {
         if records > 0 {
-            self.asleep = false;
+            self.is_idle = false;
             self.until.get_or_insert(now + POLL_INTERVAL_NS);
         }
     }
@@ -33,25 +33,25 @@ impl IdleTimer {
         self.until.is_some_and(|until| until <= now)
     }
 
-    /// A poll has found this number of records.
+    /// Schedules the next poll after one that read `records`.
     pub(super) fn on_poll(&mut self, records: u64, now: u64) {
-        self.until = (records > 0 || !self.asleep).then_some(now + POLL_INTERVAL_NS);
+        self.until = (records > 0 || !self.is_idle).then_some(now + POLL_INTERVAL_NS);
         if records > 0 {
-            self.asleep = false;
+            self.is_idle = false;
         } else if self.until.is_some() {
-            self.asleep = true;
+            self.is_idle = true;
         }
     }
 
-    /// Whether the probes are to be told that this thread goes idle. One more poll follows: a probe may have written a
-    /// record on what it was told before.
+    /// Returns whether the engine must announce to the probes that it goes idle. One more poll follows, because a probe
+    /// may have written a record before it saw the announcement.
     pub(super) fn goes_idle(&self) -> bool {
-        self.asleep && self.until.is_some()
+        self.is_idle && self.until.is_some()
     }
 }
 
-/// Waits until `deadline` on the monotonic clock; for ever if there is none.
-pub(super) async fn at(clock: &dyn Clock, deadline: Option<u64>) {
+/// Sleeps until `deadline` on CLOCK_MONOTONIC, forever without one.
+pub(super) async fn sleep_until(clock: &dyn Clock, deadline: Option<u64>) {
     match deadline {
         Some(deadline) => clock.sleep_until(deadline).await,
         None => std::future::pending().await,

@@ -1,5 +1,6 @@
-//! What each step of the model means for the rest: what is told, what is to be decided, what the
-//! kernel has to hear of.
+//! Turns each output of the model into records for the event stream and into work for the engine.
+//!
+//! Records are emitted at once. Decisions, updates of the kernel's maps and reads of /proc wait for the end of the drain.
 
 use hashbrown::{HashMap, HashSet};
 use nix::sys::signal::Signal;
@@ -16,46 +17,43 @@ use reaper_model::policy::{Reason, Verdict};
 use reaper_model::session::{Session, SessionEvent, SessionId, Succession};
 use reaper_model::{Model, Node, Output, TreeChange};
 
-/// What has to be decided about once the ring is drained.
+/// Decision that is made once the source is drained.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Queued {
     Process(ProcessKey),
-    /// All members of a session and of those nested in it.
+    /// All members of a session and of the sessions nested in it.
     Session(SessionId),
 }
 
-/// All that has to be decided about, each once, in the order in which it came.
+/// Queue of decisions without duplicates, in the order of arrival.
 #[derive(Default)]
 pub struct Queue {
     waiting: HashSet<Queued>,
-    /// Some may not be in `waiting` any more.
+    /// Items in order of arrival. An item that is not in `waiting` was removed.
     order: Vec<Queued>,
 }
 
 impl Queue {
-    /// Adds one, unless it waits already.
+    /// Adds an item if it is not queued yet.
     pub fn push(&mut self, queued: Queued) {
         if self.waiting.insert(queued) {
             self.order.push(queued);
         }
     }
 
-    /// Removes one, if it waits.
     pub fn remove(&mut self, queued: Queued) {
         self.waiting.remove(&queued);
     }
 
-    /// Whether one waits.
     pub fn contains(&self, queued: Queued) -> bool {
         self.waiting.contains(&queued)
     }
 
-    /// Whether nothing waits.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Removes and returns all.
+    /// Removes and returns all items.
     pub fn take(&mut self) -> Vec<Queued> {
         let mut order = std::mem::take(&mut self.order);
         order.retain(|queued| self.waiting.remove(queued));
@@ -69,26 +67,26 @@ impl Extend<Queued> for Queue {
     }
 }
 
-/// What was done about a session.
+/// Counters of a session, and its progress towards the report that it is closed.
 #[derive(Default)]
 pub struct Tally {
     pub reaped: u32,
     pub failed: u32,
-    /// Memory of those reaped.
+    /// Memory of the reaped members.
     pub memory: FreedMemory,
-    /// Records that were lost while it was open.
+    /// Number of records lost while the session was open.
     pub lost: u64,
-    /// Nothing of it lives any more, but not all ends are confirmed, or who has escaped from it is still looked for.
+    /// Session without living members that is not reported as closed yet, for lack of confirmed exits or of a last scan.
     pub closing_session: Option<SessionRef>,
-    /// Then: when the last of its members had ended, in ns since boot.
+    /// Exit time of the last member, in ns since boot. Set together with `closing_session`.
     pub last_exit_at: u64,
-    /// Its members were decided about as those of one whose root is gone.
+    /// Whether the members have been evaluated since the root exited.
     pub is_evaluated: bool,
-    /// Counts of the last report that it is closed. The stream has the first report only, the journal each change.
+    /// Counts in the last report that the session is closed. Only the journal gets reports after the first one.
     pub reported: Option<Counts>,
 }
 
-/// Numbers of members in a report that a session is closed.
+/// Numbers of members in the report that a session is closed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Counts {
     pub reaped: u32,
@@ -96,53 +94,52 @@ pub struct Counts {
     pub failed: u32,
 }
 
-/// See the module.
+/// Handler of the model's outputs, with the work that they leave to the engine.
 pub struct Ingest {
     pub reaper: Reaper,
     pub out: Sink,
     events: EventScope,
-    /// Who descends from a process in scope is followed, whether or not an agent has begun there.
-    scoped: bool,
-    /// Who is found now is news: it came since the last look.
+    /// Whether descendants of processes in the scope are tracked even without an agent.
+    tracks_scope: bool,
+    /// Whether discovered processes are reported as new. Off while pre-existing processes are read.
     pub emits_discovered: bool,
     pub queued: Queue,
-    /// What was decided last about a living member.
+    /// Last decisions about living members.
     pub decided: HashMap<ProcessKey, (Verdict, Reason)>,
     /// Sessions whose root has exited and that another agent may continue.
     pub awaiting_successor: Vec<SessionId>,
     /// Orphans whose adopter is not known yet.
     pub without_adopter: Vec<ProcessKey>,
-    /// Members that run another program, or have only now been found to be members.
+    /// Members that run another program, changed their cgroup or were discovered late. Their facts may be prefetched.
     pub new_images: Vec<ProcessKey>,
-    /// Of whom what they have from their makers may tell whose they are.
+    /// Discovered processes that may belong to a session. Inherited facts must be read from /proc to find out.
     pub unattributed: Vec<ProcessKey>,
-    /// Who lives and has come to be known by something else than a fork or a look: of whom the fork was lost.
+    /// Living processes whose fork event was lost: another event reported them first.
     pub late_discovered: HashSet<ProcessKey>,
-    /// These are taken note of: the source tells of the forks of all.
+    /// Whether to record `late_discovered`. Set if the source reports the forks of all processes.
     pub notes_late_discovered: bool,
-    /// Of whom the kernel's map may have to say something else than it does.
+    /// Processes whose entry in the kernel's map may be outdated.
     pub map_changes: Vec<ProcessKey>,
-    /// Sessions that are not any more what was left of them in the kernel.
+    /// Sessions whose entry in the kernel's map is outdated.
     pub changed_sessions: Vec<SessionId>,
-    /// Sessions of which nothing lives, and when the last of each had ended.
+    /// Sessions without living members, with the exit time of the last member in ns since boot.
     pub closed_sessions: Vec<(SessionId, SessionRef, u64)>,
-    /// Sessions opened.
     pub sessions_opened: u64,
-    /// Signals that probes have sent.
+    /// Number of signals that probes sent.
     pub kernel_signals: u64,
-    /// To whom: that they are to be reaped has been told with the signal.
+    /// Members that a probe has signalled. The decision to reap them was emitted with the signal.
     pub decision_emitted: HashSet<ProcessKey>,
-    /// Ends of processes that somebody else has signalled, and that nobody had claimed yet.
+    /// Exits of unclaimed members that a probe or an earlier service had signalled.
     pub unclaimed_exits: Vec<(ProcessRef, SessionId, ExitStatus, Signal)>,
 }
 
 impl Ingest {
-    pub fn new(reaper: Reaper, out: Sink, events: EventScope, scoped: bool) -> Ingest {
+    pub fn new(reaper: Reaper, out: Sink, events: EventScope, tracks_scope: bool) -> Ingest {
         Ingest {
             reaper,
             out,
             events,
-            scoped,
+            tracks_scope,
             emits_discovered: false,
             queued: Queue::default(),
             decided: HashMap::new(),
@@ -182,7 +179,7 @@ impl Ingest {
     fn on_change(&mut self, model: &Model, event: &Event, change: &TreeChange) {
         let Event {
             time,
-            provenance: told_by,
+            provenance: event_provenance,
             ..
         } = *event;
         match *change {
@@ -206,13 +203,13 @@ impl Ingest {
                     _ if self.notes_late_discovered => drop(self.late_discovered.insert(key)),
                     _ => {}
                 }
-                // The process table is no news, nor is what was known before.
+                // Pre-existing processes are not reported, as they are not new.
                 if provenance != Provenance::Procfs || self.emits_discovered {
-                    let how = match node.state.member.inferred {
+                    let provenance = match node.state.member.inferred {
                         Some(_) => Provenance::Inferred,
                         None => provenance,
                     };
-                    self.emit_lifecycle(model, node, time, Lifecycle::Fork, how);
+                    self.emit_lifecycle(model, node, time, Lifecycle::Fork, provenance);
                 }
             }
             TreeChange::Execed { key } => {
@@ -228,15 +225,15 @@ impl Ingest {
                 if member || model.is_awaited(key) {
                     self.new_images.push(key);
                 }
-                // It may have become a server.
+                // The new program may be a server.
                 if node.state.member.root && model.has_rules_for_root(key) {
                     self.queued.push(Queued::Process(key));
                 }
-                // As the program of its root says whether the probes may end a session.
+                // The root's program determines whether the probes may signal the members.
                 self.changed_sessions
                     .extend(node.state.member.session.filter(|_| node.state.member.root));
                 self.note_map_change(node);
-                self.emit_lifecycle(model, node, time, Lifecycle::Exec, told_by);
+                self.emit_lifecycle(model, node, time, Lifecycle::Exec, event_provenance);
             }
             TreeChange::Moved { key } => {
                 let Some(node) = model.tree.get(key) else {
@@ -249,11 +246,11 @@ impl Ingest {
                     self.queued.push(Queued::Process(key));
                 }
                 self.note_map_change(node);
-                self.emit_lifecycle(model, node, time, Lifecycle::Move, told_by);
+                self.emit_lifecycle(model, node, time, Lifecycle::Move, event_provenance);
             }
             TreeChange::Exited {
                 ref node,
-                exit_status: ended,
+                exit_status,
                 peak_rss,
                 provenance,
                 ref orphans,
@@ -263,7 +260,7 @@ impl Ingest {
                     node,
                     time,
                     Lifecycle::Exit {
-                        exit_status: ended,
+                        exit_status,
                         peak_rss,
                     },
                     provenance,
@@ -271,7 +268,7 @@ impl Ingest {
                 let claimed = self.reaper.is_claimed(node.key);
                 self.decision_emitted.remove(&node.key);
                 self.late_discovered.remove(&node.key);
-                self.reaper.on_exit(node, ended, orphans);
+                self.reaper.on_exit(node, exit_status, orphans);
                 if let Some(session) = node
                     .state
                     .member
@@ -282,16 +279,17 @@ impl Ingest {
                         0 => Signal::SIGTERM,
                         _ => Signal::SIGKILL,
                     };
-                    let who = ProcessRef::new(model, node);
-                    self.unclaimed_exits.push((who, session, ended, signal));
+                    let process = ProcessRef::new(model, node);
+                    self.unclaimed_exits
+                        .push((process, session, exit_status, signal));
                 }
-                // Kept, or to be decided about again.
-                let was_left = self
+                // Otherwise the process was kept, or waited for its decision.
+                let was_kept_or_undecided = self
                     .decided
                     .remove(&node.key)
                     .is_none_or(|(verdict, _)| verdict != Verdict::Reap);
                 if let Some(id) = node.state.member.session
-                    && was_left
+                    && was_kept_or_undecided
                     && model.sessions.due(id).is_some()
                 {
                     self.queued.push(Queued::Session(id));
@@ -313,10 +311,10 @@ impl Ingest {
                     return;
                 };
                 if let Some(old_parent) = old_parent.filter(|_| orphaned) {
-                    // Its parent's exit is not known, or not yet.
+                    // The exit of the old parent is unknown, or arrives later.
                     self.on_reparented_orphan(model, old_parent, key, time);
                 }
-                // By the key that the tree knows it by.
+                // The tree's key, as the event may name the old parent with less precision.
                 let old_parent = node.orphaned.map(|from| from.old_parent).or(old_parent);
                 let ending = node.orphaned.is_some_and(|from| from.namespace_ending);
                 let body = EventBody::Reparent {
@@ -329,14 +327,14 @@ impl Ingest {
                         comm: model.tree.comm(key).to_vec(),
                     }),
                     namespace_ending: adopter.is_none() && ending,
-                    provenance: told_by,
+                    provenance: event_provenance,
                 };
                 self.emit(time, body);
             }
         }
     }
 
-    /// It may be a member from now on.
+    /// Queues a process that may have become a member.
     fn on_joined(&mut self, model: &Model, node: &Node) {
         if node.state.member.session.is_some_and(|_| {
             model.rules.has_rules_for_living(false) || model.escalation_of(node).is_some()
@@ -346,18 +344,18 @@ impl Ingest {
         self.note_map_change(node);
     }
 
-    /// Handles a process that is found to be a member later than it began.
+    /// Handles a process that joins a session later than at its fork.
     pub fn on_late_join(&mut self, model: &Model, key: ProcessKey, time: u64) {
         let Some(node) = model.tree.get(key) else {
             return;
         };
         self.on_joined(model, node);
         self.new_images.push(key);
-        let how = match node.state.member.inferred {
+        let provenance = match node.state.member.inferred {
             Some(_) => Provenance::Inferred,
             None => node.provenance,
         };
-        self.emit_lifecycle(model, node, time, Lifecycle::Fork, how);
+        self.emit_lifecycle(model, node, time, Lifecycle::Fork, provenance);
     }
 
     fn on_orphan(&mut self, model: &Model, parent: &Node, orphan: ProcessKey, time: u64) {
@@ -375,30 +373,30 @@ impl Ingest {
         time: u64,
     ) {
         let command = model.tree.comm(old_parent);
-        // The exit of a root is reported after its children, which the probe may have signalled. Until then a member of
-        // its session would pass for detached; its exit re-evaluates all of them.
-        let exits_with = model
+        // The exit record of a root arrives after the records of its children, which the probe may have signalled.
+        // Until then a member of its session would look detached. The root's exit re-evaluates all members.
+        let parent_session = model
             .tree
             .get(old_parent)
             .and_then(|parent| parent.state.member.session);
-        let own = model
+        let own_session = model
             .tree
             .get(orphan)
             .and_then(|node| node.state.member.session);
         let is_member = |outer| {
-            let mut outwards = own
+            let mut outwards = own_session
                 .into_iter()
                 .flat_map(|id| model.sessions.with_enclosing(id));
             outwards.any(|session| session.id == outer)
         };
         if self.emit_orphan(model, old_parent, command, orphan, time)
-            && !exits_with.is_some_and(is_member)
+            && !parent_session.is_some_and(is_member)
         {
             self.queued.push(Queued::Process(orphan));
         }
     }
 
-    /// Tells of an orphan, if it is a member.
+    /// Emits an orphan record if the process is a member. Returns whether it is.
     fn emit_orphan(
         &mut self,
         model: &Model,
@@ -423,17 +421,17 @@ impl Ingest {
         true
     }
 
-    /// Notes whose mark in the kernel may have to change: of strangers there is none.
+    /// Notes that the kernel's map entry of a process may change. Untracked processes have no entry.
     fn note_map_change(&mut self, node: &Node) {
-        let marked = node.membership.is_some_and(|mark| mark.flags != 0);
-        let followed =
-            node.state.member.session.is_some() || self.scoped && node.state.member.in_scope;
-        if marked || followed || node.state.member.boundary.is_some() || node.state.member.watched {
+        let mapped = node.membership.is_some_and(|entry| entry.flags != 0);
+        let tracked =
+            node.state.member.session.is_some() || self.tracks_scope && node.state.member.in_scope;
+        if mapped || tracked || node.state.member.boundary.is_some() || node.state.member.watched {
             self.map_changes.push(node.key);
         }
     }
 
-    /// Notes all members of a session.
+    /// Notes that all members of a session may need new map entries and facts.
     pub fn note_members_changed(&mut self, model: &Model, session: &Session) {
         let members = session.members().filter_map(|pid| model.tree.by_pid(pid));
         for node in members {
@@ -442,7 +440,7 @@ impl Ingest {
         }
     }
 
-    /// A probe has sent a signal.
+    /// Handles a signal that a probe has sent.
     fn on_kernel_signal(&mut self, model: &Model, key: ProcessKey, signal: u8, time: u64) {
         let node = model.tree.get(key);
         let signal = Signal::try_from(i32::from(signal));
@@ -450,7 +448,7 @@ impl Ingest {
             self.kernel_signals += 1;
             self.map_changes.push(key);
             if !self.reaper.has_reported(key) && self.decision_emitted.insert(key) {
-                // On what the service has left word of: at the root's exit, or when nothing else helped.
+                // Probes signal after the root's exit, and at a fork after SIGKILL was due.
                 let reason = match signal {
                     Signal::SIGTERM => Reason::RootExited,
                     _ => Reason::ForkedAfterRootExit,
@@ -461,11 +459,11 @@ impl Ingest {
                     rule: None,
                     memory: None,
                 };
-                let who = ProcessRef::new(model, node);
+                let process = ProcessRef::new(model, node);
                 self.emit(
                     time,
                     EventBody::Decision {
-                        process: who,
+                        process,
                         decision: names,
                     },
                 );
@@ -476,12 +474,12 @@ impl Ingest {
                 latency: None,
                 by: SentBy::Kernel,
             };
-            let who = ProcessRef::new(model, node);
-            self.emit(time, EventBody::Signal { process: who, sent });
+            let process = ProcessRef::new(model, node);
+            self.emit(time, EventBody::Signal { process, sent });
         }
     }
 
-    /// Takes in what became of a session.
+    /// Handles a change of a session.
     pub fn on_session_event(&mut self, model: &Model, time: u64, session_event: &SessionEvent) {
         match session_event {
             SessionEvent::Opened { session, starter } => {
@@ -497,7 +495,7 @@ impl Ingest {
                     self.queued.push(Queued::Process(session.root));
                 }
                 self.map_changes.extend(root.parent);
-                // Some may have been found before it was known whose they are.
+                // Members that were discovered before the session was known.
                 self.note_members_changed(model, session);
                 let name = |id: Option<SessionId>| {
                     let session = id.and_then(|id| model.sessions.get(id));
@@ -532,7 +530,7 @@ impl Ingest {
                 old_root,
                 root,
             } => {
-                // An end that was told of before was none.
+                // The session has a new root, so its end is no longer decided.
                 self.queued.remove(Queued::Session(*session));
                 self.changed_sessions.push(*session);
                 self.map_changes.push(*root);
@@ -568,10 +566,10 @@ impl Ingest {
                     .with_nested(session.id)
                     .map(|s| s.members().len())
                     .sum();
-                let Some(gone) = session.root_exit else {
+                let Some(root_exit) = session.root_exit else {
                     return;
                 };
-                let (root, ended, kind) = (session.root, gone.exit_status, session.kind);
+                let (root, exit_status, kind) = (session.root, root_exit.exit_status, session.kind);
                 let session = SessionRef::from(session);
                 self.emit(
                     time,
@@ -579,12 +577,12 @@ impl Ingest {
                         session,
                         kind,
                         root,
-                        exit_status: ended,
+                        exit_status,
                         members,
                     },
                 );
             }
-            // Told, and decided about, when all is taken in.
+            // Emitted and evaluated once all pre-existing processes are read.
             SessionEvent::Restored { .. } => {}
             SessionEvent::Closed { session } => {
                 let name = SessionRef::from(&**session);

@@ -1,5 +1,7 @@
-//! What the model knows, left in the kernel's maps: for the probes to act on, and for the service that
-//! comes after this one.
+//! Writes the model's state to the kernel's maps.
+//!
+//! The probes act on the maps, and the next service restores its state from them. The kernel copies a membership to
+//! each child at fork. The service writes only what differs: new sessions, boundaries, and results of rules.
 
 use std::mem;
 
@@ -17,61 +19,61 @@ use reaper_host::source::procfs::Liveness;
 use reaper_model::event::{ExitStatus, Membership, ProcessKey};
 use reaper_model::session::{Session, SessionId};
 
-/// What has been left there, and what has to be.
+/// State of the synchronization with the kernel's maps.
 #[derive(Default)]
 pub struct MapSync {
-    /// Sessions that have changed since they were written.
+    /// Sessions that have changed since they were last written.
     pub dirty: HashSet<SessionId>,
-    /// Processes that have a mark now and may have exited before.
+    /// Processes that got an entry in the map, and may have exited before that.
     unchecked: Vec<ProcessKey>,
+    /// Sessions whose escalation has reached SIGKILL.
     kill_on_fork: HashSet<SessionId>,
-    /// How many of those the probes have been told of.
+    /// Number of `kill_on_fork` sessions that the probes know of.
     announced: usize,
 }
 
 impl Engine {
-    /// Leaves word of what has changed. The probes inherit marks by themselves, so that there is little to
-    /// write: where a session begins, where membership ends, where a rule knows better than a name.
+    /// Writes all changes to the maps. Errors are logged.
     pub(super) fn sync_maps(&mut self) {
         if let Err(error) = self.try_sync_maps() {
             tracing::error!(
-                "{error}: what is not written there is known only while this service runs"
+                "{error}; the next service will not know the changes that could not be written"
             );
         }
     }
 
     fn try_sync_maps(&mut self) -> Result<(), EngineError> {
-        // A mark that names a session nobody knows says nothing to the service that comes next.
+        // Before the memberships: a membership that names an unknown session is useless to the next service.
         let sessions = self.write_sessions();
         self.write_memberships()?;
         self.write_kill_on_fork()?;
         sessions
     }
 
-    /// Has the probes kill the members of the sessions that have come to that.
+    /// Tells the probes to kill members that fork or exec, in sessions whose escalation has reached SIGKILL.
     pub(super) fn sync_kill_on_fork(&mut self) {
         if let Err(error) = self.write_kill_on_fork() {
             tracing::error!(
-                "{error}: what forks outside of this service's sight is not killed at birth"
+                "{error}; members that fork before this service sees them are not killed at birth"
             );
         }
     }
 
     fn write_kill_on_fork(&mut self) -> Result<(), EngineError> {
         if self.update_kill_on_fork() {
-            // Who is kept has to be marked so before the probes may kill the others.
+            // Kept members must be marked as such before the probes may kill the others.
             self.write_memberships()?;
             self.write_sessions()?;
         }
         Ok(())
     }
 
-    /// Writes the marks of those that something has happened to; gives how many are followed from now on.
+    /// Writes the memberships of changed processes. Returns the number of processes that are new in the map.
     pub(super) fn write_memberships(&mut self) -> Result<usize, EngineError> {
         let mut new = Vec::new();
         let round = self.model.evaluation();
-        let touched = mem::take(&mut self.ingest.map_changes).into_iter();
-        let wanted = touched.map(|key| (key, round.wanted_membership(key)));
+        let changed = mem::take(&mut self.ingest.map_changes).into_iter();
+        let wanted = changed.map(|key| (key, round.wanted_membership(key)));
         let wanted: Vec<_> = wanted.collect();
         for (key, wanted) in wanted {
             let Some(node) = self.model.tree.get(key) else {
@@ -79,25 +81,25 @@ impl Engine {
             };
             let key = node.key;
             self.source.watch_exit(key, wanted.is_some());
-            let known = node.membership.filter(|mark| mark.flags != 0);
-            let as_told = known.map(|mark| Membership {
-                flags: mark.flags & !MEMBER_GENERATION_MASK,
-                ..mark
+            let known = node.membership.filter(|membership| membership.flags != 0);
+            let without_generation = known.map(|membership| Membership {
+                flags: membership.flags & !MEMBER_GENERATION_MASK,
+                ..membership
             });
-            if wanted != as_told
+            if wanted != without_generation
                 && let Some(exact) = node.exact_key()
             {
                 let Some(maps) = self.source.maps_mut() else {
                     continue;
                 };
-                let room = maps.set_membership(exact, wanted, known)?;
-                let execs = known.map_or(0, |mark| mark.flags & MEMBER_GENERATION_MASK);
-                let written = wanted.filter(|_| room).map(|mark| Membership {
-                    flags: mark.flags | execs,
-                    ..mark
+                let has_room = maps.set_membership(exact, wanted, known)?;
+                let execs = known.map_or(0, |membership| membership.flags & MEMBER_GENERATION_MASK);
+                let written = wanted.filter(|_| has_room).map(|membership| Membership {
+                    flags: membership.flags | execs,
+                    ..membership
                 });
                 self.model.set_membership(key, written);
-                if known.is_none() && wanted.is_some() && room {
+                if known.is_none() && wanted.is_some() && has_room {
                     new.push(key);
                 }
             }
@@ -110,18 +112,17 @@ impl Engine {
         Ok(count)
     }
 
-    /// Returns the processes whose exit no probe reports, since they had no mark yet when they exited. Takes them out of
-    /// the kernel's map.
+    /// Returns the processes that exited, unreported, before they were in the kernel's map, and removes them from it.
     ///
     /// # Errors
     /// The map cannot be written.
     pub(super) fn exited_before_membership(&mut self) -> Result<Vec<ProcessKey>, EngineError> {
-        let mut gone = mem::take(&mut self.map_sync.unchecked);
-        gone.retain(|key| {
-            let glance = self.kernel.processes.probe(*key);
-            glance.is_ok_and(|glance| glance == Liveness::Gone)
+        let mut exited = mem::take(&mut self.map_sync.unchecked);
+        exited.retain(|key| {
+            let liveness = self.kernel.processes.probe(*key);
+            liveness.is_ok_and(|liveness| liveness == Liveness::Gone)
         });
-        for key in &gone {
+        for key in &exited {
             let node = self.model.tree.get(*key);
             if let Some(exact) = node.and_then(|node| node.exact_key())
                 && let Some(maps) = self.source.maps_mut()
@@ -129,7 +130,7 @@ impl Engine {
                 maps.remove(exact)?;
             }
         }
-        Ok(gone)
+        Ok(exited)
     }
 
     pub(super) fn set_seeded(&mut self, seeded: bool) -> Result<(), EngineError> {
@@ -152,7 +153,7 @@ impl Engine {
                 break;
             };
             let written = maps.set_session(first_root, Some(&state));
-            // One that finds no room takes nothing from the others.
+            // A session without room in the map must not prevent the others from being written.
             result = result.and(written);
         }
         if self.map_sync.announced != self.map_sync.kill_on_fork.len() {
@@ -164,33 +165,33 @@ impl Engine {
         Ok(result?)
     }
 
-    /// Finds the sessions whose ladder has come to SIGKILL, or is over; whether there are others than before.
+    /// Updates the set of sessions whose escalation has reached SIGKILL. Returns whether it has changed.
     fn update_kill_on_fork(&mut self) -> bool {
-        // Nobody is there to be told.
+        // There are no probes to inform.
         if self.source.maps().is_none() {
             return false;
         }
-        let mut condemned = HashSet::new();
+        let mut killed_sessions = HashSet::new();
         for (id, stage) in self.ingest.reaper.stages() {
             if matches!(stage, Stage::Kill { .. }) && self.settings.mode == Mode::Enforce {
-                let inwards = self.model.sessions.with_nested(id);
-                // A rule may have ended what belongs to an agent that lives, and that is no end of the others.
+                let nested = self.model.sessions.with_nested(id);
+                // An escalation may be for members of a living agent that a rule reaps. The other members must survive.
                 let due = |id: &SessionId| self.model.sessions.due(*id).is_some();
-                condemned.extend(inwards.map(|session| session.id).filter(due));
+                killed_sessions.extend(nested.map(|session| session.id).filter(due));
             }
         }
-        let before = mem::replace(&mut self.map_sync.kill_on_fork, condemned);
-        let condemned = &self.map_sync.kill_on_fork;
-        for id in condemned.symmetric_difference(&before) {
+        let before = mem::replace(&mut self.map_sync.kill_on_fork, killed_sessions);
+        let killed_sessions = &self.map_sync.kill_on_fork;
+        for id in killed_sessions.symmetric_difference(&before) {
             self.map_sync.dirty.insert(*id);
             if let Some(session) = self.model.sessions.get(*id) {
                 self.ingest.note_members_changed(&self.model, session);
             }
         }
-        *condemned != before
+        *killed_sessions != before
     }
 
-    /// Takes away what was left of a session that is over.
+    /// Removes a closed session from the kernel's map.
     pub(super) fn forget_session(&mut self, first_root: ProcessKey) {
         let maps = self.source.maps_mut();
         if let Some(Err(error)) = maps.map(|maps| maps.set_session(first_root, None)) {
@@ -210,10 +211,10 @@ impl Engine {
             )
         };
         let due = self.model.sessions.due(session.id);
-        let stage = due.and_then(|(ladder, _)| self.ingest.reaper.stage(ladder.id));
+        let stage = due.and_then(|(escalation, _)| self.ingest.reaper.stage(escalation.id));
         let kill_at_ns = match stage {
             Some(Stage::Term { kill_at }) => kill_at,
-            // Long past.
+            // A time in the past.
             Some(Stage::Kill { .. }) => 1,
             None => 0,
         };
@@ -223,7 +224,7 @@ impl Engine {
         if self.map_sync.kill_on_fork.contains(&session.id) {
             flags |= SESSION_KILL_ON_FORK;
         }
-        if self.ends_in_kernel(session) {
+        if self.allows_kernel_reap(session) {
             flags |= SESSION_KERNEL_REAP;
         }
         if self
@@ -233,7 +234,7 @@ impl Engine {
         {
             flags |= SESSION_CLOSE_EMITTED;
         }
-        if session.root_exit.is_some_and(|gone| gone.was_signalled) {
+        if session.root_exit.is_some_and(|exit| exit.was_signalled) {
             flags |= SESSION_ROOT_SIGNALLED;
         }
         let mut rule = [0; RULE_MAX];
@@ -247,19 +248,19 @@ impl Engine {
             outer: outer.map_or(Default::default(), |outer| raw_key(outer.first_root)),
             parent: parent.map_or(Default::default(), key),
             opened_ns: session.opened_at,
-            root_exit_ns: session.root_exit.map_or(0, |gone| gone.at),
+            root_exit_ns: session.root_exit.map_or(0, |exit| exit.at),
             kill_at_ns,
             lost: tally.lost,
             exit_status: session
                 .root_exit
-                .map_or(0, |gone| wait_status(gone.exit_status)),
+                .map_or(0, |exit| wait_status(exit.exit_status)),
             uid: session.uids.real,
             euid: session.uids.effective,
             flags,
             cgroup_id: session.cgroup_id,
             check: raw_key(session.first_root).check(),
             reaped: tally.reaped,
-            kept: tally.reported.map_or(0, |told| told.kept),
+            kept: tally.reported.map_or(0, |counts| counts.kept),
             failed: tally.failed,
             tty: root.map_or(0, |root| root.image.tty),
             _pad: 0,
@@ -267,9 +268,9 @@ impl Engine {
         }
     }
 
-    /// Whether the probe may send the first signal when the root of a session exits: it is a member as
-    /// any other, with nothing kept above it.
-    fn ends_in_kernel(&self, session: &Session) -> bool {
+    /// Returns whether the probe may send the first signal when the root of a session exits. The root must be a member
+    /// of its session, and must not be kept.
+    fn allows_kernel_reap(&self, session: &Session) -> bool {
         self.settings.kernel_reap
             && self
                 .source
@@ -283,16 +284,16 @@ impl Engine {
     }
 }
 
-/// As `wait(2)` tells it.
-fn wait_status(ended: ExitStatus) -> u32 {
-    match ended {
+/// Returns an exit status in the format of `wait(2)`.
+fn wait_status(exit_status: ExitStatus) -> u32 {
+    match exit_status {
         ExitStatus::Exited(code) => u32::from(code) << 8,
         ExitStatus::Signalled { signal, core } => u32::from(signal) | if core { 0x80 } else { 0 },
         ExitStatus::Unknown => EXIT_STATUS_UNKNOWN,
     }
 }
 
-/// From what `wait(2)` tells.
+/// Returns the exit status for a status in the format of `wait(2)`.
 pub(super) fn exit_status_from_wait(status: u32) -> ExitStatus {
     match status {
         EXIT_STATUS_UNKNOWN => ExitStatus::Unknown,

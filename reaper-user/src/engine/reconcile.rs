@@ -1,7 +1,6 @@
-//! The process table against what is known: whoever is new is taken in, whoever is gone has ended.
+//! Applies the differences between a scan and the model: new processes are added, and missing ones have exited.
 //!
-//! One way for all who look at the whole table: at the start, after a gap, where another source has taken over, and
-//! where marks were written too late for some.
+//! Used at the start, after a gap, after a source failover, and for memberships that were written too late.
 
 use hashbrown::HashSet;
 
@@ -9,24 +8,24 @@ use super::Engine;
 use reaper_host::source::procfs::Liveness;
 use reaper_model::event::{Event, EventKind, ExitStatus, ProcEntry, ProcessKey, Provenance};
 
-/// The differences between a survey and the model.
+/// Numbers of differences between a scan and the model.
 pub struct Reconciled {
     /// Number of processes that no event had reported.
     pub found: u64,
     /// Number of processes whose exit no event had reported.
-    pub gone: u64,
+    pub exited: u64,
 }
 
 impl Engine {
-    /// Takes in rows of the process table, parents before their children, so that membership finds its
-    /// way down. Gives how many processes were not known.
+    /// Adds scanned processes to the model. Returns the number of processes that were unknown. `rows` must have parents
+    /// before their children, so that children inherit the membership.
     pub(super) fn apply_entries(&mut self, rows: Vec<ProcEntry>) -> u64 {
         let mut found = 0;
         for row in rows {
             let key = row.key;
             let known = self.model.tree.get(key).is_some();
-            // It may have gone since it was looked at, and been told of.
-            if !known && self.is_late(key) {
+            // It may have exited after the scan read it, and its exit may have been applied already.
+            if !known && self.has_exited_since(key) {
                 continue;
             }
             self.apply(&Event {
@@ -39,19 +38,19 @@ impl Engine {
         found
     }
 
-    /// Whether a process that is not known has gone by now.
-    fn is_late(&self, key: ProcessKey) -> bool {
+    /// Returns whether a process that is not in the model has exited since it was scanned.
+    fn has_exited_since(&self, key: ProcessKey) -> bool {
         self.ready
             && self
                 .kernel
                 .processes
                 .probe(key)
-                .is_ok_and(|glance| glance == Liveness::Gone)
+                .is_ok_and(|liveness| liveness == Liveness::Gone)
     }
 
-    /// Processes that were known before a look at /proc and were not found by it have exited. Gives how many.
+    /// Applies the exits of processes that started before `before` and are not in `living`. Returns their number.
     pub(super) fn apply_missing(&mut self, living: &HashSet<u32>, before: u64) -> u64 {
-        let gone: Vec<ProcessKey> = self
+        let exited: Vec<ProcessKey> = self
             .model
             .tree
             .iter()
@@ -59,14 +58,14 @@ impl Engine {
             .map(|node| node.key)
             .collect();
         let mut count = 0;
-        for key in gone {
-            // A row that could not be read is not one that is not there: unknown is never dead.
-            let dead = self
+        for key in exited {
+            // A process that the scan could not read may be alive.
+            let has_exited = self
                 .kernel
                 .processes
                 .probe(key)
-                .is_ok_and(|glance| glance == Liveness::Gone);
-            if dead && self.model.tree.get(key).is_some() {
+                .is_ok_and(|liveness| liveness == Liveness::Gone);
+            if has_exited && self.model.tree.get(key).is_some() {
                 self.exited_unseen(key, Provenance::Procfs);
                 count += 1;
             }
@@ -74,16 +73,16 @@ impl Engine {
         count
     }
 
-    /// The end of a process that nobody told of, and how that came to be known. Of a root's the probe may have left word.
+    /// Applies an exit that no event reported, with time and status from the map of root exits if they are there.
     pub(super) fn exited_unseen(&mut self, key: ProcessKey, provenance: Provenance) {
         let first_root = self
             .model
             .sessions
             .by_root(key)
             .map(|session| session.first_root);
-        let seen = first_root.and_then(|first_root| self.source.maps()?.root_exit(first_root));
-        // One that was before the root began was of the one before it.
-        let (time, ended) = match seen.filter(|exit| exit.time_ns > key.start) {
+        let recorded = first_root.and_then(|first_root| self.source.maps()?.root_exit(first_root));
+        // An earlier exit is that of an earlier root of the session.
+        let (time, exit_status) = match recorded.filter(|exit| exit.time_ns > key.start) {
             Some(exit) => (
                 exit.time_ns,
                 super::map_sync::exit_status_from_wait(exit.status),
@@ -96,7 +95,7 @@ impl Engine {
             kind: EventKind::Exit {
                 key,
                 parent: None,
-                exit_status: ended,
+                exit_status,
                 peak_rss: 0,
                 membership: None,
             },

@@ -1,5 +1,4 @@
-//! Other rules, while all goes on: the config is read by a thread of its own, and what it says is taken over at
-//! once or not at all.
+//! Reloads the config without a restart. A thread reads it, and the engine applies all of it or nothing.
 
 use std::sync::Arc;
 
@@ -14,28 +13,28 @@ use crate::export::EventBody;
 use crate::reap::Times;
 use reaper_model::ruleset::NameTable;
 
-/// Settings, and the names for the probes that follow from them.
+/// Config, with the name table for the probes that follows from it.
 pub struct LoadedConfig {
     pub config: Config,
     pub names: NameTable,
 }
 
-/// Reads the config, and blocks for that; or says what is wrong with it, a line for each problem.
+/// Reads the config, which may block. The error has one line per problem.
 pub type ConfigLoader = Arc<dyn Fn() -> Result<LoadedConfig, String> + Send + Sync>;
 
 /// A config that is being read.
 pub struct Reloading {
     read: oneshot::Receiver<Result<LoadedConfig, String>>,
-    /// Who is to be told what came of it.
+    /// Recipient of the result.
     answer: oneshot::Sender<EngineReply>,
 }
 
 impl Engine {
-    /// Begins to read the config anew.
+    /// Starts to read the config again.
     pub(super) fn reload(&mut self, answer: oneshot::Sender<EngineReply>) {
         let refuse = |what: &str| EngineReply::Refused(ErrorResponse::new("conflict", what));
         if self.reloading.is_some() {
-            let _ = answer.send(refuse("the config is being read already"));
+            let _ = answer.send(refuse("the config is already being reloaded"));
             return;
         }
         let load = Arc::clone(&self.settings.load);
@@ -55,27 +54,26 @@ impl Engine {
         reloading: &mut Option<Reloading>,
     ) -> Result<LoadedConfig, String> {
         match reloading {
-            Some(reloading) => (&mut reloading.read)
-                .await
-                .unwrap_or_else(|_| Err("reading the config has failed; this is a bug".into())),
+            Some(reloading) => (&mut reloading.read).await.unwrap_or_else(|_| {
+                Err("the thread that reads the config panicked; this is a bug".into())
+            }),
             None => std::future::pending().await,
         }
     }
 
-    /// Takes over what the config says now, if it is fit for that, and tells so. Gives how many records were read
-    /// for that.
+    /// Applies the new config if it is valid, and reports the result. Returns the number of records read.
     pub(super) fn on_config_loaded(&mut self, loaded: Result<LoadedConfig, String>) -> u64 {
-        let said = loaded.and_then(|loaded| self.change_rules(loaded));
-        let (done, message) = match &said {
+        let result = loaded.and_then(|loaded| self.change_rules(loaded));
+        let (done, message) = match &result {
             Ok(message) => (true, message.clone()),
             Err(message) => (false, message.clone()),
         };
         self.emit(EventBody::ConfigReload { done, message });
-        // The probes go by the new rules before it is said to be done.
+        // The probes must use the new rules before the reload is reported as done.
         let read = self.settle();
         if let Some(Reloading { answer, .. }) = self.reloading.take() {
-            // Whoever has asked may have gone.
-            let _ = answer.send(EngineReply::Reload(said));
+            // The client may have disconnected.
+            let _ = answer.send(EngineReply::Reload(result));
         }
         read
     }
@@ -84,12 +82,12 @@ impl Engine {
         &mut self,
         LoadedConfig { config, names }: LoadedConfig,
     ) -> Result<String, String> {
-        // The probes know of what may be kept before anybody is judged by it.
+        // The probes must know which names are kept before members are evaluated by the new rules.
         let maps = self.source.maps_mut();
-        let told = maps.map_or(Ok(()), |maps| maps.set_names(&names));
-        told.map_err(|error| format!("{error}; the rules are what they were"))?;
+        let written = maps.map_or(Ok(()), |maps| maps.set_names(&names));
+        written.map_err(|error| format!("{error}; the old rules stay in force"))?;
         let reader = (self.kernel.start_facts)(&config.rules);
-        self.deferred.read_by(reader);
+        self.deferred.set_reader(reader);
         self.model.set_rules(config.rules.clone());
         let Config {
             grace,
@@ -100,7 +98,7 @@ impl Engine {
             grace,
             kill_timeout,
         });
-        // The reader that was asked before answers no more.
+        // The old reader delivers no more answers, so its requests are repeated.
         self.ingest.new_images.extend(self.model.awaited());
         let living = self.model.rules.has_rules_for_living(false);
         for node in self.model.tree.iter() {

@@ -1,7 +1,7 @@
-//! Going on where the service before this one was, whenever it was killed.
+//! Continues the work of an earlier service, however that ended.
 //!
-//! Its sessions are in one map, their members, as of now, in another, and what happened meanwhile is in the
-//! ring, which is read last: events tell nothing new of what the maps have said already.
+//! One pinned map has the sessions, another one the current members, and the ring has the events since then. The ring
+//! is read last: events that the maps already reflect change nothing.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use reaper_common::{SESSION_CLOSE_EMITTED, SESSION_ROOT_SIGNALLED, SessionState}
 
 use super::ingest::{Counts, Queued, Tally};
 use super::map_sync::exit_status_from_wait;
-use super::survey::{Survey, SurveyScope, Surveyor};
+use super::scan::{ScanResult, ScanScope, Scanner};
 use super::{Engine, EngineError};
 use crate::config::Mode;
 use crate::export::{EventBody, ProcessRef, Resumed, ResumedRoot, SessionRef};
@@ -21,22 +21,22 @@ use reaper_model::event::{
 };
 use reaper_model::session::Succession;
 
-/// Further surveys at the start if processes could not be read.
-const SURVEYS_MAX: u32 = 4;
+/// Limit of further scans at the start if processes could not be read.
+const RESCANS_MAX: u32 = 4;
 
-/// What an earlier service has left.
+/// State that an earlier service left.
 pub(super) struct Restored {
-    /// Start of the restoring, in nanoseconds since boot.
+    /// Start of the restoration, in ns since boot.
     began: u64,
     resumed: Option<Resumed>,
     states: Vec<(ProcessKey, SessionState)>,
-    /// Directory of the pins before anything was drained.
+    /// Directory of the pins before the first drain.
     pinned: Option<String>,
 }
 
 impl Engine {
-    /// Opens the sessions that an earlier service has left, and takes a survey of all processes.
-    pub(super) fn begin_restore(&mut self) -> Result<(Restored, Survey), EngineError> {
+    /// Opens the sessions that an earlier service left, and scans all processes.
+    pub(super) fn begin_restore(&mut self) -> Result<(Restored, ScanResult), EngineError> {
         let began = self.kernel.clock.boot_time();
         let lost = self.source.lost();
         let maps = self.source.maps();
@@ -49,7 +49,7 @@ impl Engine {
                 backlog: probes.ring().waiting(),
                 lost: lost.total - reported,
             });
-        // The kinds of the records that an earlier service has reported are not known any more.
+        // The kinds of the records that an earlier service has reported are unknown.
         self.lost.total = reported;
         if reported == lost.total {
             self.lost = lost;
@@ -59,32 +59,32 @@ impl Engine {
             self.model.begin_restore();
         }
         let states = self.restore_sessions();
-        // What was skipped before now is found by the survey.
+        // Events that were skipped until now are covered by the scan.
         self.skipped_probes = self.source.skipped();
         let complete = self.is_mapped();
         if !complete {
-            // No probe reports the children of a process that is followed only from now on.
+            // No probe reports the children of a process whose membership is written only from now on.
             self.set_seeded(false)?;
         }
-        let surveyor = Surveyor::new(&self.kernel, &*self.source, complete)?;
-        let mut survey = surveyor.survey(SurveyScope::All)?;
-        // A process that is not known now never becomes a member, and the machine may only have been busy.
-        for _ in 0..SURVEYS_MAX {
-            if survey.unreadable == 0 {
+        let scanner = Scanner::new(&self.kernel, &*self.source, complete)?;
+        let mut scan = scanner.scan(ScanScope::All)?;
+        // An unread process never becomes a member. Reads may fail because the machine is busy, so scan again.
+        for _ in 0..RESCANS_MAX {
+            if scan.unreadable == 0 {
                 break;
             }
-            let again = surveyor.survey(SurveyScope::All)?;
-            if again.unreadable < survey.unreadable {
-                survey = again;
-            } else if survey.rows.len() > survey.unreadable as usize {
-                // Few are stuck, and stay so.
+            let rescan = scanner.scan(ScanScope::All)?;
+            if rescan.unreadable < scan.unreadable {
+                scan = rescan;
+            } else if scan.rows.len() > scan.unreadable as usize {
+                // The remaining processes stay unreadable, for example in state D.
                 break;
             }
         }
-        if survey.unreadable > 0 {
+        if scan.unreadable > 0 {
             tracing::warn!(
-                "{} processes cannot be read: an agent that runs among them is not followed until it executes another program",
-                survey.unreadable
+                "cannot read {} processes: an agent among them is not tracked until it executes another program",
+                scan.unreadable
             );
         }
         let restored = Restored {
@@ -96,10 +96,10 @@ impl Engine {
             states,
             pinned: self.pinned(),
         };
-        Ok((restored, survey))
+        Ok((restored, scan))
     }
 
-    /// Reports that the service is up.
+    /// Reports in the stream that the service is ready.
     pub(super) fn announce_ready(&mut self, restored: &Restored) {
         let probes = self.source.probes();
         let replaced_other_abi = probes.is_some_and(|probes| probes.replaced_other_abi());
@@ -120,19 +120,19 @@ impl Engine {
         });
         if replaced_other_abi {
             tracing::warn!(
-                "a service of another ABI version was at work here: what had left its tree before now is not known"
+                "replaced the probes of a service with another ABI version: processes that had left their agent's tree before are unknown"
             );
         }
     }
 
-    /// Goes on with the sessions that an earlier service has left. `marks` are all processes that the kernel's map has.
+    /// Continues the sessions that an earlier service left. `memberships` are all entries of the kernel's map.
     pub(super) fn finish_restore(
         &mut self,
         restored: &Restored,
-        marks: &HashMap<ProcessKey, Membership>,
+        memberships: &HashMap<ProcessKey, Membership>,
     ) -> Result<(), EngineError> {
-        // A process in the map that the model does not have has exited unreported, or was born unreported.
-        for key in marks.keys() {
+        // A process in the map but not in the model exited or was born without a report.
+        for key in memberships.keys() {
             let unknown = self.model.tree.get(*key).is_none();
             if unknown
                 && self
@@ -155,7 +155,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Lets the probes send first signals, if they are to.
+    /// Lets the probes send first signals, if that is configured.
     pub(super) fn allow_kernel_reap(&mut self) -> Result<(), EngineError> {
         let reaps = self.settings.kernel_reap && self.settings.mode == Mode::Enforce;
         if let Some(maps) = self.source.maps_mut() {
@@ -164,7 +164,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Reports that all has been read that was waiting when the service started.
+    /// Reports in the stream that the backlog in the ring has been applied.
     pub(super) fn announce_caught_up(&mut self, restored: &Restored) {
         if restored.resumed.is_none() {
             return;
@@ -176,11 +176,11 @@ impl Engine {
         self.ingest.out.flush();
     }
 
-    /// Opens the sessions again that were open.
+    /// Opens the sessions from the kernel's map again.
     fn restore_sessions(&mut self) -> Vec<(ProcessKey, SessionState)> {
         let maps = self.source.maps();
         let mut states = maps.map_or_else(Vec::new, |maps| maps.sessions());
-        // Outer ones first: whoever is nested has begun later.
+        // Outer sessions first: nested ones were opened later.
         states.sort_by_key(|(first_root, state)| (state.opened_ns, first_root.start));
         for (first_root, state) in &states {
             let end = state.rule.iter().position(|byte| *byte == 0);
@@ -211,7 +211,7 @@ impl Engine {
             if let Some(id) = self.model.sessions.by_first_root(*first_root).map(|s| s.id) {
                 let tally = self.sessions.entry(id).or_default();
                 self.map_sync.dirty.insert(id);
-                let told = Counts {
+                let counts = Counts {
                     reaped: state.reaped,
                     kept: state.kept,
                     failed: state.failed,
@@ -220,7 +220,7 @@ impl Engine {
                     reaped: state.reaped,
                     failed: state.failed,
                     lost: state.lost,
-                    reported: (state.flags & SESSION_CLOSE_EMITTED != 0).then_some(told),
+                    reported: (state.flags & SESSION_CLOSE_EMITTED != 0).then_some(counts),
                     ..Tally::default()
                 };
             }
@@ -228,7 +228,7 @@ impl Engine {
         states
     }
 
-    /// Tells what was taken up, and goes on with the ladders that were open.
+    /// Reports the resumed sessions, and continues the open escalations.
     fn resume(&mut self, states: &[(ProcessKey, SessionState)]) {
         for (first_root, state) in states {
             let Some(session) = self.model.sessions.by_first_root(*first_root) else {
@@ -236,14 +236,14 @@ impl Engine {
             };
             let root = self.model.tree.get(session.root);
             let (id, due) = (session.id, session.root_exit.is_some());
-            let handover = session.succession;
+            let succession = session.succession;
             let body = EventBody::SessionResume {
                 session: SessionRef::from(session),
                 root: match root {
                     Some(root) if root.state.member.session.is_some() => {
                         ResumedRoot::Alive(ProcessRef::new(&self.model, root))
                     }
-                    // Or it has become a boundary, and the session goes on without it.
+                    // It may also have become a boundary. The session continues without it.
                     _ => ResumedRoot::Exited {
                         session: SessionRef::from(session),
                         key: session.root,
@@ -261,7 +261,7 @@ impl Engine {
                 if state.kill_at_ns != 0 {
                     self.ingest.reaper.resume(id, state.kill_at_ns);
                 }
-                if handover == Succession::Awaited {
+                if succession == Succession::Awaited {
                     self.ingest.awaiting_successor.push(id);
                 }
                 self.ingest.queued.push(Queued::Session(id));

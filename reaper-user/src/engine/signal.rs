@@ -1,4 +1,4 @@
-//! A round of signals: whom they are for is looked at once more.
+//! Signals the claimed processes in rounds, and checks each process again after its pidfd is open.
 
 use std::cell::LazyCell;
 use std::mem;
@@ -10,22 +10,22 @@ use super::Engine;
 use reaper_host::source::procfs::Liveness;
 use reaper_model::event::{Event, EventKind, ProcessKey, Provenance};
 
-/// How long a look at a process may take that is about to be signalled.
-const PATIENCE: Duration = Duration::from_millis(100);
-/// Processes whose memory is read after a round of signals, at most: the next round waits for that.
+/// Time limit for reading the processes that are about to be signalled.
+const REREAD_TIMEOUT: Duration = Duration::from_millis(100);
+/// Limit of processes whose memory is measured after a round. The next round waits for that.
 const MEASURED_MAX: usize = 256;
 
-/// What is known when pidfds are opened, for the check after the drain that follows.
+/// State at the time when the pidfds were opened, for the checks after the drain.
 pub(super) struct OpenedRound {
-    /// Records lost by then.
+    /// Number of records lost so far.
     lost: u64,
     had_losses: bool,
-    /// Whether some pidfds can only be verified by the source having lost nothing since.
+    /// Whether some pidfds are certain to refer to the right process only if no event is lost until the signal.
     needs_confirmation: bool,
 }
 
 impl Engine {
-    /// Opens pidfds of the processes that are queued. The source must be drained before [`Engine::signal_opened`].
+    /// Opens pidfds of the queued processes. The source must be drained before [`Engine::signal_opened`].
     pub(super) fn open_queued(&mut self) -> OpenedRound {
         for key in self.ingest.reaper.queued() {
             self.source.watch_exit(*key, true);
@@ -47,17 +47,17 @@ impl Engine {
 
     /// Signals the opened processes that are still due.
     pub(super) fn signal_opened(&mut self, round: &OpenedRound) {
-        // Known only now, so the rereading before the drain has not covered it.
+        // The loss was noticed during the drain, so the processes were not reread for it.
         let missed = self.has_losses;
         self.has_losses |= round.had_losses;
-        // The ring reports a loss only in the next record. Where the check relies on there being none, the source is asked.
+        // The ring reports a loss only in the next record. Where the check depends on it, the source's counter is read.
         let lost = match round.needs_confirmation {
             true => self.source.lost_total(),
             false => round.lost,
         };
         let lossless = lost == round.lost && self.lost.total == round.lost && !missed;
         if missed || self.source.has_undrained() {
-            // What has happened to them is not known, or not yet.
+            // Events about these processes were lost or not drained yet.
             self.reread_unsignalled();
         }
         self.release_unconfirmed();
@@ -69,7 +69,7 @@ impl Engine {
             .measure_memory(MEASURED_MAX, |pid| processes.memory(pid, *swaps));
     }
 
-    /// Lets those alone for whom the source does not vouch: their pids may be others' by now.
+    /// Releases processes whose identity the source does not confirm: their pid may have been reused.
     fn release_unconfirmed(&mut self) {
         if self.source.probes().is_some() {
             return;
@@ -79,8 +79,8 @@ impl Engine {
             if !known || self.source.confirms_identity(key) {
                 continue;
             }
-            let glance = self.kernel.processes.probe(key);
-            if glance.is_ok_and(|glance| glance == Liveness::Gone) {
+            let liveness = self.kernel.processes.probe(key);
+            if liveness.is_ok_and(|liveness| liveness == Liveness::Gone) {
                 self.exited_unseen(key, Provenance::Procfs);
             } else if let Some(errno) = self.source.pidfd_error() {
                 self.ingest.reaper.release_failed(key, errno);
@@ -90,7 +90,7 @@ impl Engine {
         }
     }
 
-    /// Leaves one alone of which it cannot be told what it is by now, and decides anew a few times.
+    /// Releases a process that cannot be read, and schedules a retry.
     fn defer_unreadable(&mut self, key: ProcessKey) {
         let session = self
             .model
@@ -99,17 +99,17 @@ impl Engine {
             .and_then(|node| node.state.member.session);
         self.ingest.reaper.release_unreadable(key);
         if let Some(session) = session {
-            let again = self.deferred.next_retry(key, self.kernel.clock.monotonic());
-            self.defer(key, session, again);
+            let retry = self.deferred.next_retry(key, self.kernel.clock.monotonic());
+            self.defer(key, session, retry);
         }
     }
 
-    /// Reads from /proc what those are by now who are to be signalled: where events are missing, one may run
-    /// a program that is kept. One that cannot be read is left alone.
+    /// Reads from /proc the processes that are about to be signalled. Releases those that cannot be read. Used after
+    /// lost events: a process may have executed a program that is kept.
     fn reread_unsignalled(&mut self) {
         let keys = self.ingest.reaper.unsignalled();
         let pids = keys.iter().map(|key| key.pid).collect();
-        let rows = match self.kernel.processes.snapshot_within(PATIENCE, pids) {
+        let rows = match self.kernel.processes.snapshot_within(REREAD_TIMEOUT, pids) {
             Ok(snapshot) => snapshot.rows,
             Err(error) => {
                 tracing::error!("{error}");
@@ -131,7 +131,7 @@ impl Engine {
                     .kernel
                     .processes
                     .probe(key)
-                    .is_ok_and(|glance| glance == Liveness::Gone)
+                    .is_ok_and(|liveness| liveness == Liveness::Gone)
             {
                 self.ingest.reaper.release_unreadable(key);
             }

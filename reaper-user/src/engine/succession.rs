@@ -1,7 +1,7 @@
 //! Searches for the agents that continue sessions whose roots have exited.
 //!
-//! A first search runs at once. If it finds nothing, a second one runs at the end of the time in which a successor may
-//! appear, and decides. The model says what has to be read; worker threads read it.
+//! A first search runs at once. If it finds no successor, a second one runs at the deadline for successors, and its
+//! result is final unless something could not be read. The model names the facts that worker threads read for a search.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -11,19 +11,19 @@ use super::ingest::Queued;
 use reaper_host::facts::Urgency;
 use reaper_model::session::{Session, SessionId, Succession, SuccessorSearch};
 
-/// Number of searches after the deadline for a session about which something could not be read.
-const TRIES: u32 = 3;
-/// Delay before the first of these, in ns; each further one waits four times as long.
-const TRY_AFTER_NS: u64 = 1_000_000_000;
+/// Number of further searches after the deadline if something could not be read.
+const RETRIES: u32 = 3;
+/// Delay before the first further search, in ns. Each later one waits four times as long.
+const RETRY_DELAY_NS: u64 = 1_000_000_000;
 
 /// Sessions for which a successor is searched.
 #[derive(Default)]
 pub struct Successions {
-    /// Numbers of searches after the deadline, by the time of the next search in ns of CLOCK_MONOTONIC and session.
+    /// Number of searches after the deadline, by time of the next search (ns of CLOCK_MONOTONIC) and session.
     timed: BTreeMap<(u64, SessionId), u32>,
-    /// The same of sessions for which facts are being read.
+    /// Sessions for which facts are being read, with the same number.
     reading: Vec<(SessionId, u32)>,
-    /// Whether facts that a search asked for have been read since the last search.
+    /// Whether facts for a search have arrived since the last search.
     has_facts: bool,
 }
 
@@ -33,7 +33,7 @@ impl Successions {
         self.timed.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// Notes that facts for a search have been read: those that wait for some run again.
+    /// Notes that facts have arrived, so that the waiting searches run again.
     pub fn on_facts(&mut self) {
         self.has_facts = true;
     }
@@ -45,7 +45,7 @@ impl Engine {
         let new = mem::take(&mut self.ingest.awaiting_successor).into_iter();
         let successions = &mut self.successions;
         successions.timed.extend(new.map(|id| ((0, id), 0)));
-        // A successor may be among the processes that a gap hides.
+        // The successor may have been born in the gap.
         if self.gap.is_some() {
             return;
         }
@@ -64,7 +64,7 @@ impl Engine {
         }
     }
 
-    /// Runs one search, and notes when the next one is due. `rereads`: what was read for an earlier one may be out of date.
+    /// Runs one search and schedules the next. `rereads`: facts of an earlier search may be outdated.
     fn search_successor(&mut self, (id, tries): (SessionId, u32), now: u64, rereads: bool) {
         let state = self.model.succession(id);
         if state.is_none_or(|state| state == Succession::Excluded) {
@@ -103,8 +103,8 @@ impl Engine {
         };
         self.model.set_succession(id, state);
         self.ingest.queued.push(Queued::Session(id));
-        if unreadable && tries < TRIES {
-            let next = now + (TRY_AFTER_NS << (2 * tries));
+        if unreadable && tries < RETRIES {
+            let next = now + (RETRY_DELAY_NS << (2 * tries));
             self.successions.timed.insert((next, id), tries + 1);
         }
     }

@@ -1,4 +1,4 @@
-//! The engine on a simulated kernel.
+//! Runs the engine on a simulated kernel.
 
 mod sim;
 
@@ -31,7 +31,7 @@ const CHILD: u32 = 101;
 /// Not started by the agent.
 const CANARY: u32 = 200;
 
-/// Stops the engine at a record.
+/// Consumer that stops the engine at a record.
 struct StopAt {
     is_last: fn(&EventBody) -> bool,
     stop: Option<oneshot::Sender<()>>,
@@ -46,7 +46,7 @@ impl Consumer for StopAt {
     }
 }
 
-/// Starts an agent with a child of this name and runs the engine until a record, after `happen`.
+/// Starts an agent with a child, calls `happen`, and runs the engine until a record matches `is_last`.
 fn run(
     mode: Mode,
     child: &'static str,
@@ -56,7 +56,7 @@ fn run(
     run_until(mode, child, happen, Some(is_last))
 }
 
-/// As [`run`]. Without a last record the engine is stopped before it runs.
+/// Same as [`run`]. Without `is_last` the engine is stopped before it runs.
 fn run_until(
     mode: Mode,
     child: &'static str,
@@ -107,13 +107,13 @@ fn run_until(
             let _ = stopped.await;
             "test"
         };
-        let (_asks, asked) = mpsc::channel(1);
-        let run = engine.run(stop, asked);
+        let (_sender, requests) = mpsc::channel(1);
+        let run = engine.run(stop, requests);
         tokio::time::timeout(Duration::from_secs(60), run).await
     });
     writer.join();
     (
-        totals.expect("it comes to the last record").unwrap(),
+        totals.expect("timeout before the last record").unwrap(),
         sim.sent(),
     )
 }

@@ -31,7 +31,7 @@ const UIDS: Uids = Uids {
     effective: 1000,
 };
 
-/// What the simulated kernel knows. Its time passes with each event.
+/// State of the simulated kernel. Its clock advances with each event.
 #[derive(Default)]
 struct State {
     now: u64,
@@ -39,9 +39,9 @@ struct State {
     events: VecDeque<Event>,
     sent: Vec<(u32, Signal)>,
     exited: Vec<u64>,
-    /// Exits when a handle on it is opened, and another process takes its pid.
+    /// Pid of a process that exits when a handle to it is opened. Another process then gets its pid.
     reused: Option<u32>,
-    /// Whether no facts are read any more.
+    /// Whether requests for facts stay unanswered.
     holds_facts: bool,
 }
 
@@ -52,7 +52,7 @@ struct SimProcess {
     watched: Option<u64>,
 }
 
-/// A kernel with a process table of its own. Both file descriptors are readable when there is something to read.
+/// A kernel with a simulated process table. Both file descriptors are readable when there is something to read.
 pub struct SimKernel {
     state: Mutex<State>,
     event_fd: EventFd,
@@ -87,7 +87,7 @@ impl SimKernel {
         self.state().holds_facts = true;
     }
 
-    /// Returns what the engine uses of this kernel.
+    /// Returns the interfaces through which the engine uses this kernel.
     pub fn interfaces(self: &Arc<Self>) -> (Kernel, Box<dyn Source>) {
         let facts = Arc::clone(self);
         let kernel = Kernel {
@@ -104,7 +104,7 @@ impl SimKernel {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a process. It is found by the survey at the start if the engine does not run yet.
+    /// Adds a process. The scan at the start finds it, if the engine does not run yet.
     pub fn start(&self, pid: u32, parent: u32, comm: &'static str) {
         let mut state = self.state();
         state.now += 20_000_000;
@@ -122,7 +122,7 @@ impl SimKernel {
         state.now += 20_000_000;
     }
 
-    /// Starts a process and reports its fork and its exec, which at first names no program. Returns the time of the exec.
+    /// Starts a process and reports its fork and an exec without a program. Returns the time of the exec.
     pub fn report_unread(&self, pid: u32, parent: u32, comm: &'static str) -> u64 {
         self.start(pid, parent, comm);
         let mut state = self.state();
@@ -228,11 +228,11 @@ impl Clock for SimClock {
         self.0.state().now
     }
 
-    /// The time passes at once, when the engine has nothing else to do.
+    /// Advances the clock at once when the engine has nothing else to do.
     fn sleep_until(&self, at: u64) -> Sleep {
         let kernel = Arc::clone(&self.0);
         Box::pin(async move {
-            // So that tokio polls the file descriptors first.
+            // Lets tokio poll the file descriptors first.
             for _ in 0..YIELDS {
                 tokio::task::yield_now().await;
             }
@@ -360,7 +360,7 @@ impl Signals for SimSignals {
         let reused = self.0.state().reused.take_if(|reused| *reused == pid);
         if reused.is_some() {
             self.0.exit(pid, ExitStatus::Exited(0));
-            self.0.start(pid, 1, "stranger");
+            self.0.start(pid, 1, "other");
         }
         let state = self.0.state();
         let process = state.processes.get(&pid).ok_or(nix::Error::ESRCH)?;
@@ -441,7 +441,7 @@ impl WatchedHandle for SimHandle {
     }
 }
 
-/// Answers at once that a process has nothing that speaks for it.
+/// Reader that answers at once that no fact is a reason to keep a process.
 struct SimFacts(Arc<SimKernel>, Vec<FactAnswer>);
 
 impl FactReader for SimFacts {
