@@ -387,7 +387,7 @@ fn closed_with_kept() {
     let worker = world.process("worker").pid.to_string();
     let said = ask(&world, &["unkeep", &worker]);
     assert_eq!(said.code, Some(1), "{}", said.out);
-    assert_says(&said.err, &[&format!("is kept with process {pid}: ")]);
+    assert_says(&said.err, &[&format!("is kept with its ancestor {pid}: ")]);
     assert_eq!(ask(&world, &["unkeep", &pid]).code, Some(0));
     world.await_gone(&["wanted", "worker"]);
     world.await_event("its end is confirmed", |e| e.is("outcome", wanted));

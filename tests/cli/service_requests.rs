@@ -210,7 +210,7 @@ fn kept_by_user() {
     let said = ask(&world, &["keep", &canary]);
     assert_eq!(said.code, Some(1), "{}", said.out);
     let why = format!("process {canary} (");
-    let lives = ") lives but belongs to no session; older than this service, it may be reaped";
+    let lives = ") belongs to no session; it is older than this service and may be reaped";
     assert!(
         said.err.contains(&why) && said.err.contains(lives),
         "{}",

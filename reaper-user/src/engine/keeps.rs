@@ -1,5 +1,6 @@
-//! What users ask to be kept, beyond this program's life: it is written down before it is answered, and the
-//! service that comes next begins with it.
+//! Stores users' keeps, and restores those of an earlier service.
+//!
+//! A request is answered only after its keep is stored, so a confirmed keep survives a crash of the service.
 
 use hashbrown::HashSet;
 use tokio::sync::oneshot;
@@ -12,19 +13,19 @@ use reaper_host::source::procfs::Liveness;
 use reaper_model::event::ProcessKey;
 use reaper_model::user_keep::{StoredKeep, UserKeep};
 
-/// Stores keeps so that the next service has them.
+/// Storage that preserves keeps for the next service.
 pub trait KeepStore: Send + Sync {
-    /// Stores keeps, all or none, and replaces earlier ones for the same processes. They outlive this program when this
-    /// returns. Blocks for up to two seconds.
+    /// Stores keeps, all or none, and replaces earlier ones of the same processes. When this returns, the keeps survive
+    /// the end of this service. Blocks for up to two seconds.
     ///
     /// # Errors
-    /// They could not be stored, or not in time.
+    /// The keeps cannot be stored, or not in time.
     fn keep(&self, keeps: &[JournalKeep]) -> Result<(), JournalError>;
 
     /// Removes all keeps that the user `by` requested at the time `made`, as in [`JournalKeep`]. There may be none.
     ///
     /// # Errors
-    /// As [`KeepStore::keep`].
+    /// The keeps cannot be removed, or not in time.
     fn unkeep(&self, by: u32, made: u64) -> Result<(), JournalError>;
 }
 
@@ -38,82 +39,82 @@ impl KeepStore for KeepWriter {
     }
 }
 
-/// What is to be written down.
+/// Change of users' keeps that is not stored yet.
 pub enum UnsavedKeep {
     Keep(Vec<JournalKeep>),
     Unkeep { by: u32, made: u64 },
 }
 
 impl UnsavedKeep {
-    /// Returns once it is on disk; false if it is not.
-    fn write(&self, keeper: &dyn KeepStore) -> bool {
+    /// Stores the change. Returns whether it is on disk.
+    fn write(&self, store: &dyn KeepStore) -> bool {
         let written = match self {
-            UnsavedKeep::Keep(keeps) => keeper.keep(keeps),
-            UnsavedKeep::Unkeep { by, made } => keeper.unkeep(*by, *made),
+            UnsavedKeep::Keep(keeps) => store.keep(keeps),
+            UnsavedKeep::Unkeep { by, made } => store.unkeep(*by, *made),
         };
         written
             .inspect_err(|error| {
-                tracing::error!("what a user wants kept is not written down: {error}")
+                tracing::error!("cannot store a keep: {error}; a restart loses the change")
             })
             .is_ok()
     }
 }
 
 impl Engine {
-    /// Answers; what is kept, or is not any more, only once it is written down, by a thread that may wait.
-    pub(super) fn send_reply(&mut self, said: EngineReply, answer: oneshot::Sender<EngineReply>) {
-        // Whoever has asked may have gone, in all cases.
+    /// Answers a request. If a keep has changed, a worker thread stores the change before it answers.
+    pub(super) fn send_reply(&mut self, reply: EngineReply, answer: oneshot::Sender<EngineReply>) {
+        // The client may have disconnected.
         match (
-            said,
+            reply,
             self.unsaved_keep.take(),
             self.settings.keep_store.clone(),
         ) {
-            (EngineReply::Keep(done), Some(note), Some(keeper)) => {
+            (EngineReply::Keep(done), Some(change), Some(store)) => {
                 tokio::task::spawn_blocking(move || {
-                    let durable = note.write(&*keeper);
+                    let durable = change.write(&*store);
                     answer.send(EngineReply::Keep(KeepDone { durable, ..done }))
                 });
             }
-            (said, _, _) => drop(answer.send(said)),
+            (reply, _, _) => drop(answer.send(reply)),
         }
     }
 
-    /// Has it written down, with the answer, for whom a wish holds that was asked for this process.
-    pub(super) fn save_keep(&mut self, asked: ProcessKey, wish: UserKeep) {
-        let until = wish.until_monotonic_ns.map(|awake| KeepExpiry {
+    /// Schedules the storing of a keep, for each process that it covers. `target` is the process in the request.
+    pub(super) fn save_keep(&mut self, target: ProcessKey, keep: UserKeep) {
+        let until = keep.until_monotonic_ns.map(|awake| KeepExpiry {
             awake,
-            wall: wish
+            wall: keep
                 .made_at
                 .saturating_add(awake.saturating_sub(self.kernel.clock.monotonic())),
         });
-        let kept = self.model.kept_by(&wish);
-        let keeps = kept.filter_map(|node| {
+        let nodes = self.model.kept_by(&keep);
+        let keeps = nodes.filter_map(|node| {
             let session = self.model.sessions.get(node.state.member.session?)?;
             Some(JournalKeep {
                 key: node.key,
                 session: session.first_root,
-                is_explicit: node.key == asked,
-                tree: wish.with_descendants,
-                by_uid: wish.by_uid,
-                made_at: wish.made_at,
+                is_explicit: node.key == target,
+                tree: keep.with_descendants,
+                by_uid: keep.by_uid,
+                made_at: keep.made_at,
                 until,
             })
         });
         self.unsaved_keep = Some(UnsavedKeep::Keep(keeps.collect()));
     }
 
-    /// Keeps what the service before this one was asked to keep.
+    /// Restores the keeps that users requested from an earlier service.
     pub(super) fn restore_keeps(&mut self) {
         let keeps = std::mem::take(&mut self.settings.keeps);
-        // Of a wish that is for nobody who lives, nor for a session that may, nothing can turn up any more.
-        let lives = |key| !matches!(self.kernel.processes.probe(key), Ok(Liveness::Gone));
-        let matters = |keep: &&JournalKeep| {
+        // A keep without any living process, whose session is closed, can never apply again.
+        let is_alive = |key| !matches!(self.kernel.processes.probe(key), Ok(Liveness::Gone));
+        let is_relevant = |keep: &&JournalKeep| {
             let open = self.model.sessions.by_first_root(keep.session).is_some();
-            open || lives(keep.key) || lives(keep.session)
+            open || is_alive(keep.key) || is_alive(keep.session)
         };
         let name = |keep: &JournalKeep| (keep.by_uid, keep.made_at);
-        let matter: HashSet<_> = keeps.iter().filter(matters).map(name).collect();
-        let keeps = keeps.iter().filter(|keep| matter.contains(&name(keep)));
+        let relevant: HashSet<_> = keeps.iter().filter(is_relevant).map(name).collect();
+        let keeps = keeps.iter().filter(|keep| relevant.contains(&name(keep)));
         let keeps = keeps.map(|keep| StoredKeep {
             key: keep.key,
             session: keep.session,

@@ -1,6 +1,6 @@
-//! Where questions meet the model: what is asked through the socket is answered by copies of what is known.
+//! Answers requests of the API with copies of the model's state.
 //!
-//! No file is read here and nothing is put into words: whoever asks is not to keep a signal waiting.
+//! Reads no file and formats no text, as a slow answer would delay signals. The API's thread does both.
 
 mod explanation;
 #[cfg(test)]
@@ -27,28 +27,27 @@ use reaper_model::user_keep::UserKeep;
 use view::View;
 
 impl Engine {
-    /// Answers a question, from all that the kernel has told by now.
-    /// Gives how many records were read for that.
-    pub(super) fn on_request(&mut self, ask: EngineRequest) -> u64 {
+    /// Answers a request after applying all events so far. Returns the number of records read.
+    pub(super) fn on_request(&mut self, request: EngineRequest) -> u64 {
         let EngineRequest {
             peer,
             question,
             answer,
-        } = ask;
+        } = request;
         if question == RequestKind::Reload {
             self.reload(answer);
             return 0;
         }
-        // Whoever has asked may have given up.
+        // The client may have disconnected.
         if answer.is_closed() {
             return 0;
         }
         let mut read = self.settle();
         self.model.set_now(self.kernel.clock.boot_time());
-        let said = self.reply(peer, question);
-        // The probes know of what was ordered before it is said to be done.
+        let reply = self.reply(peer, question);
+        // The probes must know of a change before it is reported as done.
         read += self.settle();
-        self.send_reply(said.unwrap_or_else(EngineReply::Refused), answer);
+        self.send_reply(reply.unwrap_or_else(EngineReply::Refused), answer);
         read
     }
 
@@ -64,18 +63,18 @@ impl Engine {
                 EngineReply::Tree(view.tree(agent.as_deref(), all)?)
             }
             RequestKind::Explain { pid } => {
-                let story = view.explain(pid)?;
-                let node = self.model.tree.get(story.row.key);
-                let ladder = node.and_then(|node| self.model.escalation_of(node));
-                let grace = self.ingest.reaper.grace(ladder, self.settings.times);
+                let snapshot = view.explain(pid)?;
+                let node = self.model.tree.get(snapshot.row.key);
+                let escalation = node.and_then(|node| self.model.escalation_of(node));
+                let grace = self.ingest.reaper.grace(escalation, self.settings.times);
                 EngineReply::Explain(Box::new(crate::api::messages::ExplainSnapshot {
                     enforce: self.settings.mode == Mode::Enforce,
                     mode_reason: self.settings.mode_reason.clone(),
                     grace,
                     gap: self.gap.is_some(),
                     unwatched: self.settings.config.reap_leftovers
-                        && story.row.key.start < self.started_at,
-                    ..story
+                        && snapshot.row.key.start < self.started_at,
+                    ..snapshot
                 }))
             }
             RequestKind::Agents => EngineReply::Agents(view.agents()),
@@ -98,9 +97,9 @@ impl Engine {
                 self.emit_all(records);
                 EngineReply::Emitted
             }
-            // Answered elsewhere: it takes more than a look.
+            // Handled by the caller, as the answer comes later.
             RequestKind::Reload => {
-                return Err(ErrorResponse::new("conflict", "it is being seen to"));
+                return Err(ErrorResponse::new("conflict", "a reload is in progress"));
             }
         })
     }
@@ -155,7 +154,7 @@ impl Engine {
         }
     }
 
-    /// Tells what was found and done by others of this program, and counts it.
+    /// Emits and counts records of another part of this program, such as the scan for leftovers.
     fn emit_all(&mut self, records: Vec<EventRecord>) {
         let enforce = self.settings.mode == Mode::Enforce;
         for record in records {
@@ -170,9 +169,9 @@ impl Engine {
                     ReapOutcome::Failed(_) => self.count.failed += 1,
                     ReapOutcome::NotSent(_) => {}
                 },
-                EventBody::Leftover {
-                    leftover: stray, ..
-                } if !enforce && stray.verdict == Left::Reap => {
+                EventBody::Leftover { leftover, .. }
+                    if !enforce && leftover.verdict == Left::Reap =>
+                {
                     self.would_have_reaped += 1;
                 }
                 _ => {}
@@ -182,7 +181,7 @@ impl Engine {
         self.ingest.out.flush();
     }
 
-    /// Keeps a process because a user wants it, and says so in the stream.
+    /// Keeps a process on behalf of a user, and reports that in the stream.
     fn keep(
         &mut self,
         peer: Peer,
@@ -201,7 +200,7 @@ impl Engine {
         if processes == 0 {
             return Err(self.no_session_error(&target));
         }
-        // What was kept with all below it stays so.
+        // A new keep does not end an earlier one for all descendants.
         let keep = self.model.keep_to_revoke(key).unwrap_or(keep);
         let until = lasts.map(|lasts| {
             self.kernel
@@ -220,26 +219,26 @@ impl Engine {
         );
         self.save_keep(key, keep);
         self.on_keep_changed(key);
-        Ok(done(key, processes))
+        Ok(keep_done(key, processes))
     }
 
     fn unkeep(&mut self, peer: Peer, target: SignalTarget) -> Result<KeepDone, ErrorResponse> {
         let key = self.authorize_target(peer, &target)?;
         if let Some(top) = self.model.kept_with(key) {
-            let what = format!(
-                "process {} is kept with process {}: take that back with `reaper unkeep {}`, and it goes for all of its tree",
+            let message = format!(
+                "process {} is kept with its ancestor {}: to end that for the whole tree, run `reaper unkeep {}`",
                 key.pid, top.pid, top.pid
             );
-            return Err(ErrorResponse::new("conflict", what));
+            return Err(ErrorResponse::new("conflict", message));
         }
-        let wish = self.model.keep_to_revoke(key);
+        let keep = self.model.keep_to_revoke(key);
         let processes = self.model.unkeep(key);
         if processes == 0 {
-            let what = format!("nobody has asked to keep process {}", key.pid);
-            return Err(ErrorResponse::new("not_found", what));
+            let message = format!("process {} is not kept by a user", key.pid);
+            return Err(ErrorResponse::new("not_found", message));
         }
         self.emit_keep(key, peer, None, processes);
-        self.unsaved_keep = wish.map(
+        self.unsaved_keep = keep.map(
             |UserKeep {
                  by_uid: by,
                  made_at: made,
@@ -247,7 +246,7 @@ impl Engine {
              }| UnsavedKeep::Unkeep { by, made },
         );
         self.on_keep_changed(key);
-        Ok(done(key, processes))
+        Ok(keep_done(key, processes))
     }
 
     fn emit_keep(
@@ -268,8 +267,7 @@ impl Engine {
         });
     }
 
-    /// Who it is that an order is about, if the one who gives it may: what another has asked for is theirs to
-    /// take back.
+    /// Returns the key of the target if the peer may change its keep: its requester and root may.
     fn authorize_target(
         &self,
         peer: Peer,
@@ -279,44 +277,46 @@ impl Engine {
         let key = match self.model.tree.by_pid(pid).map(|node| node.key) {
             Some(key) if key.has_same_tick(target.key) => key,
             Some(key) if key.start > target.key.start => {
-                let what = format!("there is no process {pid} any more");
-                return Err(ErrorResponse::new("not_found", what));
+                let message = format!("process {pid} has exited; its pid is in use again");
+                return Err(ErrorResponse::new("not_found", message));
             }
             _ => return Err(self.no_session_error(target)),
         };
         match self.model.keep_to_revoke(key) {
             Some(keep) if keep.by_uid != peer.uid && !peer.is_root() => {
-                let what = format!(
-                    "process {pid} is kept because user {} has asked for it: only they or root may change that",
+                let message = format!(
+                    "process {pid} is kept by user {}: only they or root can change that",
                     keep.by_uid
                 );
-                Err(ErrorResponse::new("eperm", what))
+                Err(ErrorResponse::new("eperm", message))
             }
             _ => Ok(key),
         }
     }
 
-    /// Why nothing is to be ordered of a process that lived when it was asked for.
+    /// Returns the error for a living process that has no session.
     fn no_session_error(&self, target: &SignalTarget) -> ErrorResponse {
         let SignalTarget { key, comm, .. } = target;
         let pid = key.pid;
-        let what = if self.gap.is_some() {
+        let message = if self.gap.is_some() {
             format!(
-                "process {pid} ({comm}) lives, but events are missing and whose it is is being looked for: try again"
+                "process {pid} ({comm}) may belong to a session, but events are missing: try again after the reconciliation scan"
             )
         } else {
-            let strays = if self.settings.config.reap_leftovers && key.start < self.started_at {
-                "; older than this service, it may be reaped as what an agent left behind: `reaper scan` tells, and \
-                 `reap_leftovers = false` and a restart prevent it"
+            let leftover_hint = if self.settings.config.reap_leftovers
+                && key.start < self.started_at
+            {
+                "; it is older than this service and may be reaped as an agent's leftover: run `reaper scan` to check, and set \
+                 `reap_leftovers = false` and restart the service to prevent it"
             } else {
-                ": nothing would reap it"
+                ", so it is never reaped"
             };
-            format!("process {pid} ({comm}) lives but belongs to no session{strays}")
+            format!("process {pid} ({comm}) belongs to no session{leftover_hint}")
         };
-        ErrorResponse::new("conflict", what)
+        ErrorResponse::new("conflict", message)
     }
 
-    /// A user's wish has changed what is to become of a process, and perhaps of what descends from it.
+    /// Re-evaluates the members whose decision may change with a keep: the process and its descendants.
     fn on_keep_changed(&mut self, key: ProcessKey) {
         let Some(session) = self
             .model
@@ -326,19 +326,19 @@ impl Engine {
         else {
             return;
         };
-        // The wish may be for one that this session is nested in.
+        // The keep may also affect members of enclosing sessions.
         let outermost = self.model.sessions.with_enclosing(session).last();
         let session = outermost.map_or(session, |outermost| outermost.id);
         let members: Vec<ProcessKey> = self.members_within(session).collect();
-        // What was never decided about is nobody's concern yet.
-        let known = |key: &&ProcessKey| self.ingest.decided.contains_key(*key);
-        let known = members.iter().filter(known).copied();
-        let known: Vec<_> = known.map(Queued::Process).collect();
-        self.ingest.queued.extend(known);
+        // Members without a decision are evaluated once they are due.
+        let decided = |key: &&ProcessKey| self.ingest.decided.contains_key(*key);
+        let decided = members.iter().filter(decided).copied();
+        let decided: Vec<_> = decided.map(Queued::Process).collect();
+        self.ingest.queued.extend(decided);
         self.ingest.map_changes.extend(members);
     }
 
-    /// Members of a session and of those nested in it.
+    /// Returns the members of a session and of those nested in it.
     fn members_within(&self, session: SessionId) -> impl Iterator<Item = ProcessKey> {
         let sessions = self.model.sessions.with_nested(session);
         let members = sessions.flat_map(|session| session.members());
@@ -346,13 +346,13 @@ impl Engine {
         members.map(|node| node.key)
     }
 
-    /// Decides about all that is due once more, whatever was decided before.
+    /// Queues all members that would be reaped, regardless of earlier decisions.
     fn reevaluate_all(&mut self) -> Result<(), ErrorResponse> {
         if self.settings.mode == Mode::Observe {
             let reason = self.settings.mode_reason.as_deref();
-            let reason = reason.unwrap_or("start it with --enforce to have anything reaped");
-            let what = format!("this service only observes: {reason}");
-            return Err(ErrorResponse::new("conflict", what));
+            let reason = reason.unwrap_or("start it with --enforce to reap processes");
+            let message = format!("this service only observes: {reason}");
+            return Err(ErrorResponse::new("conflict", message));
         }
         let members = self
             .model
@@ -369,7 +369,7 @@ impl Engine {
     }
 }
 
-fn done(key: ProcessKey, processes: usize) -> KeepDone {
+fn keep_done(key: ProcessKey, processes: usize) -> KeepDone {
     KeepDone {
         durable: false,
         pid: key.pid,

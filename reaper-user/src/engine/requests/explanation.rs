@@ -1,4 +1,4 @@
-//! All that there is to say of one process.
+//! Collects what the model knows of one process, for `reaper explain`.
 
 use std::time::Duration;
 
@@ -11,30 +11,31 @@ use reaper_model::Node;
 use reaper_model::event::{ExitStatus, ProcessKey};
 use reaper_model::facts::{Fact, Facts};
 
-/// How an agent ends that is not let end.
+/// Exit status of an agent that is killed.
 const KILLED: ExitStatus = ExitStatus::Signalled {
     signal: 9,
     core: false,
 };
 
-/// Ancestors that are told of.
+/// Limit of ancestors in an explanation.
 const LINEAGE_MAX: usize = 64;
 
 impl View<'_> {
-    /// What is known of a process, and of those from whom it comes.
+    /// Returns the state of a process and of its ancestors.
     ///
     /// # Errors
-    /// There is no such process, or it is another user's.
+    /// There is no such process, or it belongs to another user.
     pub(super) fn explain(&self, pid: u32) -> Result<ExplainSnapshot, ErrorResponse> {
         let Some(node) = self.model.tree.by_pid(pid) else {
-            let what = format!(
-                "there is no process {pid}; `reaper history` tells of those that have ended"
+            let message = format!(
+                "there is no process {pid}; if it has exited, `reaper history` may have a record of it"
             );
-            return Err(ErrorResponse::new("not_found", what));
+            return Err(ErrorResponse::new("not_found", message));
         };
         if !self.may_see(node) {
-            let what = format!("process {pid} is another user's: only its owner or root may ask");
-            return Err(ErrorResponse::new("eperm", what));
+            let message =
+                format!("process {pid} belongs to another user: only its owner or root can see it");
+            return Err(ErrorResponse::new("eperm", message));
         }
         let sessions = &self.model.sessions;
         let session = node.state.member.session.and_then(|id| sessions.get(id));
@@ -44,9 +45,9 @@ impl View<'_> {
             row: self.process_snapshot(node),
             adopter: self.adopter(node),
             session: session.map(|session| self.session_snapshot(session)),
-            due: due.map(|(ladder, end)| (self.session_snapshot(ladder), end.at, end.exit_status)),
-            if_killed: self.foreseen(node, KILLED),
-            if_succeeded: self.foreseen(node, ExitStatus::Exited(0)),
+            due: due.map(|(outer, exit)| (self.session_snapshot(outer), exit.at, exit.exit_status)),
+            if_killed: self.predicted(node, KILLED),
+            if_succeeded: self.predicted(node, ExitStatus::Exited(0)),
             untracked_reason: self.untracked_reason(node, &lineage),
             facts: facts(node),
             lineage,
@@ -58,28 +59,28 @@ impl View<'_> {
         })
     }
 
-    fn foreseen(&self, node: &Node, ended: ExitStatus) -> Option<DecisionSnapshot> {
-        let decision = self.model.decide_if_root_exits(node.key, ended)?;
+    fn predicted(&self, node: &Node, exit_status: ExitStatus) -> Option<DecisionSnapshot> {
+        let decision = self.model.decide_if_root_exits(node.key, exit_status)?;
         Some(self.decision_snapshot(decision))
     }
 
-    /// Who begot it, and who begot them.
+    /// Returns the birth parents of a process, the nearest first.
     pub(super) fn lineage(&self, node: &Node) -> Vec<Ancestor> {
         let mut lineage: Vec<Ancestor> = Vec::new();
         let mut next = node.birth_parent;
         while let Some(key) = next.filter(|_| lineage.len() < LINEAGE_MAX) {
-            // A loop, which damaged input could make, ends it.
+            // Damaged input could contain a loop.
             if key == node.key || lineage.iter().any(|known| known.key == key) {
                 break;
             }
-            let (ancestor, before) = self.ancestor(key);
+            let (ancestor, birth_parent) = self.ancestor(key);
             lineage.push(ancestor);
-            next = before;
+            next = birth_parent;
         }
         lineage
     }
 
-    /// What is remembered of one of those from whom a process comes, and who begot it.
+    /// Returns what is known of an ancestor, and its birth parent.
     fn ancestor(&self, key: ProcessKey) -> (Ancestor, Option<ProcessKey>) {
         let mut ancestor = Ancestor {
             key,
@@ -118,7 +119,7 @@ impl View<'_> {
         (ancestor, exited.birth_parent)
     }
 
-    /// Who has a process now, where that is not who begot it.
+    /// Returns the current parent of an orphan, unless that is its birth parent.
     fn adopter(&self, node: &Node) -> Option<ProcessName> {
         let parent = node
             .parent
@@ -158,11 +159,11 @@ impl View<'_> {
     }
 }
 
-/// What has been read of it, and what its exec has told of its environment.
+/// Returns the facts read from /proc, with the keep marker that the exec event reported.
 fn facts(node: &Node) -> Facts {
     let mut facts = node.facts().cloned().unwrap_or_default();
-    if let (Fact::Unread, Fact::Known(marked)) = (facts.markers, node.keep_marker()) {
-        facts.markers = Fact::Known(marked.into());
+    if let (Fact::Unread, Fact::Known(keeps)) = (facts.markers, node.keep_marker()) {
+        facts.markers = Fact::Known(keeps.into());
     }
     facts
 }

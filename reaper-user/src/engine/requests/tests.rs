@@ -32,7 +32,7 @@ impl World {
         World { model, now: 1000 }
     }
 
-    fn tell(&mut self, kind: EventKind) {
+    fn apply(&mut self, kind: EventKind) {
         self.now += 1;
         let event = Event {
             time: self.now,
@@ -42,7 +42,7 @@ impl World {
         self.model.apply(&event, &mut Vec::new());
     }
 
-    /// A child that runs a program.
+    /// Starts a child that runs a program.
     fn run(&mut self, parent: Option<ProcessKey>, pid: u32, program: &str, uid: u32) -> ProcessKey {
         let key = ProcessKey {
             pid,
@@ -52,7 +52,7 @@ impl World {
             real: uid,
             effective: uid,
         };
-        self.tell(EventKind::Fork {
+        self.apply(EventKind::Fork {
             child: key,
             parent,
             creator: parent,
@@ -67,7 +67,7 @@ impl World {
             argv: format!("{program}\0").into(),
             ..Image::default()
         };
-        self.tell(EventKind::Exec {
+        self.apply(EventKind::Exec {
             key,
             parent,
             uids,
@@ -79,7 +79,7 @@ impl World {
     }
 
     fn exit(&mut self, key: ProcessKey, adopted: Option<(ProcessKey, ProcessKey)>) {
-        self.tell(EventKind::Exit {
+        self.apply(EventKind::Exit {
             key,
             parent: None,
             exit_status: ExitStatus::Exited(3),
@@ -87,7 +87,7 @@ impl World {
             membership: None,
         });
         if let Some((child, adopter)) = adopted {
-            self.tell(EventKind::Reparent {
+            self.apply(EventKind::Reparent {
                 child,
                 old_parent: Some(key),
                 adopter: Some(adopter),
@@ -127,7 +127,7 @@ fn world() -> World {
 }
 
 #[test]
-fn a_tree_has_nested_sessions_boundaries_and_what_is_seen() {
+fn tree_has_nested_sessions_boundaries_visible_processes() {
     let world = world();
     let whole = vec![20, 30, 31, 40, 50, 51, 60];
     assert_eq!(world.pids(ROOT, None, false).concat(), whole);
@@ -137,12 +137,12 @@ fn a_tree_has_nested_sessions_boundaries_and_what_is_seen() {
     );
     assert_eq!(world.pids(ALICE, None, false), [[20, 30, 31, 40, 50, 51]]);
     assert!(world.pids(BOB, None, true).concat().is_empty());
-    let refused = View::new(&world.model, ROOT).tree(Some("nobody"), false);
+    let refused = View::new(&world.model, ROOT).tree(Some("unknown"), false);
     assert_eq!(refused.unwrap_err().error, "not_found");
 }
 
 #[test]
-fn sessions_are_counted_for_those_who_see_them() {
+fn session_count_depends_on_peer() {
     let world = world();
     let open = |peer| View::new(&world.model, peer).sessions().count();
     assert_eq!([open(ROOT), open(ALICE), open(BOB)], [2, 2, 0]);
@@ -153,14 +153,14 @@ fn sessions_are_counted_for_those_who_see_them() {
 }
 
 #[test]
-fn a_story_goes_back_to_the_first_and_remembers_the_dead() {
+fn explain_lineage_includes_exited_ancestors() {
     let mut world = world();
     let (bash, node, init) = (30, 31, 1);
     let of = |world: &World, pid| world.model.tree.by_pid(pid).unwrap().key;
     let (bash, node, init) = (of(&world, bash), of(&world, node), of(&world, init));
     world.exit(bash, Some((node, init)));
-    let story = View::new(&world.model, ALICE).explain(31).unwrap();
-    let lineage: Vec<_> = story
+    let snapshot = View::new(&world.model, ALICE).explain(31).unwrap();
+    let lineage: Vec<_> = snapshot
         .lineage
         .iter()
         .map(|a| (a.key.pid, a.alive, a.visible))
@@ -174,23 +174,26 @@ fn a_story_goes_back_to_the_first_and_remembers_the_dead() {
             (1, true, false)
         ]
     );
-    assert_eq!(story.lineage[0].ended, Some(ExitStatus::Exited(3)));
-    assert_eq!(story.lineage[1].agent.as_deref(), Some("claude"));
-    assert_eq!(story.adopter.map(|adopter| adopter.pid), Some(1));
-    let judged = story.row.judged.unwrap();
+    assert_eq!(snapshot.lineage[0].ended, Some(ExitStatus::Exited(3)));
+    assert_eq!(snapshot.lineage[1].agent.as_deref(), Some("claude"));
+    assert_eq!(snapshot.adopter.map(|adopter| adopter.pid), Some(1));
+    let judged = snapshot.row.judged.unwrap();
     assert_eq!((judged.verdict, judged.reason), ("keep", "detached"));
-    assert_eq!((story.untracked_reason, story.due.is_some()), (None, false));
+    assert_eq!(
+        (snapshot.untracked_reason, snapshot.due.is_some()),
+        (None, false)
+    );
 }
 
 #[test]
-fn strangers_are_told_why_and_others_nothing() {
+fn explain_untracked_process_has_reason() {
     let world = world();
     let view = View::new(&world.model, ROOT);
-    let stranger = |pid| view.explain(pid).unwrap().untracked_reason;
-    assert_eq!(stranger(10), Some(UntrackedReason::NoAgent));
-    assert_eq!(stranger(40), Some(UntrackedReason::Boundary("tmux".into())));
-    assert!(matches!(stranger(41), Some(UntrackedReason::BelowBoundary(by, _)) if by.pid == 40));
-    assert_eq!(stranger(31), None);
+    let reason = |pid| view.explain(pid).unwrap().untracked_reason;
+    assert_eq!(reason(10), Some(UntrackedReason::NoAgent));
+    assert_eq!(reason(40), Some(UntrackedReason::Boundary("tmux".into())));
+    assert!(matches!(reason(41), Some(UntrackedReason::BelowBoundary(by, _)) if by.pid == 40));
+    assert_eq!(reason(31), None);
     let refused = |peer, pid| {
         View::new(&world.model, peer)
             .explain(pid)
@@ -203,7 +206,7 @@ fn strangers_are_told_why_and_others_nothing() {
 }
 
 #[test]
-fn a_scan_is_of_members_only() {
+fn scan_lists_only_members() {
     let world = world();
     let scanned = |peer| {
         let mut rows = View::new(&world.model, peer).scan();
@@ -215,7 +218,7 @@ fn a_scan_is_of_members_only() {
 }
 
 #[test]
-fn the_parent_of_a_root_is_remembered_when_it_has_exited() {
+fn lineage_has_exited_parent_of_root() {
     let mut world = world();
     let of = |world: &World, pid| world.model.tree.by_pid(pid).unwrap().key;
     let (shell, claude, init) = (of(&world, 10), of(&world, 20), of(&world, 1));
@@ -233,12 +236,12 @@ fn the_parent_of_a_root_is_remembered_when_it_has_exited() {
         };
         assert_eq!(known(1), (20, Some("claude".into()), false, visible));
         assert_eq!(known(2), (10, Some("sh".into()), false, visible));
-        assert_eq!(lineage.len(), 3, "who had that, nobody knows any more");
+        assert_eq!(lineage.len(), 3, "the parent of the shell is unknown");
     }
 }
 
 #[test]
-fn what_is_kept_of_a_session_whose_agent_is_gone_is_counted() {
+fn kept_members_of_due_session_are_counted() {
     let mut world = world();
     let claude = world.model.tree.by_pid(20).unwrap().key;
     let node = world.model.tree.by_pid(31).unwrap().key;
@@ -251,12 +254,12 @@ fn what_is_kept_of_a_session_whose_agent_is_gone_is_counted() {
     assert_eq!(world.model.keep(node, keep), 1);
     let kept = |world: &World| {
         let view = View::new(&world.model, ROOT);
-        let group = |session| view.session_snapshot(session).kept;
-        view.sessions().map(group).collect::<Vec<_>>()
+        let count = |session| view.session_snapshot(session).kept;
+        view.sessions().map(count).collect::<Vec<_>>()
     };
-    assert_eq!(kept(&world), [0, 0], "the agent lives");
+    assert_eq!(kept(&world), [0, 0], "the agent is alive");
     world.exit(claude, None);
-    assert_eq!(kept(&world), [2, 0], "this one, and another user's");
+    assert_eq!(kept(&world), [2, 0], "and one of another user");
     world.model.unkeep(node);
     assert_eq!(kept(&world), [1, 0]);
 }

@@ -1,4 +1,4 @@
-//! The model as somebody may see it.
+//! Copies of the model's state that a user may see.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use reaper_model::policy::{Decision, Evaluation, Verdict};
 use reaper_model::ruleset::{Rule, SessionKind};
 use reaper_model::session::{Session, SessionId};
 
-/// See the module.
+/// The model as one user may see it.
 pub(super) struct View<'a> {
     pub(super) model: &'a Model,
     pub(super) peer: Peer,
@@ -31,7 +31,7 @@ impl<'a> View<'a> {
         self.peer.may_see(node.uids)
     }
 
-    /// The sessions that are open: of an agent, or with a member, that is seen.
+    /// Returns the open sessions of which the user may see the agent or a member.
     pub(super) fn sessions(&self) -> impl Iterator<Item = &'a Session> {
         let (model, peer) = (self.model, self.peer);
         model.sessions.iter().filter(move |session| {
@@ -40,23 +40,23 @@ impl<'a> View<'a> {
         })
     }
 
-    /// Sessions with what lives of them, and with `all` whoever else is in scope.
+    /// Returns the sessions with their living members; with `all` also all other processes in scope.
     ///
     /// # Errors
-    /// No rule is called as the agent.
+    /// No rule and no session has the name `agent`.
     pub(super) fn tree(
         &self,
         agent: Option<&str>,
         all: bool,
     ) -> Result<TreeSnapshot, ErrorResponse> {
         if let Some(agent) = agent.filter(|agent| !self.is_agent(agent)) {
-            let what = format!("there is no agent {agent:?}; `reaper agents` lists them");
-            return Err(ErrorResponse::new("not_found", what));
+            let message = format!("there is no agent {agent:?}; `reaper agents` lists them");
+            return Err(ErrorResponse::new("not_found", message));
         }
         let wanted = |session: &&Session| agent.is_none_or(|agent| *session.agent == *agent);
         let seen: Vec<&Session> = self.sessions().filter(wanted).collect();
         let is_listed = |id: SessionId| seen.iter().any(|session| session.id == id);
-        // Those inside of one that is listed stand there.
+        // A nested session is part of the group of its outer session.
         let outermost = |session: &&&Session| {
             let mut outwards = self.model.sessions.with_enclosing(session.id).skip(1);
             !outwards.any(|outer| is_listed(outer.id))
@@ -64,7 +64,7 @@ impl<'a> View<'a> {
         let mut groups: Vec<_> = seen
             .iter()
             .filter(outermost)
-            .map(|s| self.branch(s))
+            .map(|s| self.group(s))
             .collect();
         if all {
             let others = self.model.tree.iter();
@@ -91,8 +91,8 @@ impl<'a> View<'a> {
                 .any(|session| *session.agent == *name)
     }
 
-    /// A session with all that lives of it and of those nested in it, and the boundaries at which it stops.
-    fn branch(&self, session: &Session) -> (Option<SessionSnapshot>, Vec<ProcessSnapshot>) {
+    /// Returns a session with the members of it and of nested sessions, and the boundaries below these.
+    fn group(&self, session: &Session) -> (Option<SessionSnapshot>, Vec<ProcessSnapshot>) {
         let nested = self.model.sessions.with_nested(session.id);
         let members = nested.flat_map(|session| session.members());
         let members = members.filter_map(|pid| self.model.tree.by_pid(pid));
@@ -140,7 +140,7 @@ impl<'a> View<'a> {
         agents
     }
 
-    /// What users have asked to be kept.
+    /// Returns the processes that users keep.
     pub(super) fn keeps(&self) -> Vec<KeepSnapshot> {
         let kept = self.model.kept_by_users();
         let kept = kept.filter(|(node, _)| self.may_see(node));
@@ -153,7 +153,7 @@ impl<'a> View<'a> {
         kept.collect()
     }
 
-    /// All members that are seen.
+    /// Returns all members that the user may see.
     pub(super) fn members(&self) -> impl Iterator<Item = &'a Node> {
         let model = self.model;
         let members = model.sessions.iter().flat_map(|session| session.members());
@@ -161,7 +161,7 @@ impl<'a> View<'a> {
         members.filter(|node| self.may_see(node))
     }
 
-    /// All members that are seen, with what is decided about each.
+    /// Returns all members that the user may see, with the decision about each.
     pub(super) fn scan(&self) -> Vec<ProcessSnapshot> {
         self.members()
             .map(|node| self.process_snapshot(node))
@@ -207,11 +207,11 @@ impl<'a> View<'a> {
             opened: session.opened_at,
             members: session.members().count(),
             outer: outer.map(SessionRef::from),
-            gone: session.root_exit.map(|gone| (gone.at, gone.exit_status)),
+            gone: session.root_exit.map(|exit| (exit.at, exit.exit_status)),
         }
     }
 
-    /// A decision in the words of the stream.
+    /// Returns a decision with the names that the stream uses.
     pub(super) fn decision_snapshot(&self, decision: Decision) -> DecisionSnapshot {
         let mut rules = self.model.rules.rules().iter();
         let named = |rule: &&Rule| Some(&rule.name) == decision.rule.as_ref();
