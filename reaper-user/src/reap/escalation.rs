@@ -1,4 +1,4 @@
-//! One session's way from SIGTERM to nothing left. Pure: time comes in.
+//! Escalation of one session from SIGTERM to SIGKILL, until no process is left. Pure: the caller passes the time.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -7,15 +7,15 @@ use nix::sys::signal::Signal;
 use reaper_common::{MEMBER_SIGKILL_SENT, MEMBER_SIGTERM_SENT};
 use reaper_model::event::ProcessKey;
 
-/// Births during the grace after which it ends at once.
+/// Number of births during the grace beyond which SIGKILL is due at once.
 const BIRTHS_MAX: u32 = 256;
 
-/// How long to wait.
+/// Delays of an escalation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Times {
-    /// From SIGTERM to SIGKILL.
+    /// Time from SIGTERM to SIGKILL.
     pub grace: Duration,
-    /// From the last sign of progress after SIGKILL to giving up.
+    /// Time from the last progress after SIGKILL to giving up.
     pub kill_timeout: Duration,
 }
 
@@ -30,26 +30,28 @@ impl Default for Times {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// SIGTERM, or what is in its place, has been sent; SIGKILL follows at the deadline.
+    /// SIGTERM, or its replacement, has been sent. SIGKILL is due at `kill_at`.
     Term { kill_at: u64 },
-    /// SIGKILL has been sent, and is to whatever appears.
-    Kill { look_at: u64 },
+    /// SIGKILL has been sent, and is sent to each new process. The next check for progress is due at `check_at`.
+    Kill { check_at: u64 },
 }
 
-/// What a process is sent on its way.
+/// Signal that a process is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SignalStep {
-    /// The signal that is to be first. A stopped process sees it when it is woken, by [`SignalStep::Continue`], after all others of its
-    /// tree have had it and the youngest first: none is to end while others stand. Where it was their process group's last tie to
-    /// the session, the kernel sends those SIGHUP (`kill_orphaned_pgrp` in kernel/exit.c), which nobody has asked for.
+    /// First signal. A stopped process handles it only after [`SignalStep::Continue`], which the whole tree gets after
+    /// the signals, the youngest first.
+    ///
+    /// Otherwise a process could exit while others are still stopped. If it was the last link of their process group to
+    /// the terminal session, the kernel would send them SIGHUP (`kill_orphaned_pgrp` in kernel/exit.c).
     Terminate(Signal),
-    /// SIGCONT alone: SIGTERM has been sent to it by another, and a second one may mean more to it.
+    /// SIGCONT only. The process had SIGTERM from another sender, and a second one may have another meaning for it.
     Continue,
     Kill,
 }
 
 impl SignalStep {
-    /// What the process has been sent after it, be it by another.
+    /// Returns the signal that the process has had after this step, from any sender.
     pub fn signal(self) -> Signal {
         match self {
             SignalStep::Terminate(signal) => signal,
@@ -59,19 +61,19 @@ impl SignalStep {
     }
 }
 
-/// See the module. Times are ns on the monotonic clock.
+/// Escalation of one session. Times are in ns of CLOCK_MONOTONIC.
 #[derive(Clone, Debug)]
 pub struct Escalation {
     times: Times,
-    /// Sent first.
+    /// Signal before SIGKILL.
     pub(super) first_signal: Signal,
     stage: Stage,
     births: u32,
-    /// Processes on it that have not ended.
+    /// Claimed processes that have not exited.
     claims: BTreeSet<ProcessKey>,
-    /// Looked at once for progress since the last sign of it.
+    /// Whether the last check found no progress.
     was_stalled: bool,
-    /// Being looked at, and nothing moves.
+    /// Whether the current check has found no progress.
     is_stalled: bool,
 }
 
@@ -80,14 +82,14 @@ impl Escalation {
         Escalation::resumed(times, now.saturating_add(ns(times.grace)), now)
     }
 
-    /// How long before SIGKILL it sends its first signal.
+    /// Returns the time between the first signal and SIGKILL.
     pub fn grace(&self) -> Duration {
         self.times.grace
     }
 
-    /// One that another service has opened, whose SIGKILL is due at `kill_at`.
+    /// Continues an escalation of an earlier service, with SIGKILL due at `kill_at`.
     pub fn resumed(times: Times, kill_at: u64, now: u64) -> Escalation {
-        let mut ladder = Escalation {
+        let mut escalation = Escalation {
             times,
             first_signal: Signal::SIGTERM,
             stage: Stage::Term { kill_at },
@@ -97,19 +99,19 @@ impl Escalation {
             is_stalled: false,
         };
         if kill_at <= now {
-            ladder.kill(now);
+            escalation.kill(now);
         }
-        ladder
+        escalation
     }
 
     pub fn stage(&self) -> Stage {
         self.stage
     }
 
-    /// What a process on it is to be sent. `had` is what it has been sent by others (`MEMBER_SIGTERM_SENT`,
-    /// `MEMBER_SIGKILL_SENT`); an `init` of a pid namespace ignores SIGTERM unless it has a handler for it.
+    /// Returns the signal for a process. `had` are the signals it had from others (`MEMBER_SIGTERM_SENT`,
+    /// `MEMBER_SIGKILL_SENT`). `init`: it is the init of a pid namespace, which ignores SIGTERM without a handler.
     pub fn step(&self, had: u32, init: bool) -> SignalStep {
-        // Whether a SIGKILL that is told of was sent cannot be seen, and one more does no harm.
+        // It is unknown whether an announced SIGKILL was sent. Another one does no harm.
         if !self.is_before_kill() || init || had & MEMBER_SIGKILL_SENT != 0 {
             SignalStep::Kill
         } else if had & MEMBER_SIGTERM_SENT != 0 {
@@ -119,7 +121,7 @@ impl Escalation {
         }
     }
 
-    /// Whether SIGKILL is not called for yet.
+    /// Returns whether SIGKILL is not due yet.
     pub fn is_before_kill(&self) -> bool {
         matches!(self.stage, Stage::Term { .. })
     }
@@ -127,39 +129,38 @@ impl Escalation {
     pub fn deadline(&self) -> u64 {
         match self.stage {
             Stage::Term { kill_at } => kill_at,
-            Stage::Kill { look_at } => look_at,
+            Stage::Kill { check_at } => check_at,
         }
     }
 
-    /// One more process is on it.
     pub fn on_claim(&mut self, key: ProcessKey) {
         self.claims.insert(key);
     }
 
-    /// Returns the processes on it, lowest pid first.
+    /// Returns the claimed processes, lowest pid first.
     pub fn claims(&self) -> impl Iterator<Item = ProcessKey> {
         self.claims.iter().copied()
     }
 
-    /// One was born into a tree that is being ended; true if there have been so many that SIGKILL is due now.
+    /// Counts a birth in the tree. Returns whether the number of births has made SIGKILL due now.
     pub fn on_birth(&mut self, now: u64) -> bool {
         self.births = self.births.saturating_add(1);
-        let overrun = self.is_before_kill() && self.births > BIRTHS_MAX;
-        if overrun {
+        let is_exceeded = self.is_before_kill() && self.births > BIRTHS_MAX;
+        if is_exceeded {
             self.kill(now);
         }
-        overrun
+        is_exceeded
     }
 
-    /// The grace is over.
+    /// Ends the grace.
     pub fn kill(&mut self, now: u64) {
-        // Two looks without progress between them, the second one at the end of the time.
+        // Giving up takes two checks without progress, the second one at the end of the time.
         self.stage = Stage::Kill {
-            look_at: now + ns(self.times.kill_timeout) / 2,
+            check_at: now + ns(self.times.kill_timeout) / 2,
         };
     }
 
-    /// The same ladder with the whole grace again, for processes that have not been signalled yet.
+    /// Returns the escalation with a new grace, for processes that have not been signalled yet.
     pub fn renewed(&self, times: Times, now: u64) -> Escalation {
         Escalation {
             first_signal: self.first_signal,
@@ -168,14 +169,14 @@ impl Escalation {
         }
     }
 
-    /// A look that finds nothing moving: whether there has been one before since the last sign of
-    /// progress. If not, [`Escalation::on_progress`] sets the time of the next one.
+    /// Notes a check without progress. Returns whether the previous check had none either. If not, the caller sets
+    /// the time of the next check by [`Escalation::on_progress`].
     pub fn on_stall(&mut self) -> bool {
         self.is_stalled = true;
         self.was_stalled
     }
 
-    /// Something moves, or may still.
+    /// Notes progress, or that it is still possible.
     pub fn on_progress(&mut self, now: u64) {
         self.was_stalled = std::mem::take(&mut self.is_stalled);
         if !self.is_before_kill() {
@@ -183,7 +184,6 @@ impl Escalation {
         }
     }
 
-    /// One is off it.
     pub fn on_finished(&mut self, key: ProcessKey, now: u64) {
         if self.claims.remove(&key) {
             self.is_stalled = false;
@@ -191,7 +191,6 @@ impl Escalation {
         }
     }
 
-    /// Whether nobody is on it.
     pub fn is_empty(&self) -> bool {
         self.claims.is_empty()
     }

@@ -1,23 +1,23 @@
-//! Ending what is due: the one place that sends a signal.
+//! Signals processes and confirms their exit. Only this module sends signals.
 //!
-//! A process is *claimed* once, whoever asks, and is then on the ladder of its session:
+//! A process is *claimed* once and then belongs to an escalation, usually that of its session:
 //!
 //! ```text
 //!   claim ─▶ open a pidfd ─▶ drain the ring past that ─▶ is it still due? ─▶ signal ─▶ confirm
 //!                             (engine)                    (policy, again)
 //! ```
 //!
-//! The pidfd names whoever had the pid when it was opened. Whatever had exited by then has its record
-//! in the ring, so that after the draining the tree tells whether that was the process that was meant;
-//! where the kernel numbers pidfds (6.9), the number says so too. From then on the pidfd cannot come
-//! to mean another process.
+//! The pidfd refers to the process that had the pid when it was opened. Each earlier exit has its record in the ring.
+//! After the drain, the tree therefore shows whether that was the claimed process. Since Linux 6.9, the inode of the
+//! pidfd shows it as well. An open pidfd never refers to another process.
 //!
-//! In observe the same is done up to the signal, and then the claim is let go.
+//! In observe mode the steps are the same, but the claim is released instead of the signal.
 //!
-//! `run` and a stand-alone `scan` have no events: [`PollingReaper`] reads the process table again where the engine drains the ring.
+//! `run` and a stand-alone `scan` have no events: [`PollingReaper`] reads the process table where the engine drains the
+//! ring.
 //!
-//! What the service before this one, or a probe, has sent a process counts: its claim goes the same way,
-//! but without a second SIGTERM, and its end is one that was brought about. A SIGKILL is sent again.
+//! A process may have been signalled by an earlier service or by a probe. It then gets no second SIGTERM, and its exit
+//! counts as reaped. SIGKILL is sent again.
 
 mod escalation;
 mod reaper;
@@ -39,70 +39,69 @@ pub use send::signal_own;
 #[cfg(target_os = "linux")]
 pub use send::{STOP_SIGVAL, forward, stop_supervisor, terminate_own};
 
-/// How many files are left for others to open, if there are so many.
+/// Number of file descriptors that are left for other uses, if the limit allows.
 const FILES_LEFT: u64 = 256;
 
-/// From which number on no pidfds are kept while there are others: to look at processes takes files too.
+/// Returns the limit of file descriptors for pidfds, as reading /proc needs files too.
 fn files_max() -> u64 {
     let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(now, _)| now);
     files - FILES_LEFT.min(files / 4)
 }
 
-/// Who has sent a signal.
+/// Sender of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SentBy {
     /// This program, through a pidfd.
     Service,
-    /// A probe, to one at whose fork, exec or orphaning it was.
+    /// A probe, at a fork, exec or loss of the parent.
     Kernel,
 }
 
-/// What came of trying to signal a process.
+/// A signal that was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SentSignal {
     pub key: ProcessKey,
     pub signal: Signal,
     pub by: SentBy,
-    /// From what made it due to after the first signal was sent, in ns; `None` for later ones.
+    /// Nanoseconds from the event that made the process due until after its first signal. `None` for later signals.
     pub latency: Option<u64>,
 }
 
-/// What became of a claimed process.
+/// Result of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReapResult {
     pub key: ProcessKey,
     pub outcome: ReapOutcome,
-    /// The strongest signal it was sent, by any sender.
+    /// Strongest signal that the process was sent, by any sender.
     pub signal: Option<Signal>,
-    /// From the first signal to its confirmed end or the failure, in ns; `None` if another sent that.
+    /// Nanoseconds from the first signal to the confirmed exit or the failure. `None` if another sender sent it.
     pub duration: Option<u64>,
-    /// What it had right after its first signal, where that could be read and its end is confirmed: a zombie has
-    /// nothing.
+    /// Memory right after the first signal, if it could be read and the exit is confirmed. A zombie has no memory.
     pub memory: Option<ProcessMemory>,
 }
 
-/// How it ended for a process that was claimed.
+/// Outcome of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReapOutcome {
-    /// It has exited, as its pidfd says, or as was read before there was one for what others signalled.
+    /// The process has exited. Its pidfd or, for a process that was already signalled, its exit record confirms that.
     Exited(ExitStatus),
-    /// It lives on.
+    /// The process is still alive.
     Failed(ReapFailure),
-    /// It was let go without a signal: it had exited before, or is not due any more.
+    /// The process was released without a signal.
     NotSent(ReleaseReason),
 }
 
-/// Why a process could not be ended.
+/// Reason why a process could not be ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReapFailure {
-    /// This program was stopped before it had ended.
+    /// This program was stopped first.
     Stopped,
-    /// Not permitted to signal it.
+    /// This program may not signal the process.
     Eperm,
-    /// Opening or using its pidfd failed.
+    /// Opening or using the pidfd failed with this `errno`.
     Errno(i32),
-    /// SIGKILL has no effect; its state in /proc is this.
+    /// SIGKILL had no effect in time. The value is the process state in /proc.
     KillTimeout(char),
 }
 
@@ -110,30 +109,29 @@ pub enum ReapFailure {
 pub enum ReleaseReason {
     AlreadyExited,
     NotDue(Reason),
-    /// Under which uid it runs cannot be told any more.
+    /// The uids of the process can no longer be read.
     UidUnreadable,
-    /// It would be signalled now, but nothing is in observe.
+    /// The process would be signalled, but the mode is observe.
     ObserveMode,
-    /// The pid belongs to another process by now.
+    /// The pid belongs to another process now.
     PidReused,
 }
 
-/// A report of the reaper, in the order in which things happened.
+/// Report of the reaper. Reports are in the order in which things happened.
 #[derive(Clone, Debug)]
 pub enum ReapEvent {
-    /// It has been verified, or needs no verifying, that a process is the one that was decided about,
-    /// and that it is still to be reaped.
+    /// The identity of the process and the decision to reap it are verified, or need no verification.
     Decided {
         key: ProcessKey,
         decision: Decision,
     },
     Signal(SentSignal),
     Outcome {
-        /// The session it was a member of.
+        /// Session of which the process is a member.
         session: SessionId,
         result: ReapResult,
     },
-    /// Nothing is left on a session's ladder.
+    /// The escalation of a session has ended: it has no claims left.
     Closed {
         session: SessionId,
     },
@@ -144,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn most_files_are_used_and_some_are_left() {
+    fn files_max_leaves_some_files() {
         let (files, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
         let left = files - files_max();
         assert!(0 < left && left <= FILES_LEFT && left <= files / 4);

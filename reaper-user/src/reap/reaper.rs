@@ -1,6 +1,6 @@
-//! The claims: which processes are to be ended, and by which escalation.
+//! Keeps the claims: the processes to end, each with its escalation.
 //!
-//! The same claims serve two callers. `service` takes identity and decision from the model, which follows every event.
+//! Two callers use the claims. `service` takes identity and decision from the model, which follows every event.
 //! `polling` takes them from a scan of the process table after the pidfd was opened.
 
 mod end;
@@ -21,29 +21,29 @@ use reaper_host::kernel::{Clock, Signals};
 use reaper_model::event::ProcessKey;
 use reaper_model::session::SessionId;
 
-/// See the module.
+/// Claimed processes and open escalations.
 pub struct Reaper {
     own_pid: u32,
     times: Times,
-    /// Nothing is signalled.
+    /// Whether no signals are sent.
     observe: bool,
     targets: HashMap<ProcessKey, Target>,
     escalations: BTreeMap<SessionId, Escalation>,
-    /// Deadlines of the escalations. See [`Reaper::update`].
+    /// Deadlines of the escalations, kept by [`Reaper::update`].
     deadlines: BTreeSet<(u64, SessionId)>,
     /// Escalations that may have no claims.
     unclaimed: BTreeSet<SessionId>,
-    /// How many of the targets are members of each session.
+    /// Number of claimed members by session.
     members: HashMap<SessionId, usize>,
-    /// How many of the targets have a pidfd.
+    /// Number of claimed processes with an open pidfd.
     open_pidfds: usize,
-    /// While there are such, no file with this number or a higher one is kept open: to look at processes takes some too.
+    /// File descriptor from which on no further pidfd is kept open while others are: reading /proc needs files too.
     files_max: u64,
-    /// To be signalled next: opened, if need be, and then drained past, before it is.
+    /// Processes of the next round of signals. Their pidfds are opened first, and the source is drained after that.
     queue: Vec<ProcessKey>,
-    /// To be opened once there is room for more open files.
+    /// Processes whose pidfd is opened once fewer files are open.
     waiting_for_files: VecDeque<ProcessKey>,
-    /// Processes that were sent their first signal since the last [`Reaper::measure_memory`].
+    /// Processes that had their first signal since the last [`Reaper::measure_memory`].
     unmeasured: Vec<ProcessKey>,
     clock: Arc<dyn Clock>,
     signals: Arc<dyn Signals>,
@@ -53,7 +53,7 @@ pub struct Reaper {
 }
 
 impl Reaper {
-    /// Without claims. `observe`: nothing is signalled.
+    /// Creates a reaper without claims. With `observe` it sends no signals.
     pub fn new(
         own_pid: u32,
         clock: Arc<dyn Clock>,
@@ -83,59 +83,58 @@ impl Reaper {
         }
     }
 
-    /// Other delays, for the ladders that are opened from now on.
+    /// Sets the delays of escalations that are opened from now on.
     pub fn set_times(&mut self, times: Times) {
         self.times = times;
     }
 
-    /// Ladders that are open.
     pub fn open_escalations(&self) -> usize {
         self.escalations.len()
     }
 
-    /// Whether a session's ladder is open.
     pub fn has_open_escalation(&self, session: SessionId) -> bool {
         self.escalations.contains_key(&session)
     }
 
-    /// Whether members of this very session are claimed, be it on another's ladder.
+    /// Returns whether members of this very session are claimed, even if by the escalation of another session.
     pub fn has_members_of(&self, session: SessionId) -> bool {
         self.members.contains_key(&session)
     }
 
-    /// Returns where a session's ladder is; `None` if it is not open.
+    /// Returns the stage of a session's escalation, `None` if it is not open.
     pub fn stage(&self, session: SessionId) -> Option<Stage> {
         self.escalations.get(&session).map(Escalation::stage)
     }
 
-    /// The open ladders, and where they are.
+    /// Returns the stages of all open escalations.
     pub fn stages(&self) -> impl Iterator<Item = (SessionId, Stage)> {
         self.escalations
             .iter()
-            .map(|(session, ladder)| (*session, ladder.stage()))
+            .map(|(session, escalation)| (*session, escalation.stage()))
     }
 
-    /// Opens a ladder as the service before this one left it, with SIGKILL due at `kill_at` on the
-    /// monotonic clock. Who belongs on it is claimed afterwards, before the next
-    /// [`Reaper::close_empty`]; the session is one that is due by itself, in no other that is.
+    /// Opens the escalation that an earlier service left, with SIGKILL due at `kill_at` (ns of CLOCK_MONOTONIC).
+    ///
+    /// Its members must be claimed before the next [`Reaper::close_empty`]. No enclosing session may be due.
     pub fn resume(&mut self, session: SessionId, kill_at: u64) {
         if !self.observe {
-            let ladder = Escalation::resumed(self.times, kill_at, self.clock.monotonic());
-            self.escalations.entry(session).or_insert(ladder);
+            let escalation = Escalation::resumed(self.times, kill_at, self.clock.monotonic());
+            self.escalations.entry(session).or_insert(escalation);
             // Adds its deadline.
             self.update(session, |_| ());
             self.unclaimed.insert(session);
         }
     }
 
-    /// Gives a session's ladder its whole grace again if it is open: a rule has ended the root alone, and the rest of
-    /// the tree is only now due.
+    /// Restarts the grace of an open escalation: a rule has ended the root only, and the others are due only now.
     pub fn restart_grace(&mut self, session: SessionId) {
         let (times, now) = (self.times, self.clock.monotonic());
-        self.update(session, |ladder| *ladder = ladder.renewed(times, now));
+        self.update(session, |escalation| {
+            *escalation = escalation.renewed(times, now)
+        });
     }
 
-    /// Changes an escalation. Nothing else changes its deadline, so `deadlines` is up to date.
+    /// Changes an escalation. All changes of a deadline go through here, so `deadlines` is up to date.
     fn update<T>(
         &mut self,
         session: SessionId,
@@ -148,23 +147,23 @@ impl Reaper {
         Some(result)
     }
 
-    /// How long before SIGKILL a session's ladder sends SIGTERM: of that which goes on, or else of one that began now.
+    /// Returns the time between SIGTERM and SIGKILL of the session's open escalation, or of a new one.
     pub fn grace(&self, session: Option<SessionId>, times: Times) -> Duration {
         let open = session.and_then(|session| self.escalations.get(&session));
         open.map_or(times.grace, Escalation::grace)
     }
 
-    /// Processes that wait to be signalled.
+    /// Returns the processes that wait for a signal.
     pub fn queued(&self) -> &[ProcessKey] {
         &self.queue
     }
 
-    /// When [`Reaper::tick`] is wanted next, on the monotonic clock.
+    /// Returns when to call [`Reaper::tick`] next, in ns of CLOCK_MONOTONIC.
     pub fn next_deadline(&self) -> Option<u64> {
         self.deadlines.first().map(|(deadline, _)| *deadline)
     }
 
-    /// Returns what is readable when [`Reaper::confirm_exits`] has something to do.
+    /// Returns a descriptor that is readable when [`Reaper::confirm_exits`] has work.
     pub fn exit_poll(&self) -> impl AsFd {
         Arc::clone(&self.signals)
     }
@@ -173,14 +172,13 @@ impl Reaper {
         self.targets.contains_key(&key)
     }
 
-    /// Whether it has been reported of a process that it is to be reaped.
+    /// Returns whether the decision to reap a claimed process was reported.
     pub fn has_reported(&self, key: ProcessKey) -> bool {
         self.targets
             .get(&key)
             .is_some_and(|target| target.is_reported)
     }
 
-    /// Claims a process.
     fn insert(&mut self, key: ProcessKey, target: Target) {
         self.last_token += 1;
         self.tokens.insert(self.last_token, key);
@@ -189,7 +187,7 @@ impl Reaper {
         self.targets.insert(key, Target { token, ..target });
     }
 
-    /// What has happened since the last call.
+    /// Returns the reports since the last call.
     pub fn take_reports(&mut self) -> Vec<ReapEvent> {
         std::mem::take(&mut self.reports)
     }

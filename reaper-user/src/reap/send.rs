@@ -1,4 +1,4 @@
-//! The last look, and the signal.
+//! Checks a process right before its signal, and sends the signal.
 
 use std::io;
 
@@ -15,8 +15,10 @@ use reaper_model::Model;
 use reaper_model::event::ProcessKey;
 use reaper_model::policy::{Decision, Evaluation, Verdict};
 
-/// Whether a pidfd that was opened by pid is that of the process that is meant, and what that has become is known.
-/// The ring has been drained past the opening.
+/// Checks that a pidfd refers to the process `key`, and updates its uids. The ring must be drained since the opening.
+///
+/// # Errors
+/// Returns the reason to release the process.
 pub(super) fn verify_identity(
     model: &mut Model,
     key: ProcessKey,
@@ -27,9 +29,9 @@ pub(super) fn verify_identity(
     if inode != 0 && pidfd.inode() != Some(inode) {
         return Err(ReleaseReason::PidReused);
     }
-    // A process may have changed its uid without anybody telling; a keep may follow from that.
+    // No event reports a change of uids, which may require to keep the process.
     match pidfd.uids(key.pid) {
-        Some(now) if now != uids => model.set_uids(key, now),
+        Some(current) if current != uids => model.set_uids(key, current),
         Some(_) => {}
         None if pidfd.has_exited() => return Err(ReleaseReason::AlreadyExited),
         None => return Err(ReleaseReason::UidUnreadable),
@@ -37,7 +39,10 @@ pub(super) fn verify_identity(
     Ok(())
 }
 
-/// Whether it is still due.
+/// Returns the decision if the process is still to be reaped.
+///
+/// # Errors
+/// Returns the reason to release the process.
 pub(super) fn check_due(
     round: &Evaluation<'_>,
     key: ProcessKey,
@@ -51,7 +56,7 @@ pub(super) fn check_due(
     }
 }
 
-/// Sends what the step asks for. Who is asked has to be woken, once all are that are asked together: see [`SignalStep::Terminate`].
+/// Sends the signal of a step. After [`SignalStep::Terminate`] the process must be woken, see there.
 pub(super) fn send(
     pidfd: &dyn ProcessHandle,
     pid: u32,
@@ -66,9 +71,10 @@ pub(super) fn send(
     }
 }
 
-/// Kills all that is in a cgroup, and gives who that was: one that this program has made for what it started, by a handle on
-/// it, so that none is hit that was there before, or in another one of that name. Whoever has got there since belongs to it by
-/// somebody's doing; this program and its ancestors are looked for all the same.
+/// Kills all processes of a cgroup that this program created. Returns their pids.
+///
+/// The open handle prevents that another cgroup of the same name is hit. Processes that were moved into it are killed
+/// too, but not if this program or an ancestor of it is among them.
 pub(super) fn kill_cgroup(cgroup: &Cgroup, procfs: &Procfs) -> io::Result<HashSet<u32>> {
     let own = std::process::id();
     let inside = cgroup.pids()?;
@@ -84,7 +90,7 @@ pub(super) fn kill_cgroup(cgroup: &Cgroup, procfs: &Procfs) -> io::Result<HashSe
     Ok(inside)
 }
 
-/// Nobody decides so; that it cannot happen is worth a second line of defence.
+/// Rejects init and this program. No decision names them; this is a second line of defence.
 fn check_never_list(pid: u32, own_pid: u32) -> nix::Result<()> {
     if pid <= 1 || pid == own_pid {
         return Err(nix::Error::EPERM);
@@ -92,21 +98,21 @@ fn check_never_list(pid: u32, own_pid: u32) -> nix::Result<()> {
     Ok(())
 }
 
-/// Hands a signal on to a child of this process that has not been waited for, on behalf of whoever has sent it to this one.
+/// Forwards a signal that this program received to a child, which must not have been waited for.
 ///
 /// # Errors
-/// As `pidfd_send_signal(2)`.
+/// Fails as `pidfd_send_signal(2)`.
 #[cfg(target_os = "linux")]
 pub fn forward(pidfd: &Pidfd, number: i32) -> nix::Result<()> {
     pidfd.send_number(number)
 }
 
-/// What goes with a signal by which the owner of a run is to end it, where it could not be written down that it is: then it is
-/// for the owner, and not for the command.
+/// Value of a SIGTERM that tells the supervisor of a run to end the run, and not to forward the signal to the command.
+/// Used if the request could not be recorded.
 #[cfg(target_os = "linux")]
 pub const STOP_SIGVAL: i32 = 0x7265_6170;
 
-/// Has the owner of a run end it, by SIGTERM and that number.
+/// Tells the supervisor of a run to end it, by a SIGTERM with [`STOP_SIGVAL`].
 ///
 /// # Errors
 /// As [`signal_own`].
@@ -117,7 +123,7 @@ pub fn stop_supervisor(pidfd: &Pidfd, pid: u32) -> nix::Result<()> {
     pidfd.send_signal(Signal::SIGCONT)
 }
 
-/// Asks a process to end by this signal, and has it go on if it is stopped.
+/// Sends a process `signal`, and wakes it if it is stopped.
 ///
 /// # Errors
 /// As [`signal_own`].
@@ -127,11 +133,11 @@ pub fn terminate_own(pidfd: &Pidfd, pid: u32, signal: Signal) -> nix::Result<()>
     pidfd.send_signal(Signal::SIGCONT)
 }
 
-/// Signals a process that this program, or what it started, has started. The caller has made sure of
-/// that after it opened the pidfd, and that this is on the process of this pid.
+/// Signals a process that this program, or a child of it, has started. The caller must check that after opening the
+/// pidfd, and that the pidfd refers to the process of this pid.
 ///
 /// # Errors
-/// As `pidfd_send_signal(2)`; `EPERM` for those that are never signalled.
+/// Fails as `pidfd_send_signal(2)`, and with `EPERM` for init and this program.
 pub fn signal_own(pidfd: &dyn ProcessHandle, pid: u32, signal: Signal) -> nix::Result<()> {
     check_never_list(pid, std::process::id())?;
     pidfd.send_signal(signal)

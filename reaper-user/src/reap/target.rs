@@ -9,44 +9,43 @@ use reaper_host::source::procfs::ProcessMemory;
 use reaper_model::event::{ExitStatus, ProcessKey};
 use reaper_model::session::SessionId;
 
-/// See the module.
 #[derive(Default)]
 pub(super) struct Target {
-    /// The session on whose ladder it is.
+    /// Session whose escalation it belongs to.
     pub(super) escalation: SessionId,
-    /// The session it is a member of: that one, or one nested in it.
+    /// Session of which it is a member: the same one, or one nested in it.
     pub(super) session: SessionId,
-    /// That it is to be reaped has been told.
+    /// Whether the decision to reap it has been reported.
     pub(super) is_reported: bool,
     pub(super) pidfd: Option<Box<dyn WatchedHandle>>,
-    /// Number under which the pidfd is waited on.
+    /// Number that identifies the pidfd when it becomes readable.
     pub(super) token: u64,
-    /// What made it due, in ns since boot; `None` for one that was left to its maker at first.
+    /// Time of the event that made it due, in ns since boot. `None` if it was first left to its parent.
     pub(super) due_at: Option<u64>,
-    /// When this program sent it its first signal, if nobody had before.
+    /// Time of the first signal, in ns since boot, if this program sent it.
     pub(super) first_signal: Option<u64>,
-    /// How far it has come here: the signal of the last step.
+    /// Signal of the last step that was taken.
     pub(super) last_signal: Option<Signal>,
-    /// What it has been sent by others, and maybe by this program: `MEMBER_SIGTERM_SENT` and `MEMBER_SIGKILL_SENT`.
+    /// Signals it has been sent by others, and possibly by this program: `MEMBER_SIGTERM_SENT`, `MEMBER_SIGKILL_SENT`.
     pub(super) signals_had: u32,
-    /// Its exit record, which comes before the end is confirmed.
+    /// Exit status from the exit record, which arrives before the exit is confirmed.
     pub(super) exit_status: Option<ExitStatus>,
-    /// Why it could not be signalled at the last attempt.
+    /// Outcome of the last attempt to signal it, if that failed.
     pub(super) obstacle: Option<ReapOutcome>,
-    /// Memory at the last look, to tell progress from none; 0 before the first one.
+    /// Memory in bytes at the last check for progress, 0 before the first one.
     pub(super) rss: u64,
-    /// What it had right after its first signal.
+    /// Memory right after the first signal.
     pub(super) memory: Option<ProcessMemory>,
 }
 
 impl Target {
-    /// Whether it has exited, by its pidfd.
+    /// Returns whether the pidfd says that it has exited.
     pub(super) fn has_exited(&self) -> bool {
         let pidfd = self.pidfd.as_ref();
         pidfd.is_some_and(|pidfd| pidfd.handle().has_exited())
     }
 
-    /// Has the exit confirmed by its pidfd.
+    /// Registers the pidfd, so that the exit is reported.
     pub(super) fn watch_exit(&self, key: ProcessKey) {
         if let Some(pidfd) = &self.pidfd
             && let Err(error) = pidfd.watch_exit(self.token)
@@ -55,7 +54,7 @@ impl Target {
         }
     }
 
-    /// The strongest signal it was sent, by whomever.
+    /// Returns the strongest signal it was sent, by any sender.
     pub(super) fn signal(&self) -> Option<Signal> {
         if self.signals_had & MEMBER_SIGKILL_SENT != 0 {
             Some(Signal::SIGKILL)
@@ -65,7 +64,7 @@ impl Target {
         }
     }
 
-    /// What came of it: one that is gone has ended of the signal that another has sent it, if one has.
+    /// Returns the final outcome. A process that exited after another sender's signal was reaped.
     pub(super) fn outcome(&self, outcome: ReapOutcome) -> ReapOutcome {
         match outcome {
             ReapOutcome::NotSent(ReleaseReason::AlreadyExited) if self.signal().is_some() => {

@@ -1,4 +1,4 @@
-//! What becomes of those who were signalled: they end, or nothing moves any more.
+//! Confirms exits, and gives up on processes that do not exit.
 
 use std::time::Duration;
 
@@ -10,13 +10,12 @@ use crate::reap::{Escalation, ReapEvent, ReapFailure, ReapOutcome, ReapResult};
 use reaper_model::event::{ExitStatus, ProcessKey};
 use reaper_model::session::SessionId;
 
-/// Time limit for all pidfds together that are to confirm an exit when this program stops.
+/// Total time that the reaper waits at its stop for pidfds to confirm exits.
 const CONFIRM_AT_STOP: Duration = Duration::from_millis(200);
 
 impl Reaper {
-    /// Confirms the ends of some that have exited. Gives how many there were, 0 if there are no more,
-    /// and those of which no exit record was read: these must be told by [`Reaper::on_unrecorded_exit`]
-    /// before the next call.
+    /// Confirms exits that pidfds report. Returns their number, 0 if there are no more. Also returns the processes
+    /// without an exit record. The caller must pass these to [`Reaper::on_unrecorded_exit`] before the next call.
     pub fn confirm_exits(&mut self) -> (usize, Vec<ProcessKey>) {
         let mut unrecorded = Vec::new();
         let ready = self.signals.exited();
@@ -25,14 +24,14 @@ impl Reaper {
                 continue;
             };
             match self.targets.get(&key).and_then(|target| target.exit_status) {
-                Some(ended) => self.finish(key, ReapOutcome::Exited(ended)),
+                Some(exit_status) => self.finish(key, ReapOutcome::Exited(exit_status)),
                 None => unrecorded.push(key),
             }
         }
         (ready.len(), unrecorded)
     }
 
-    /// Ends a claim whose exit is confirmed, whether or not anything told how it came.
+    /// Finishes the claim of a process whose exit is confirmed, with or without an exit record.
     pub fn on_unrecorded_exit(&mut self, key: ProcessKey) {
         if let Some(target) = self.targets.get(&key) {
             self.finish(
@@ -42,7 +41,7 @@ impl Reaper {
         }
     }
 
-    /// Takes the ladders on whose time has come.
+    /// Advances the escalations whose deadline has passed. `memory` returns state and RSS in bytes of a process.
     pub fn tick(&mut self, memory: impl Fn(ProcessKey) -> (char, u64)) {
         let now = self.clock.monotonic();
         let expired: Vec<_> = self
@@ -52,18 +51,18 @@ impl Reaper {
             .map(|(_, id)| *id)
             .collect();
         for session in expired {
-            let is_before_kill = |ladder: &Escalation| ladder.is_before_kill();
+            let is_before_kill = |escalation: &Escalation| escalation.is_before_kill();
             if self.escalations.get(&session).is_some_and(is_before_kill) {
-                self.update(session, |ladder| ladder.kill(now));
+                self.update(session, |escalation| escalation.kill(now));
                 self.queue_all(session);
             } else {
-                self.look_for_progress(session, now, &memory);
+                self.check_progress(session, now, &memory);
             }
         }
     }
 
-    /// Nothing has ended for a while: a process that runs or gives memory back is on its way, the rest is stuck.
-    fn look_for_progress(
+    /// Checks for progress if no process has exited for a while. A process that runs or frees memory makes progress.
+    fn check_progress(
         &mut self,
         session: SessionId,
         now: u64,
@@ -71,32 +70,32 @@ impl Reaper {
     ) {
         let mut stuck = Vec::new();
         let mut progress = false;
-        let Some(ladder) = self.escalations.get_mut(&session) else {
+        let Some(escalation) = self.escalations.get_mut(&session) else {
             return;
         };
-        for key in ladder.claims() {
+        for key in escalation.claims() {
             let Some(target) = self.targets.get_mut(&key) else {
                 continue;
             };
             let (state, rss) = memory(key);
             progress |= rss < target.rss;
             target.rss = rss;
-            // On a busy machine a killed process waits for a processor to exit on.
+            // A killed process may wait for a free CPU to exit.
             progress |= target.last_signal == Some(Signal::SIGKILL) && state == 'R';
             match target.obstacle {
                 Some(outcome) => stuck.push((key, outcome)),
-                // Or it has exited, and that does not come to its end.
+                // Also if its exit record was read, but its pidfd does not confirm the exit.
                 None if target.exit_status.is_some()
                     || target.last_signal == Some(Signal::SIGKILL) =>
                 {
                     stuck.push((key, ReapOutcome::Failed(ReapFailure::KillTimeout(state))));
                 }
-                // It has come since, and has not had its signal yet.
+                // It joined later and has not had its signal yet.
                 None => self.queue.push(key),
             }
         }
-        if progress || !ladder.on_stall() || stuck.is_empty() {
-            self.update(session, |ladder| ladder.on_progress(now));
+        if progress || !escalation.on_stall() || stuck.is_empty() {
+            self.update(session, |escalation| escalation.on_progress(now));
             return;
         }
         for (key, outcome) in stuck {
@@ -105,8 +104,8 @@ impl Reaper {
     }
 
     pub(super) fn queue_all(&mut self, session: SessionId) {
-        if let Some(ladder) = self.escalations.get(&session) {
-            self.queue.extend(ladder.claims());
+        if let Some(escalation) = self.escalations.get(&session) {
+            self.queue.extend(escalation.claims());
         }
     }
 
@@ -122,7 +121,7 @@ impl Reaper {
                 self.members.remove(&target.session);
             }
         }
-        // There is room for one more pidfd now. If none is open, no exit will make room for the others.
+        // There is room for one more pidfd. If none is open, no later exit would make room for the others.
         while let Some(next) = self.waiting_for_files.pop_front() {
             if self.targets.contains_key(&next) {
                 self.queue.push(next);
@@ -133,7 +132,7 @@ impl Reaper {
         }
         let now = self.clock.boot_time();
         let outcome = target.outcome(outcome);
-        let ended = matches!(outcome, ReapOutcome::Exited(_));
+        let has_exited = matches!(outcome, ReapOutcome::Exited(_));
         self.reports.push(ReapEvent::Outcome {
             session: target.session,
             result: ReapResult {
@@ -141,24 +140,25 @@ impl Reaper {
                 outcome,
                 signal: target.signal(),
                 duration: target.first_signal.map(|first| now.saturating_sub(first)),
-                memory: target.memory.filter(|_| ended),
+                memory: target.memory.filter(|_| has_exited),
             },
         });
         let now = self.clock.monotonic();
-        self.update(target.escalation, |ladder| ladder.on_finished(key, now));
+        self.update(target.escalation, |escalation| {
+            escalation.on_finished(key, now)
+        });
         self.unclaimed.insert(target.escalation);
     }
 
-    /// Gives up what is still claimed, since this program stops and no other takes over. Where another does, the claims
-    /// are left as they are, to be taken up by [`Reaper::resume`].
+    /// Gives up all claims. Not for a handover: the next service continues them by [`Reaper::resume`].
     pub fn stop(&mut self) {
         self.give_up(|_, _| ReapOutcome::Failed(ReapFailure::Stopped));
     }
 
-    /// Ends all claims, those of processes that live on with the outcome that is given.
+    /// Finishes all claims, those of living processes with the given outcome.
     ///
-    /// A process that has exited did not fail to end, though its pidfd was not polled yet. Waits for the pidfd of one whose
-    /// exit record was read: it becomes readable a moment after that.
+    /// A process that has exited did not fail, even if its pidfd was not polled yet. The pidfd becomes readable a
+    /// moment after the exit record, so this waits for it.
     pub(super) fn give_up(&mut self, outcome: impl Fn(ProcessKey, &Target) -> ReapOutcome) {
         let end = self.clock.after(CONFIRM_AT_STOP);
         let keys: Vec<ProcessKey> = self.targets.keys().copied().collect();
@@ -166,12 +166,12 @@ impl Reaper {
             let Some(target) = self.targets.get(&key) else {
                 continue;
             };
-            let patience = match target.exit_status {
+            let timeout = match target.exit_status {
                 Some(_) => Duration::from_nanos(end.saturating_sub(self.clock.monotonic())),
                 None => Duration::ZERO,
             };
             let pidfd = target.pidfd.as_ref();
-            let outcome = match pidfd.is_some_and(|pidfd| pidfd.handle().wait(patience)) {
+            let outcome = match pidfd.is_some_and(|pidfd| pidfd.handle().wait(timeout)) {
                 true => ReapOutcome::Exited(target.exit_status.unwrap_or(ExitStatus::Unknown)),
                 false => outcome(key, target),
             };
@@ -179,12 +179,12 @@ impl Reaper {
         }
     }
 
-    /// Closes the ladders on which nobody is left. Only for when all is decided about that has been read:
-    /// a process may have left one to its child a moment ago, and a new ladder would begin at its foot.
+    /// Closes the escalations without claims. All that was read must be decided first. Otherwise the child of a process
+    /// that has just exited would get a new escalation, which starts from SIGTERM.
     pub fn close_empty(&mut self) {
         for session in std::mem::take(&mut self.unclaimed) {
-            if let Some(ladder) = self.escalations.get(&session).filter(|it| it.is_empty()) {
-                self.deadlines.remove(&(ladder.deadline(), session));
+            if let Some(escalation) = self.escalations.get(&session).filter(|it| it.is_empty()) {
+                self.deadlines.remove(&(escalation.deadline(), session));
                 self.escalations.remove(&session);
                 self.reports.push(ReapEvent::Closed { session });
             }

@@ -1,8 +1,8 @@
-//! Claims without events: `run` and `scan` find the processes to end in the process table, again and again.
+//! Claims without events: `run` and `scan` search the process table repeatedly.
 //!
-//! Identity comes from the order of things. A pidfd is opened, then the table is read anew: a process that is found then,
-//! and whose pidfd has not become readable, is the one that the pidfd is on. Where it matters under which uids it runs,
-//! these are read once more right before each signal.
+//! The order of the steps proves the identity. A pidfd is opened, and then the table is read again. If the process is
+//! found then, and its pidfd is not readable, the pidfd refers to that process. If the uids matter, they are read once
+//! more right before each signal.
 
 use std::collections::BTreeMap;
 use std::iter;
@@ -28,25 +28,25 @@ use reaper_host::sys::exit_poll::ExitPoll;
 use reaper_model::event::{ProcessKey, Uids};
 use reaper_model::session::SessionId;
 
-/// Time limit beyond grace and kill timeout: a tree that goes on forking for longer is reported.
+/// Time limit beyond grace and kill timeout. A tree that still forks after that is reported as not ended.
 const LIMIT: Duration = Duration::from_secs(20);
-/// Interval at which new processes are looked for.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// Interval of the searches for new processes.
+const SEARCH_INTERVAL: Duration = Duration::from_millis(200);
 /// Time limit for stopping (SIGSTOP) the whole tree.
 const HOLD_MAX: Duration = Duration::from_secs(1);
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// All claims are on one escalation, that of a default [`Target`].
+/// The only escalation, which is that of a default [`Target`].
 const ESCALATION: SessionId = SessionId(0);
 
-/// Processes to end, each with the uids under which it is to run, if that matters.
+/// Processes to end, each with its expected uids if those matter.
 pub type Due = HashMap<ProcessKey, Option<Uids>>;
 
-/// Ends all that `find` finds, until it finds nothing new. `find` is given the processes that are being ended: by that
-/// they may have lost what they were found by. It returns those of them that still are to be ended, too.
+/// Ends all processes that `find` returns, until it returns no new one. `find` gets the claimed processes, since a
+/// signalled process may no longer match what it was found by. It must return those that are still to be ended, too.
 ///
 /// # Errors
-/// Those of `find`; what has been signalled by then stays so.
+/// Returns the error of `find`. Signals that were sent before cannot be taken back.
 pub fn reap_all<E>(
     find: impl FnMut(&HashSet<ProcessKey>) -> Result<Due, E>,
     times: Times,
@@ -60,29 +60,29 @@ pub fn reap_all<E>(
     }
 }
 
-/// See the module.
+/// Reaper that searches the process table instead of following events.
 pub struct PollingReaper {
     reaper: Reaper,
     results: BTreeMap<ProcessKey, ReapResult>,
-    /// Whatever is in there is to be ended.
+    /// Cgroup whose processes are all to be ended.
     cgroup: Option<Arc<Cgroup>>,
-    /// See [`PollingReaper::end`].
+    /// Whether the tree is stopped before it is signalled, see [`PollingReaper::end`].
     holds: bool,
     procfs: Procfs,
-    /// SIGKILL has no effect on those that are left.
+    /// Whether the remaining processes do not exit after SIGKILL.
     stuck: bool,
-    /// When to give up, in ns on the monotonic clock.
+    /// Time limit of the whole work, in ns of CLOCK_MONOTONIC.
     end: u64,
 }
 
 impl PollingReaper {
-    /// Begins without processes. After the grace SIGKILL follows `first_signal`.
+    /// Creates a reaper without claims. SIGKILL follows `first_signal` after the grace.
     pub fn new(exits: Arc<ExitPoll>, times: Times, first_signal: Signal) -> PollingReaper {
-        let (own, clock) = (std::process::id(), Arc::new(SystemClock));
-        let mut reaper = Reaper::new(own, clock, exits, times, false);
-        let mut ladder = Escalation::new(times, sys::monotonic());
-        ladder.first_signal = first_signal;
-        reaper.escalations.insert(ESCALATION, ladder);
+        let (own_pid, clock) = (std::process::id(), Arc::new(SystemClock));
+        let mut reaper = Reaper::new(own_pid, clock, exits, times, false);
+        let mut escalation = Escalation::new(times, sys::monotonic());
+        escalation.first_signal = first_signal;
+        reaper.escalations.insert(ESCALATION, escalation);
         // Adds its deadline.
         reaper.update(ESCALATION, |_| ());
         let limit = times.grace.saturating_add(times.kill_timeout);
@@ -97,7 +97,7 @@ impl PollingReaper {
         }
     }
 
-    /// Kills all of the cgroup, found or not, at once when the grace is over.
+    /// Adds a cgroup. When the grace expires, all of its processes are killed at once, whether found or not.
     pub fn within(self, cgroup: Option<Arc<Cgroup>>) -> PollingReaper {
         PollingReaper { cgroup, ..self }
     }
@@ -106,28 +106,28 @@ impl PollingReaper {
     pub fn hasten(&mut self) {
         if self.is_gentle() {
             self.reaper
-                .update(ESCALATION, |ladder| ladder.kill(sys::monotonic()));
+                .update(ESCALATION, |escalation| escalation.kill(sys::monotonic()));
         }
     }
 
-    /// Whether it is not time for SIGKILL.
+    /// Returns whether the grace has not expired yet.
     pub fn is_gentle(&self) -> bool {
         let escalation = self.reaper.escalations.get(&ESCALATION);
         escalation.is_some_and(Escalation::is_before_kill)
     }
 
-    /// Whether nothing more can be done about those that are left.
+    /// Returns whether the remaining processes cannot be ended, or the time limit is reached.
     pub fn is_over(&self) -> bool {
         self.stuck || sys::monotonic() >= self.end
     }
 
-    /// Ends all that `find` finds, as [`reap_all`]. Returns what became of each process.
+    /// Ends all processes that `find` returns, as [`reap_all`]. Returns the result for each.
     ///
-    /// With `holds` it stops the whole tree first, and again when the grace is over, so that no process ends and leaves a
-    /// child that was born after the last look: nothing could tell whose that is. Each goes on with its signal.
+    /// With `holds`, the whole tree is stopped first, and again when the grace expires. A process then cannot exit and
+    /// leave a child that was forked after the last search and has no known parent. SIGCONT follows the signal.
     ///
     /// # Errors
-    /// Those of `find`.
+    /// Returns the error of `find`.
     pub fn end<E>(
         mut self,
         holds: bool,
@@ -140,27 +140,27 @@ impl PollingReaper {
         }
         while !self.is_over() {
             self.round(&mut find)?;
-            if self.wait(None) > 0 || find(&self.held())?.keys().any(|key| !self.holds_key(*key)) {
+            if self.wait(None) > 0 || find(&self.known())?.keys().any(|key| !self.knows(*key)) {
                 continue;
             }
             let inside = self.cgroup.as_ref().map(|cgroup| cgroup.pids());
             let hidden = inside.and_then(Result::ok).unwrap_or_default();
-            // 0 stands for those of other pid namespaces.
+            // Processes of other pid namespaces are listed as 0.
             if !hidden.into_iter().any(|pid| pid > 1) {
                 break;
             }
-            // /proc shows it to others alone: it can be killed with the cgroup, and not be asked.
+            // /proc hides it from this user. It can be killed with the cgroup, but gets no SIGTERM.
             self.hasten();
-            thread::sleep(LOOK_AGAIN);
+            thread::sleep(RETRY_INTERVAL);
         }
         Ok(self.results())
     }
 
-    /// Looks which processes are to be ended, and sends each the signal that is due by now, unless it has had that. Returns
-    /// how many are new. Of more than files can be open for, the rest has its turn when some have ended.
+    /// Searches for new processes and sends each claimed process the signal that is due. Returns the number of new
+    /// processes. If too many files are open, further processes are handled in later rounds.
     ///
     /// # Errors
-    /// Those of `find`.
+    /// Returns the error of `find`.
     pub fn round<E>(
         &mut self,
         mut find: impl FnMut(&HashSet<ProcessKey>) -> Result<Due, E>,
@@ -184,7 +184,7 @@ impl PollingReaper {
         claimed
     }
 
-    /// Ends the grace, or looks for progress after that.
+    /// Ends the grace, or checks for progress after that.
     fn tick(&mut self) {
         self.reaper.tick(|key| {
             let state = self.procfs.state(key.pid).unwrap_or('?');
@@ -194,15 +194,15 @@ impl PollingReaper {
         self.collect();
     }
 
-    /// Claims what `find` finds. Returns how many processes are new, and which ones are to be ended.
+    /// Claims what `find` returns. Returns the number of new processes, and all processes to end.
     fn claim_found<E>(
         &mut self,
         mut find: impl FnMut(&HashSet<ProcessKey>) -> Result<Due, E>,
     ) -> Result<(usize, Due), E> {
-        let mut due = find(&self.held());
+        let mut due = find(&self.known());
         let found = due.iter().flat_map(HashMap::keys);
-        let mut fresh: Vec<_> = found.copied().filter(|key| !self.holds_key(*key)).collect();
-        for key in &fresh {
+        let mut new: Vec<_> = found.copied().filter(|key| !self.knows(*key)).collect();
+        for key in &new {
             self.reaper.insert(*key, Target::default());
             self.reaper.queue.push(*key);
         }
@@ -212,13 +212,13 @@ impl PollingReaper {
                 && let ReapOutcome::Failed(ReapFailure::Errno(errno)) = result.outcome
             {
                 let (pid, error) = (result.key.pid, nix::Error::from_raw(errno));
-                tracing::warn!("pid {pid}: no handle on it: {error}");
+                tracing::warn!("pid {pid}: cannot open a pidfd: {error}");
             }
         }
-        if !fresh.is_empty() {
-            due = find(&self.held());
+        if !new.is_empty() {
+            due = find(&self.known());
         }
-        fresh.retain(|key| {
+        new.retain(|key| {
             let target = self.reaper.targets.get(key);
             let is_found = due.as_ref().is_ok_and(|due| due.contains_key(key));
             let opened = target.filter(|target| target.pidfd.is_some() && !target.has_exited());
@@ -226,20 +226,20 @@ impl PollingReaper {
                 target.watch_exit(*key);
                 return true;
             }
-            // It is found again, or it is gone.
+            // It has exited, or the next search finds it again.
             self.reaper
                 .finish(*key, ReapOutcome::NotSent(ReleaseReason::AlreadyExited));
             false
         });
-        self.reaper.update(ESCALATION, |ladder| {
-            fresh.iter().for_each(|key| ladder.on_claim(*key));
+        self.reaper.update(ESCALATION, |escalation| {
+            new.iter().for_each(|key| escalation.on_claim(*key));
         });
         self.reaper.queue.clear();
         self.reaper.reports.clear();
-        due.map(|due| (fresh.len(), due))
+        due.map(|due| (new.len(), due))
     }
 
-    /// Sends what the escalation asks for, to the oldest first.
+    /// Sends each claimed process the signal that is due, oldest first.
     fn signal_due(&mut self, due: &Due) {
         let mut claimed: Vec<_> = self.reaper.targets.keys().copied().collect();
         claimed.sort_unstable_by_key(|key| (key.start, key.pid));
@@ -280,28 +280,28 @@ impl PollingReaper {
                 if due.contains_key(key) && stopped.insert(*key) {
                     moves = true;
                     if let Err(error) = send::signal_own(pidfd.handle(), key.pid, Signal::SIGSTOP) {
-                        tracing::debug!("pid {}: cannot be stopped: {error}", key.pid);
+                        tracing::debug!("pid {}: cannot stop it: {error}", key.pid);
                     }
                 } else {
-                    // Whether it could still start something.
+                    // In these states it can still fork.
                     moves |= matches!(self.procfs.state(key.pid), Some('R' | 'S' | 'D'));
                 }
             }
             if !moves {
                 break;
             }
-            thread::sleep(LOOK_AGAIN);
+            thread::sleep(RETRY_INTERVAL);
         }
         Ok(())
     }
 
-    /// Kills also what may not be signalled, or was forked since the last look.
+    /// Kills the cgroup, with processes that may not be signalled or were forked after the last search.
     fn kill_cgroup(&mut self) {
         let Some(cgroup) = &self.cgroup else { return };
         let inside = match send::kill_cgroup(cgroup, &self.procfs) {
             Ok(inside) => inside,
-            // What was found has been sent SIGKILL anyway.
-            Err(error) => return tracing::debug!("a cgroup cannot be killed as one: {error}"),
+            // All known processes have been sent SIGKILL already.
+            Err(error) => return tracing::debug!("cannot kill the cgroup: {error}"),
         };
         for (key, target) in &mut self.reaper.targets {
             if matches!(target.obstacle, Some(ReapOutcome::Failed(_))) && inside.contains(&key.pid)
@@ -313,24 +313,24 @@ impl PollingReaper {
         }
     }
 
-    /// Waits until it is time to look again, or `wake` is readable. Without `wake` it also returns when no process is left.
-    /// Returns how many are.
+    /// Waits until the next search or until `wake` is readable. Without `wake`, it also returns when no process is
+    /// left. Returns the number of processes that are left.
     pub fn wait(&mut self, wake: Option<BorrowedFd<'_>>) -> usize {
-        let mut until = sys::after(LOOK_EVERY);
+        let mut until = sys::after(SEARCH_INTERVAL);
         if self.is_gentle() {
             until = until.min(self.reaper.next_deadline().unwrap_or(until));
         }
         loop {
             let left = self.confirm();
-            let rest = until.saturating_sub(sys::monotonic());
-            if left == 0 && wake.is_none() || rest == 0 {
+            let remaining_ns = until.saturating_sub(sys::monotonic());
+            if left == 0 && wake.is_none() || remaining_ns == 0 {
                 return left;
             }
             let exits = Arc::clone(&self.reaper.signals);
             let fds = iter::once(exits.as_fd()).chain(wake);
             let mut fds: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-            let rest = Duration::from_nanos(rest.saturating_add(999_999));
-            let timeout = PollTimeout::try_from(rest).unwrap_or(PollTimeout::MAX);
+            let remaining = Duration::from_nanos(remaining_ns.saturating_add(999_999));
+            let timeout = PollTimeout::try_from(remaining).unwrap_or(PollTimeout::MAX);
             let polled = poll(&mut fds, timeout).is_ok();
             if polled && fds.iter().skip(1).any(|fd| fd.any() == Some(true)) {
                 return self.confirm();
@@ -338,19 +338,19 @@ impl PollingReaper {
         }
     }
 
-    /// Processes that are being ended, or were.
-    fn held(&self) -> HashSet<ProcessKey> {
+    /// Returns the claimed processes with a pidfd, and those with a result.
+    fn known(&self) -> HashSet<ProcessKey> {
         let opened = |(_, target): &(_, &Target)| target.pidfd.is_some();
         let targets = self.reaper.targets.iter().filter(opened);
         let targets = targets.map(|(key, _)| *key);
         targets.chain(self.results.keys().copied()).collect()
     }
 
-    fn holds_key(&self, key: ProcessKey) -> bool {
+    fn knows(&self, key: ProcessKey) -> bool {
         self.reaper.is_claimed(key) || self.results.contains_key(&key)
     }
 
-    /// Takes note of exits. Returns how many processes are left.
+    /// Confirms exits. Returns the number of processes that are left.
     fn confirm(&mut self) -> usize {
         while let (1.., exited) = self.reaper.confirm_exits() {
             for key in exited {
@@ -361,7 +361,7 @@ impl PollingReaper {
         self.reaper.targets.len()
     }
 
-    /// Moves what is done to the results.
+    /// Moves reported outcomes to the results.
     fn collect(&mut self) {
         for report in self.reaper.take_reports() {
             if let ReapEvent::Outcome { mut result, .. } = report {
@@ -373,7 +373,7 @@ impl PollingReaper {
         }
     }
 
-    /// Returns what became of each process, by pid.
+    /// Returns the result for each process, by pid.
     pub fn results(mut self) -> Vec<ReapResult> {
         self.reaper.give_up(|key, target| {
             let state = || self.procfs.state(key.pid).unwrap_or('?');

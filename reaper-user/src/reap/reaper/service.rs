@@ -1,4 +1,4 @@
-//! Claims of the service: the model says which process is meant, whether it is still due, and how it exited.
+//! Claims of the service: the model provides identity, decision and exit status.
 
 use reaper_model::event::{ExitStatus, ProcessKey};
 use reaper_model::policy::{Decision, Reason};
@@ -9,12 +9,12 @@ use super::Reaper;
 use crate::reap::target::Target;
 use crate::reap::{Escalation, ReapEvent, ReapOutcome, ReleaseReason, send};
 
-/// Processes that are looked at together, and then signalled: what is found out of the first is to be young still when
-/// its turn comes, and what they have in common is to be found out once.
-const TOGETHER: usize = 128;
+/// Number of processes that are checked together and then signalled. A small number keeps the checks fresh until the
+/// signal, a large one shares the work that the checks have in common.
+const BATCH_MAX: usize = 128;
 
 impl Reaper {
-    /// Takes on a process that is to be reaped; false if somebody has already.
+    /// Claims a process. Returns whether it was not claimed before.
     pub fn claim(&mut self, model: &Model, key: ProcessKey, decision: &Decision) -> bool {
         let Some(node) = model.tree.get(key).filter(|_| !self.is_claimed(key)) else {
             return false;
@@ -22,62 +22,64 @@ impl Reaper {
         let Some(session) = node.state.member.session else {
             return false;
         };
-        // A rule may want it reaped though its agent lives.
-        let ladder = model.escalation_of(node).unwrap_or(session);
+        // A rule can reap a member of a living agent. The escalation is then that of its session.
+        let escalation = model.escalation_of(node).unwrap_or(session);
         let late = decision.reason == Reason::ForkedAfterRootExit;
-        let had = node.state.member.signals_sent;
-        let held =
-            !self.observe && self.step_on(ladder, key, late) && node.orphaned.is_none() && had == 0;
-        // Of what has been signalled there is nothing left to verify before it is told.
-        let told = held || !self.observe && had != 0;
+        let signals_had = node.state.member.signals_sent;
+        let waits_for_parent = !self.observe
+            && self.add_to_escalation(escalation, key, late)
+            && node.orphaned.is_none()
+            && signals_had == 0;
+        // The decision about a process that was already signalled needs no verification.
+        let is_reported = waits_for_parent || !self.observe && signals_had != 0;
         let due_at = decision
             .due
             .map(|due| if late { key.start } else { due.at });
         let target = Target {
-            escalation: ladder,
+            escalation,
             session,
-            is_reported: told,
-            due_at: due_at.filter(|_| !held),
-            signals_had: had,
+            is_reported,
+            due_at: due_at.filter(|_| !waits_for_parent),
+            signals_had,
             ..Target::default()
         };
         self.insert(key, target);
-        if told {
+        if is_reported {
             let decision = decision.clone();
             self.reports.push(ReapEvent::Decided { key, decision });
         }
-        if !held {
+        if !waits_for_parent {
             self.queue.push(key);
         }
         true
     }
 
-    /// One more on a ladder. True for one that was born into a tree which has been sent SIGTERM: a
-    /// handler of that may have made it to clean up, so it is left to its maker while that lives.
-    fn step_on(&mut self, session: SessionId, key: ProcessKey, late: bool) -> bool {
+    /// Adds a process to an escalation. Returns whether it must wait for its parent to exit. A process that was born
+    /// after SIGTERM may belong to the parent's cleanup. It is left alone while its parent is alive.
+    fn add_to_escalation(&mut self, session: SessionId, key: ProcessKey, late: bool) -> bool {
         let now = self.clock.monotonic();
-        let ladder = self.escalations.entry(session);
-        ladder.or_insert_with(|| Escalation::new(self.times, now));
-        if self.update(session, |ladder| late && ladder.on_birth(now)) == Some(true) {
+        let escalation = self.escalations.entry(session);
+        escalation.or_insert_with(|| Escalation::new(self.times, now));
+        if self.update(session, |escalation| late && escalation.on_birth(now)) == Some(true) {
             self.queue_all(session);
         }
-        self.update(session, |ladder| {
-            ladder.on_claim(key);
-            late && ladder.is_before_kill()
+        self.update(session, |escalation| {
+            escalation.on_claim(key);
+            late && escalation.is_before_kill()
         }) == Some(true)
     }
 
-    /// The exit record of a process and the orphans it left.
-    pub fn on_exit(&mut self, node: &Node, ended: ExitStatus, orphans: &[ProcessKey]) {
+    /// Handles the exit record of a process, with the orphans it left.
+    pub fn on_exit(&mut self, node: &Node, exit_status: ExitStatus, orphans: &[ProcessKey]) {
         let key = node.key;
         if let Some(target) = self.targets.get_mut(&key) {
-            target.exit_status = Some(ended);
+            target.exit_status = Some(exit_status);
             target.signals_had |= node.state.member.signals_sent;
             if target.pidfd.is_none() {
                 self.finish(key, ReapOutcome::NotSent(ReleaseReason::AlreadyExited));
             }
         }
-        // The clean-up's maker is gone: nobody waits for it any more.
+        // Orphans that were left to their parent are signalled now.
         for orphan in orphans {
             if self
                 .targets
@@ -89,23 +91,23 @@ impl Reaper {
         }
     }
 
-    /// Whether something is queued that the kernel has given no number by which its pidfd could be told:
-    /// only the tree can vouch for that, and only if nothing was lost between opening and signalling.
+    /// Returns whether a queued process has no known pidfd inode (before Linux 6.9). Then only the tree confirms its
+    /// identity, and only if no record is lost between opening and signalling.
     pub fn needs_confirmation(&self, model: &Model) -> bool {
-        let unnumbered = |key: &ProcessKey| {
+        let without_inode = |key: &ProcessKey| {
             model
                 .tree
                 .get(*key)
                 .is_some_and(|node| node.pidfd_inode == 0)
         };
-        self.queue.iter().any(unnumbered)
+        self.queue.iter().any(without_inode)
     }
 
-    /// Signals what is queued and is, by what the model knows now, still due. Where records were lost
-    /// since the opening (`lossless` is false), what has no number is opened anew in the next round.
+    /// Signals the queued processes that are still due according to the model. If records were lost since the opening
+    /// (`lossless` is false), pidfds without a known inode are opened again in the next round.
     pub fn signal_queued(&mut self, model: &mut Model, lossless: bool) {
         let queue = std::mem::take(&mut self.queue);
-        for keys in queue.chunks(TOGETHER) {
+        for keys in queue.chunks(BATCH_MAX) {
             self.signal_some(keys, model, lossless);
         }
     }
@@ -116,9 +118,9 @@ impl Reaper {
             let Some(target) = self.targets.get_mut(&key) else {
                 continue;
             };
-            let numbered = model.tree.get(key).is_none_or(|node| node.pidfd_inode != 0);
+            let has_inode = model.tree.get(key).is_none_or(|node| node.pidfd_inode != 0);
             if !lossless
-                && !numbered
+                && !has_inode
                 && target.last_signal.is_none()
                 && target.pidfd.take().is_some()
             {
@@ -126,7 +128,7 @@ impl Reaper {
             }
             match &target.pidfd {
                 None if target.obstacle.is_some() => opened.push((key, Ok(()))),
-                // Its turn to be opened comes in the next round.
+                // Its pidfd is opened in the next round.
                 None => self.queue.push(key),
                 Some(pidfd) => {
                     opened.push((key, send::verify_identity(model, key, pidfd.handle())))

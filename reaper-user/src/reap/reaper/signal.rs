@@ -1,4 +1,4 @@
-//! The signals of a round: who is queued is opened, looked at once more, signalled, and then has its memory read.
+//! Runs the steps of a round: opens pidfds, checks the processes again, signals them, and measures their memory.
 
 use nix::errno::Errno;
 
@@ -10,12 +10,11 @@ use reaper_host::source::procfs::ProcessMemory;
 use reaper_model::event::ProcessKey;
 use reaper_model::policy::Decision;
 
-/// Whether a process is still due, with the decision about it where there is one to report.
+/// Whether a process is still due, with the decision if it has to be reported.
 pub(super) type IsDue = Result<Option<Decision>, ReleaseReason>;
 
 impl Reaper {
-    /// Opens what is queued. Whatever the ring holds when this returns must be drained into the model
-    /// before [`Reaper::signal_queued`].
+    /// Opens pidfds of the queued processes. The ring must be drained after that and before [`Reaper::signal_queued`].
     pub fn open_queued(&mut self) {
         for key in std::mem::take(&mut self.queue) {
             let Some(target) = self.targets.get_mut(&key) else {
@@ -26,7 +25,7 @@ impl Reaper {
                 continue;
             }
             match self.signals.open(key.pid) {
-                // What is open already ends, and then it has its turn.
+                // An open pidfd will be closed after an exit. Then this process is next.
                 Ok(pidfd)
                     if pidfd.handle().file() >= self.files_max
                         && self.open_pidfds > 0
@@ -39,12 +38,12 @@ impl Reaper {
                     self.open_pidfds += 1;
                     self.queue.push(key);
                 }
-                // Its exit record, which is in the ring by now, tells how it ended.
+                // Its exit record is in the ring, with the exit status.
                 Err(nix::Error::ESRCH) if target.signals_had != 0 => {}
                 Err(nix::Error::ESRCH) => {
                     self.finish(key, ReapOutcome::NotSent(ReleaseReason::AlreadyExited))
                 }
-                // Nothing is sent: what cannot be opened is decided about all the same.
+                // No signal is sent in observe mode, so the decision is reported without a pidfd.
                 Err(errno) if self.observe => {
                     target.obstacle = Some(ReapOutcome::Failed(ReapFailure::Errno(errno as i32)));
                     self.queue.push(key);
@@ -59,8 +58,8 @@ impl Reaper {
         }
     }
 
-    /// What is opened and queued for its first signal. Where records were lost, the programs of these are
-    /// to be read anew before they are signalled: what one has become unseen may be kept.
+    /// Returns the opened processes that are queued for their first signal. If records were lost, their programs must
+    /// be read again before the signal: one may run a program now that is kept.
     pub fn unsignalled(&self) -> Vec<ProcessKey> {
         let unsignalled = |key: &&ProcessKey| {
             let target = self.targets.get(*key);
@@ -69,8 +68,7 @@ impl Reaper {
         self.queue.iter().filter(unsignalled).copied().collect()
     }
 
-    /// Closes what was opened for one of which nobody can say that it is that one, as the source could not get hold of
-    /// it: when others have given their open files back, it has its turn again.
+    /// Closes a pidfd that the source lacks the files to confirm. The process waits until fewer files are open.
     pub fn release_failed(&mut self, key: ProcessKey, errno: Errno) {
         self.queue.retain(|queued| *queued != key);
         let Some(target) = self.targets.get_mut(&key) else {
@@ -84,15 +82,15 @@ impl Reaper {
         }
     }
 
-    /// Lets go of one of which it cannot be told what it is by now. Where it is queued, it is passed over.
+    /// Releases a claimed process that cannot be read, even if it is queued.
     pub fn release_unreadable(&mut self, key: ProcessKey) {
         self.finish(key, ReapOutcome::NotSent(ReleaseReason::UidUnreadable));
     }
 
-    /// Notes how much memory processes have that were sent their first signal since the last call, of at most `max` of
-    /// them. `memory` reads it by pid. Only for when the signals of a round are out.
+    /// Measures the memory of up to `max` processes that had their first signal since the last call.
     ///
-    /// One that has ended meanwhile has no reading: its pid may be another's.
+    /// `memory` reads it by pid. A process that has exited has no reading, since its pid may have been reused. Call
+    /// this only after all signals of a round, so that it does not delay them.
     pub fn measure_memory(&mut self, max: usize, memory: impl Fn(u32) -> Option<ProcessMemory>) {
         for key in std::mem::take(&mut self.unmeasured).into_iter().take(max) {
             if let Some(target) = self.targets.get_mut(&key)
@@ -103,31 +101,30 @@ impl Reaper {
         }
     }
 
-    /// Signals an opened process, which may be the `init` of a pid namespace, if it is the one that was claimed and still
-    /// `due`, by the decision about it where there is one to report. Lets go of one that is not. Returns whether it was
-    /// sent the first signal of its escalation, and so has to be woken.
+    /// Signals an opened process if it is the claimed one and still `due`, and otherwise releases it. `init`: it is the
+    /// init of a pid namespace. Returns whether it got the first signal of its escalation and must be woken.
     pub(super) fn signal(&mut self, key: ProcessKey, due: IsDue, init: bool) -> bool {
         match self.signal_if_due(key, due, init) {
             Ok(step) => matches!(step, Some(SignalStep::Terminate(_))),
-            Err(released) => {
-                self.finish(key, ReapOutcome::NotSent(released));
+            Err(reason) => {
+                self.finish(key, ReapOutcome::NotSent(reason));
                 false
             }
         }
     }
 
-    /// Wakes processes that were signalled together, given with the oldest first.
+    /// Wakes processes that were signalled together, youngest first. `signalled` has the oldest first.
     pub(super) fn wake(&self, signalled: &[ProcessKey]) {
         for key in signalled.iter().rev() {
             let target = self.targets.get(key);
             if let Some(pidfd) = target.and_then(|target| target.pidfd.as_ref()) {
-                // If it is gone already, so much the better.
+                // It may have exited already.
                 let _ = send::send(pidfd.handle(), key.pid, self.own_pid, SignalStep::Continue);
             }
         }
     }
 
-    /// Returns what was sent, if anything was.
+    /// Signals a process if it is still due. Returns the step that was sent.
     fn signal_if_due(
         &mut self,
         key: ProcessKey,
@@ -143,18 +140,18 @@ impl Reaper {
             }
             return Err(ReleaseReason::ObserveMode);
         };
-        // One that has had a signal and is gone now has its end confirmed by its pidfd.
-        let waited_for = target.last_signal.is_some();
+        // A process that had a signal and has exited is confirmed by its pidfd.
+        let had_signal = target.last_signal.is_some();
         if target.exit_status.is_some() {
-            return if waited_for {
+            return if had_signal {
                 Ok(None)
             } else {
                 Err(ReleaseReason::AlreadyExited)
             };
         }
         let decision = match due {
-            Err(ReleaseReason::AlreadyExited) if waited_for => return Ok(None),
-            // Of what another has sent it. Its exit record is on its way.
+            Err(ReleaseReason::AlreadyExited) if had_signal => return Ok(None),
+            // It exited after a signal from another sender. Its exit record is on its way.
             Err(ReleaseReason::AlreadyExited) if target.signals_had != 0 => {
                 target.watch_exit(key);
                 return Ok(None);
@@ -166,10 +163,10 @@ impl Reaper {
         {
             self.reports.push(ReapEvent::Decided { key, decision });
         }
-        let Some(ladder) = self.escalations.get(&target.escalation) else {
+        let Some(escalation) = self.escalations.get(&target.escalation) else {
             return Err(ReleaseReason::ObserveMode);
         };
-        let step = ladder.step(target.signals_had, init);
+        let step = escalation.step(target.signals_had, init);
         let first = target.last_signal.is_none() && target.signals_had == 0;
         if target.last_signal == Some(step.signal()) {
             return Ok(None);
@@ -193,7 +190,7 @@ impl Reaper {
                     }));
                 }
             }
-            // Between the last look and now: its exit record is on its way.
+            // It has just exited. Its exit record is on its way.
             Err(nix::Error::ESRCH) => {}
             Err(nix::Error::EPERM) => {
                 target.obstacle = Some(ReapOutcome::Failed(ReapFailure::Eperm));

@@ -1,4 +1,4 @@
-//! What real processes are sent that others have signalled before.
+//! Signals to real processes that other senders have signalled before.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -19,13 +19,13 @@ use reaper_model::event::{Event, EventKind, ExitStatus, Image, Provenance, Uids}
 use reaper_model::ruleset::{Action, Condition, Field, Matcher, Pattern, Rule, Ruleset};
 use reaper_model::{Model, Scope};
 
-/// The agent: no process that there is.
+/// Agent that exists in the model only.
 const ROOT: ProcessKey = ProcessKey {
     pid: u32::MAX,
     start: 1,
 };
 
-/// Grace and patience of the tests' ladders.
+/// Delays that no test exceeds.
 const TIMES: Times = Times {
     grace: Duration::from_secs(600),
     kill_timeout: Duration::from_secs(60),
@@ -42,10 +42,10 @@ fn reaper(times: Times, observe: bool) -> Reaper {
     )
 }
 
-/// A shell that says when it is sent SIGTERM, and stays; its agent is gone.
+/// Shell that reports SIGTERM and continues. Its agent has exited.
 struct Orphan {
     child: Child,
-    said: BufReader<ChildStdout>,
+    output: BufReader<ChildStdout>,
     key: ProcessKey,
     model: Model,
     reaper: Reaper,
@@ -61,8 +61,8 @@ impl Orphan {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut said = BufReader::new(child.stdout.take().unwrap());
-        said.read_line(&mut String::new()).unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        output.read_line(&mut String::new()).unwrap();
         let key = ProcessKey {
             pid: child.id(),
             start: 2,
@@ -76,7 +76,7 @@ impl Orphan {
         let rules = Ruleset::new(vec![agent]);
         let mut orphan = Orphan {
             child,
-            said,
+            output,
             key,
             model: Model::new(rules, Scope::default(), std::process::id()),
             reaper: reaper(TIMES, false),
@@ -94,15 +94,15 @@ impl Orphan {
             }),
             membership: None,
         };
-        orphan.tell(runs(ROOT, "agent"));
-        orphan.born(key, ROOT);
-        orphan.tell(runs(key, "sh"));
-        orphan.exited(ROOT);
+        orphan.apply(runs(ROOT, "agent"));
+        orphan.fork(key, ROOT);
+        orphan.apply(runs(key, "sh"));
+        orphan.exit(ROOT);
         orphan
     }
 
-    fn born(&mut self, child: ProcessKey, parent: ProcessKey) {
-        self.tell(EventKind::Fork {
+    fn fork(&mut self, child: ProcessKey, parent: ProcessKey) {
+        self.apply(EventKind::Fork {
             child,
             parent: Some(parent),
             creator: Some(parent),
@@ -113,7 +113,7 @@ impl Orphan {
         });
     }
 
-    fn tell(&mut self, kind: EventKind) {
+    fn apply(&mut self, kind: EventKind) {
         let event = Event {
             time: 10,
             provenance: Provenance::Kernel,
@@ -122,8 +122,8 @@ impl Orphan {
         self.model.apply(&event, &mut Vec::new());
     }
 
-    fn exited(&mut self, key: ProcessKey) {
-        self.tell(EventKind::Exit {
+    fn exit(&mut self, key: ProcessKey) {
+        self.apply(EventKind::Exit {
             key,
             parent: None,
             exit_status: ExitStatus::Exited(0),
@@ -133,7 +133,7 @@ impl Orphan {
     }
 
     fn signalled(&mut self, signal: Signal) {
-        self.tell(EventKind::SignalSent {
+        self.apply(EventKind::SignalSent {
             key: self.key,
             signal: signal as u8,
         });
@@ -152,13 +152,13 @@ impl Orphan {
         self.reaper.take_reports()
     }
 
-    /// Ends it, if it lives, and gives all that it has said since it was ready.
-    fn last_words(&mut self) -> String {
+    /// Kills the shell if it is alive, and returns all of its output since it was ready.
+    fn kill_and_read(&mut self) -> String {
         let _ = self.child.kill();
         self.child.wait().unwrap();
-        let mut said = String::new();
-        self.said.read_to_string(&mut said).unwrap();
-        said
+        let mut output = String::new();
+        self.output.read_to_string(&mut output).unwrap();
+        output
     }
 }
 
@@ -168,7 +168,7 @@ impl Drop for Orphan {
     }
 }
 
-/// No more files can be opened.
+/// Simulation of a process that has reached its limit of open files.
 struct NoFiles(OwnedFd);
 
 impl Default for NoFiles {
@@ -193,8 +193,8 @@ impl Signals for NoFiles {
     }
 }
 
-/// The signals of some reports, and how it ended, if it has.
-fn told(reports: &[ReapEvent]) -> (Vec<Signal>, Option<(ReapOutcome, Option<Signal>)>) {
+/// Returns the signals in the reports, and the outcome.
+fn summary(reports: &[ReapEvent]) -> (Vec<Signal>, Option<(ReapOutcome, Option<Signal>)>) {
     let mut outcomes = reports.iter().filter_map(|report| match report {
         ReapEvent::Outcome { result, .. } => Some((result.outcome, result.signal)),
         _ => None,
@@ -207,11 +207,11 @@ fn told(reports: &[ReapEvent]) -> (Vec<Signal>, Option<(ReapOutcome, Option<Sign
 }
 
 #[test]
-fn one_that_had_its_sigterm_gets_no_second_and_is_killed_in_time() {
+fn process_that_had_sigterm_gets_no_second_one() {
     let mut orphan = Orphan::new();
     orphan.signalled(Signal::SIGTERM);
     orphan.claim();
-    assert_eq!(told(&orphan.signal()), (vec![], None));
+    assert_eq!(summary(&orphan.signal()), (vec![], None));
     let session = orphan
         .model
         .tree
@@ -225,15 +225,17 @@ fn one_that_had_its_sigterm_gets_no_second_and_is_killed_in_time() {
         orphan.reaper.stages().collect::<Vec<_>>()[..],
         [(id, Stage::Term { .. })] if id == session
     ));
-    orphan.reaper.update(session, |ladder| ladder.kill(0));
+    orphan
+        .reaper
+        .update(session, |escalation| escalation.kill(0));
     orphan.reaper.queue_all(session);
-    assert_eq!(told(&orphan.signal()), (vec![Signal::SIGKILL], None));
-    assert_eq!(orphan.last_words(), "");
+    assert_eq!(summary(&orphan.signal()), (vec![Signal::SIGKILL], None));
+    assert_eq!(orphan.kill_and_read(), "");
     let (ready, unrecorded) = orphan.reaper.confirm_exits();
     assert_eq!((ready, unrecorded), (1, vec![orphan.key]));
     orphan.reaper.on_unrecorded_exit(orphan.key);
     assert_eq!(
-        told(&orphan.reaper.take_reports()),
+        summary(&orphan.reaper.take_reports()),
         (
             vec![],
             Some((
@@ -245,61 +247,61 @@ fn one_that_had_its_sigterm_gets_no_second_and_is_killed_in_time() {
 }
 
 #[test]
-fn process_that_has_exited_at_stop_is_no_failure() {
+fn exited_process_at_stop_is_not_failed() {
     for is_recorded in [true, false] {
         let mut orphan = Orphan::new();
         orphan.claim();
-        assert_eq!(told(&orphan.signal()), (vec![Signal::SIGTERM], None));
-        orphan.last_words();
+        assert_eq!(summary(&orphan.signal()), (vec![Signal::SIGTERM], None));
+        orphan.kill_and_read();
         let node = orphan.model.tree.get(orphan.key).unwrap().clone();
-        let ended = ExitStatus::Signalled {
+        let expected = ExitStatus::Signalled {
             signal: 9,
             core: false,
         };
         if is_recorded {
-            orphan.reaper.on_exit(&node, ended, &[]);
+            orphan.reaper.on_exit(&node, expected, &[]);
         }
         orphan.reaper.stop();
         let expected = if is_recorded {
-            ended
+            expected
         } else {
             ExitStatus::Unknown
         };
-        let (_, outcome) = told(&orphan.reaper.take_reports());
+        let (_, outcome) = summary(&orphan.reaper.take_reports());
         let (outcome, _) = outcome.unwrap();
         assert_eq!(outcome, ReapOutcome::Exited(expected), "{is_recorded}");
     }
 }
 
 #[test]
-fn process_that_lives_at_stop_is_a_failure() {
+fn living_process_at_stop_is_failed() {
     let mut orphan = Orphan::new();
     orphan.claim();
     orphan.signal();
     orphan.reaper.stop();
-    let (_, outcome) = told(&orphan.reaper.take_reports());
+    let (_, outcome) = summary(&orphan.reaper.take_reports());
     let (outcome, _) = outcome.unwrap();
     assert_eq!(outcome, ReapOutcome::Failed(ReapFailure::Stopped));
 }
 
 #[test]
-fn one_that_was_stopped_is_woken_for_the_sigterm_it_had() {
+fn stopped_process_that_had_sigterm_is_woken() {
     let mut orphan = Orphan::new();
     for signal in [Signal::SIGSTOP, Signal::SIGTERM] {
-        end_own(&orphan, signal);
+        send_signal(&orphan, signal);
     }
     orphan.signalled(Signal::SIGTERM);
     orphan.claim();
-    assert_eq!(told(&orphan.signal()), (vec![], None));
+    assert_eq!(summary(&orphan.signal()), (vec![], None));
     let mut line = String::new();
-    orphan.said.read_line(&mut line).unwrap();
+    orphan.output.read_line(&mut line).unwrap();
     assert_eq!(line, "termed\n");
-    assert_eq!(orphan.last_words(), "", "no second one");
+    assert_eq!(orphan.kill_and_read(), "", "no second SIGTERM");
 }
 
 #[test]
-fn one_that_ends_of_anothers_signal_was_reaped() {
-    // Before it is opened, after that, and when its record is still to come.
+fn exit_after_signal_of_other_sender_is_reaped() {
+    // It exits before its pidfd is opened, after that, or its exit record arrives after the round of signals.
     for when in 0..3 {
         let mut orphan = Orphan::new();
         orphan.signalled(Signal::SIGTERM);
@@ -307,27 +309,27 @@ fn one_that_ends_of_anothers_signal_was_reaped() {
         if when > 0 {
             orphan.reaper.open_queued();
         }
-        orphan.last_words();
+        orphan.kill_and_read();
         let mut reports = Vec::new();
         if when > 1 {
             reports.extend(orphan.signal());
-            assert!(orphan.reaper.is_claimed(orphan.key), "how is not known");
+            assert!(orphan.reaper.is_claimed(orphan.key), "no exit record");
         }
         let node = orphan.model.tree.get(orphan.key).unwrap().clone();
         orphan.reaper.on_exit(&node, ExitStatus::Exited(1), &[]);
         reports.extend(orphan.signal());
         orphan.reaper.confirm_exits();
         reports.extend(orphan.reaper.take_reports());
-        let ended = (
+        let expected = (
             ReapOutcome::Exited(ExitStatus::Exited(1)),
             Some(Signal::SIGTERM),
         );
-        assert_eq!(told(&reports), (vec![], Some(ended)), "{when}");
+        assert_eq!(summary(&reports), (vec![], Some(expected)), "{when}");
     }
 }
 
 #[test]
-fn a_ladder_that_is_taken_over_past_its_time_kills_at_once() {
+fn resumed_escalation_past_its_deadline_kills_at_once() {
     let mut orphan = Orphan::new();
     let session = orphan
         .model
@@ -341,8 +343,8 @@ fn a_ladder_that_is_taken_over_past_its_time_kills_at_once() {
     orphan.reaper.resume(session, 1);
     orphan.claim();
     assert_eq!(orphan.reaper.open_escalations(), 1);
-    assert_eq!(told(&orphan.signal()), (vec![Signal::SIGKILL], None));
-    assert_eq!(orphan.last_words(), "");
+    assert_eq!(summary(&orphan.signal()), (vec![Signal::SIGKILL], None));
+    assert_eq!(orphan.kill_and_read(), "");
     orphan.reaper.confirm_exits();
     orphan.reaper.on_unrecorded_exit(orphan.key);
     orphan.reaper.close_empty();
@@ -359,56 +361,56 @@ fn killed_process_that_runs_is_not_given_up() {
     orphan.reaper = reaper(at_once, false);
     orphan.claim();
     orphan.reaper.tick(|_| ('S', 0));
-    assert_eq!(told(&orphan.signal()), (vec![Signal::SIGKILL], None));
+    assert_eq!(summary(&orphan.signal()), (vec![Signal::SIGKILL], None));
     for _ in 0..5 {
         orphan.reaper.tick(|_| ('R', 0));
-        assert_eq!(told(&orphan.signal()), (vec![], None));
+        assert_eq!(summary(&orphan.signal()), (vec![], None));
     }
     for _ in 0..2 {
         orphan.reaper.tick(|_| ('D', 0));
     }
     let stuck = ReapOutcome::Failed(ReapFailure::KillTimeout('D'));
     let stuck = Some((stuck, Some(Signal::SIGKILL)));
-    assert_eq!(told(&orphan.signal()), (vec![], stuck));
+    assert_eq!(summary(&orphan.signal()), (vec![], stuck));
 }
 
 #[test]
-fn one_for_whom_nobody_vouches_is_sent_nothing() {
+fn unconfirmed_process_is_not_signalled() {
     let mut orphan = Orphan::new();
     orphan.claim();
     orphan.reaper.open_queued();
     orphan.reaper.release_failed(orphan.key, nix::Error::EPERM);
     let failed = ReapOutcome::Failed(ReapFailure::Errno(nix::libc::EPERM));
-    assert_eq!(told(&orphan.signal()), (vec![], Some((failed, None))));
-    assert_eq!(orphan.last_words(), "");
-    // While another is open, it may yet have its turn.
+    assert_eq!(summary(&orphan.signal()), (vec![], Some((failed, None))));
+    assert_eq!(orphan.kill_and_read(), "");
+    // While another pidfd is open, the process can be opened later.
     let mut orphan = Orphan::new();
     orphan.claim();
     orphan.reaper.open_queued();
     orphan.reaper.open_pidfds += 1;
     orphan.reaper.release_failed(orphan.key, nix::Error::EPERM);
-    assert_eq!(told(&orphan.signal()), (vec![], None));
+    assert_eq!(summary(&orphan.signal()), (vec![], None));
     assert_eq!(orphan.reaper.waiting_for_files, [orphan.key]);
-    assert_eq!(orphan.last_words(), "");
+    assert_eq!(orphan.kill_and_read(), "");
 }
 
 #[test]
-fn some_open_files_are_left_for_others() {
+fn files_above_limit_wait_unless_none_is_open() {
     let mut orphan = Orphan::new();
     orphan.claim();
     orphan.reaper.files_max = 0;
     orphan.reaper.open_pidfds += 1;
-    assert_eq!(told(&orphan.signal()), (vec![], None));
+    assert_eq!(summary(&orphan.signal()), (vec![], None));
     assert_eq!(orphan.reaper.waiting_for_files, [orphan.key]);
-    // But for the only one.
+    // The only pidfd is kept open in any case.
     orphan.reaper.open_pidfds -= 1;
     orphan.reaper.queue = std::mem::take(&mut orphan.reaper.waiting_for_files).into();
-    assert_eq!(told(&orphan.signal()), (vec![Signal::SIGTERM], None));
-    orphan.last_words();
+    assert_eq!(summary(&orphan.signal()), (vec![Signal::SIGTERM], None));
+    orphan.kill_and_read();
 }
 
 #[test]
-fn exit_gives_one_process_its_turn_to_be_opened() {
+fn exit_lets_one_waiting_process_be_opened() {
     let others = [7, 8, 9].map(|pid| ProcessKey { pid, start: 2 });
     for (open, turns) in [(1, 1), (0, 3)] {
         let mut orphan = Orphan::new();
@@ -417,13 +419,13 @@ fn exit_gives_one_process_its_turn_to_be_opened() {
         orphan.reaper.open_pidfds += open;
         let own = orphan.key;
         for other in others {
-            orphan.born(other, own);
+            orphan.fork(other, own);
             orphan.key = other;
             orphan.claim();
         }
-        // The first one has exited meanwhile.
-        let gone = ProcessKey { pid: 6, start: 2 };
-        orphan.reaper.waiting_for_files = [gone].into_iter().chain(others).collect();
+        // This process has exited meanwhile.
+        let exited_key = ProcessKey { pid: 6, start: 2 };
+        orphan.reaper.waiting_for_files = [exited_key].into_iter().chain(others).collect();
         orphan.reaper.queue.clear();
         orphan.reaper.on_unrecorded_exit(own);
         assert_eq!(orphan.reaper.queue, others[..turns]);
@@ -432,7 +434,7 @@ fn exit_gives_one_process_its_turn_to_be_opened() {
 }
 
 #[test]
-fn process_that_cannot_be_opened_has_its_turn_after_others() {
+fn process_without_free_file_waits_for_an_exit() {
     for (others, waits) in [(1, true), (0, false)] {
         let mut orphan = Orphan::new();
         orphan.claim();
@@ -440,14 +442,14 @@ fn process_that_cannot_be_opened_has_its_turn_after_others() {
         orphan.reaper.open_pidfds += others;
         let failed = ReapOutcome::Failed(ReapFailure::Errno(nix::libc::EMFILE));
         let outcome = (!waits).then_some((failed, None));
-        assert_eq!(told(&orphan.signal()), (vec![], outcome), "{others}");
+        assert_eq!(summary(&orphan.signal()), (vec![], outcome), "{others}");
         assert_eq!(!orphan.reaper.waiting_for_files.is_empty(), waits);
     }
 }
 
 #[test]
-fn claim_of_a_signalled_process_is_told_except_in_observe() {
-    for (observe, signalled, is_told) in [
+fn claim_of_signalled_process_is_reported_in_enforce() {
+    for (observe, signalled, is_reported) in [
         (false, true, true),
         (false, false, false),
         (true, true, false),
@@ -459,31 +461,31 @@ fn claim_of_a_signalled_process_is_told_except_in_observe() {
         }
         orphan.claim();
         let reported = orphan.reaper.has_reported(orphan.key);
-        assert_eq!(reported, is_told, "{observe} {signalled}");
-        assert_eq!(orphan.reaper.take_reports().len(), usize::from(is_told));
+        assert_eq!(reported, is_reported, "{observe} {signalled}");
+        assert_eq!(orphan.reaper.take_reports().len(), usize::from(is_reported));
         assert_eq!(orphan.reaper.open_escalations(), usize::from(!observe));
     }
 }
 
 #[test]
-fn in_observe_one_of_whom_there_is_no_pidfd_is_decided_about_all_the_same() {
+fn observe_reports_decision_without_pidfd() {
     let mut orphan = Orphan::new();
     orphan.reaper = reaper(TIMES, true);
     orphan.claim();
     orphan.reaper.signals = Arc::new(NoFiles::default());
     let reports = orphan.signal();
     let observed = ReapOutcome::NotSent(ReleaseReason::ObserveMode);
-    assert_eq!(told(&reports), (vec![], Some((observed, None))));
+    assert_eq!(summary(&reports), (vec![], Some((observed, None))));
     assert!(
         matches!(reports[0], ReapEvent::Decided { .. }),
         "{reports:?}"
     );
     assert!(orphan.reaper.queued().is_empty());
-    assert_eq!(orphan.last_words(), "");
+    assert_eq!(orphan.kill_and_read(), "");
 }
 
 #[test]
-fn memory_is_read_after_the_first_signal_only_and_told_with_the_end() {
+fn memory_is_read_once_after_first_signal() {
     let mut orphan = Orphan::new();
     let reads = std::cell::Cell::new(0);
     let read = |pid| {
@@ -493,35 +495,35 @@ fn memory_is_read_after_the_first_signal_only_and_told_with_the_end() {
     orphan.claim();
     orphan.reaper.open_queued();
     orphan.reaper.measure_memory(usize::MAX, read);
-    assert_eq!(reads.get(), 0, "before its signal");
+    assert_eq!(reads.get(), 0, "before the first signal");
     orphan.signal();
     orphan.reaper.measure_memory(usize::MAX, read);
     orphan.reaper.measure_memory(usize::MAX, read);
     assert_eq!(reads.get(), 1);
-    orphan.last_words();
+    orphan.kill_and_read();
     orphan.reaper.confirm_exits();
     orphan.reaper.on_unrecorded_exit(orphan.key);
-    assert!(memory_told(&mut orphan).is_some_and(|memory| memory.rss > 100 << 10));
+    assert!(reported_memory(&mut orphan).is_some_and(|memory| memory.rss > 100 << 10));
 }
 
 #[test]
-fn one_that_is_gone_before_its_memory_is_read_has_none() {
+fn exited_process_has_no_memory_reading() {
     let mut orphan = Orphan::new();
     orphan.claim();
     orphan.signal();
-    orphan.last_words();
-    // Whoever has the pid by now.
+    orphan.kill_and_read();
+    // The memory of another process with the same pid.
     let memory = ProcessMemory {
         rss: 1 << 20,
         ..ProcessMemory::default()
     };
     orphan.reaper.measure_memory(usize::MAX, |_| Some(memory));
     orphan.reaper.on_unrecorded_exit(orphan.key);
-    assert_eq!(memory_told(&mut orphan), None);
+    assert_eq!(reported_memory(&mut orphan), None);
 }
 
 #[test]
-fn one_that_lives_on_gives_nothing_back() {
+fn living_process_has_no_freed_memory() {
     let mut orphan = Orphan::new();
     orphan.claim();
     orphan.signal();
@@ -529,11 +531,11 @@ fn one_that_lives_on_gives_nothing_back() {
         .reaper
         .measure_memory(usize::MAX, |pid| Procfs::default().memory(pid, false));
     orphan.reaper.stop();
-    assert_eq!(memory_told(&mut orphan), None);
+    assert_eq!(reported_memory(&mut orphan), None);
 }
 
-/// What is told of its memory with its one outcome.
-fn memory_told(orphan: &mut Orphan) -> Option<ProcessMemory> {
+/// Returns the memory in the only outcome.
+fn reported_memory(orphan: &mut Orphan) -> Option<ProcessMemory> {
     let reports = orphan.reaper.take_reports();
     let outcome = reports.iter().find_map(|report| match report {
         ReapEvent::Outcome { result, .. } => Some(result.memory),
@@ -542,7 +544,7 @@ fn memory_told(orphan: &mut Orphan) -> Option<ProcessMemory> {
     outcome.expect("an outcome")
 }
 
-fn end_own(orphan: &Orphan, signal: Signal) {
+fn send_signal(orphan: &Orphan, signal: Signal) {
     let pidfd = Pidfd::open(orphan.key.pid).unwrap();
     send::signal_own(&pidfd, orphan.key.pid, signal).unwrap();
 }
