@@ -1,8 +1,8 @@
-//! What agents have left behind that nobody watched: found by one look at the process table, and ended.
+//! Finds and reaps leftovers: processes that agents left behind while no service was watching.
 //!
-//! [`find_leftovers`] and [`reap_found`] are what `reaper scan` does where no service answers. [`Scanner`] is the same in a service,
-//! on threads of its own: what the service watches is taken from the engine before each look, and what is done is
-//! given to the engine, which tells it in the stream.
+//! `reaper scan` calls [`find_leftovers`] and [`reap_found`] if no service answers. In a service, [`Scanner`] does the
+//! same on its own threads. It asks the engine for the members before each scan, and sends it the records for the event
+//! stream.
 
 mod report;
 mod service;
@@ -27,10 +27,10 @@ use reaper_model::leftover::{
 use reaper_model::ruleset::{Rule, Ruleset};
 pub use service::Scanner;
 
-/// How old a tool's shell has to be, unless something else is asked for.
+/// Default minimum age of a tool's shell.
 pub const MIN_AGE: Duration = Duration::from_secs(600);
 
-/// By what a look goes; the parts of a [`LeftoverQuery`] with the same names.
+/// Settings of a scan, see the fields of [`LeftoverQuery`] with the same names.
 #[derive(Default)]
 pub struct ScanOptions {
     pub rules: Ruleset,
@@ -45,42 +45,41 @@ pub struct ScanOptions {
     pub by_order: bool,
 }
 
-/// What a look has found.
+/// Result of a scan.
 pub struct FoundLeftovers {
     pub table: ProcessTable,
     pub leftovers: Vec<Leftover>,
 }
 
-/// What an ending came to.
+/// Result of reaping leftovers.
 pub struct LeftoverReapResult {
-    /// Those who have come while it went on.
+    /// Leftovers that were discovered while others were being reaped.
     pub late: Vec<(LeftoverRow, Leftover)>,
     pub ended: Vec<ReapResult>,
 }
 
-/// Looks at everybody. Who is `held` was found before, and may have lost since, by what was done, what it was
-/// known by.
+/// Scans all processes for leftovers. `claimed` are those being reaped: they may no longer match their evidence.
 ///
 /// # Errors
 /// The process table cannot be read.
 pub fn find_leftovers(
-    terms: &ScanOptions,
-    held: &HashSet<ProcessKey>,
+    options: &ScanOptions,
+    claimed: &HashSet<ProcessKey>,
 ) -> Result<FoundLeftovers, ProcfsError> {
     let procfs = Procfs::default();
     let mut table = scan_processes(&procfs)?;
     find_hidden(&mut table);
-    let strays = terms.find(&table, held);
-    let asks = |rule: &Rule| rule.may_keep() && rule.when.listening.is_some();
-    if !terms.rules.rules().iter().any(asks) {
-        return Ok(FoundLeftovers {
-            table,
-            leftovers: strays,
-        });
+    let leftovers = options.find(&table, claimed);
+    let needs_sockets = |rule: &Rule| rule.may_keep() && rule.when.listening.is_some();
+    if !options.rules.rules().iter().any(needs_sockets) {
+        return Ok(FoundLeftovers { table, leftovers });
     }
-    // What is open is asked of those alone of whom it matters.
-    let matters = |stray: &&Leftover| !matches!(stray.verdict, LeftoverVerdict::Report(_));
-    let pids = strays.iter().filter(matters).map(|stray| stray.key.pid);
+    // Listening sockets are read only for processes whose verdict they can change.
+    let may_change = |leftover: &&Leftover| !matches!(leftover.verdict, LeftoverVerdict::Report(_));
+    let pids = leftovers
+        .iter()
+        .filter(may_change)
+        .map(|leftover| leftover.key.pid);
     for (key, listens) in listening(&procfs, pids.collect())? {
         if let Some(row) = table.rows.get_mut(&key.pid)
             && row.entry.key.has_same_tick(key)
@@ -88,45 +87,45 @@ pub fn find_leftovers(
             row.listening = listens;
         }
     }
-    let strays = terms.find(&table, held);
-    Ok(FoundLeftovers {
-        table,
-        leftovers: strays,
-    })
+    let leftovers = options.find(&table, claimed);
+    Ok(FoundLeftovers { table, leftovers })
 }
 
-/// Takes in those who are named as owners, live, and are not shown: /proc may be mounted so.
+/// Adds living owners of environment markers that /proc hides (mount option `hidepid`).
 fn find_hidden(table: &mut ProcessTable) {
-    let traces = table
+    let markers = table
         .rows
         .values()
         .filter_map(|row| match &row.env_markers {
-            Fact::Known(trace) => Some(trace),
+            Fact::Known(markers) => Some(markers),
             Fact::Unread | Fact::Unreadable => None,
         });
-    let owners: HashSet<u32> = traces.flat_map(|trace| trace.owners()).collect();
+    let owners: HashSet<u32> = markers.flat_map(|markers| markers.owners()).collect();
     let is_hidden = |pid: &u32| {
-        // Whatever /proc hides, pidfd_open(2) tells whether there is anybody.
-        let lives = Pidfd::open(*pid).err() != Some(Errno::ESRCH);
-        lives && !sys::is_visible(*pid)
+        // pidfd_open(2) finds processes that /proc hides.
+        let is_alive = Pidfd::open(*pid).err() != Some(Errno::ESRCH);
+        is_alive && !sys::is_visible(*pid)
     };
     let hidden = owners.into_iter().filter(is_hidden);
     table.unread.extend(hidden.map(|pid| (pid, None)));
 }
 
 impl ScanOptions {
-    fn find(&self, table: &ProcessTable, held: &HashSet<ProcessKey>) -> Vec<Leftover> {
-        let of_held = (!held.is_empty()).then(|| RecordedSession {
+    fn find(&self, table: &ProcessTable, claimed: &HashSet<ProcessKey>) -> Vec<Leftover> {
+        let claimed_session = (!claimed.is_empty()).then(|| RecordedSession {
             agent: "agent".into(),
             root: ProcessKey { pid: 0, start: 0 },
             uid: None,
-            members: held.clone(),
+            members: claimed.clone(),
         });
-        let recorded: Vec<_> = of_held.into_iter().chain(self.recorded.clone()).collect();
+        let recorded: Vec<_> = claimed_session
+            .into_iter()
+            .chain(self.recorded.clone())
+            .collect();
         let mut waited = self.waited.clone();
-        // Who is being ended, and what is born to them, has had its time.
-        waited.extend(held.iter().map(|key| (*key, u64::MAX)));
-        let question = LeftoverQuery {
+        // Processes that are being reaped have waited long enough, as have their children.
+        waited.extend(claimed.iter().map(|key| (*key, u64::MAX)));
+        let query = LeftoverQuery {
             rules: &self.rules,
             recorded: &recorded,
             own_pid: std::process::id(),
@@ -141,60 +140,58 @@ impl ScanOptions {
             waited: &waited,
             by_order: self.by_order,
         };
-        leftover::find(table, &question)
+        leftover::find(table, &query)
     }
 }
 
-/// Ends all that `look` says is to be reaped, up to where it finds nobody new. `found` is what was said
-/// before: who was there then and was not to be reaped is not, though by what is done it may come to look so.
-/// `look` is given those who are being ended.
+/// Reaps the leftovers in `found`, and new ones that `scan` finds meanwhile, until it finds no more. Processes that
+/// were present in `found` with another verdict are never reaped. `scan` gets the claimed processes.
 ///
 /// # Errors
-/// Those of `look`; what has been signalled by then stays so.
+/// Returns the error of `scan`. Signals that were sent before cannot be taken back.
 pub fn reap_found<E>(
     found: &FoundLeftovers,
     times: Times,
-    mut look: impl FnMut(&HashSet<ProcessKey>) -> Result<FoundLeftovers, E>,
+    mut scan: impl FnMut(&HashSet<ProcessKey>) -> Result<FoundLeftovers, E>,
 ) -> Result<LeftoverReapResult, E> {
-    let is_due = |stray: &&Leftover| stray.verdict == LeftoverVerdict::Reap;
+    let is_due = |leftover: &&Leftover| leftover.verdict == LeftoverVerdict::Reap;
     let first = found.leftovers.iter().filter(is_due);
-    let first: HashSet<ProcessKey> = first.map(|stray| stray.key).collect();
+    let first: HashSet<ProcessKey> = first.map(|leftover| leftover.key).collect();
     let was_there = |key: ProcessKey| {
         let rows = &found.table.rows;
         let row = rows.get(&key.pid);
         row.is_some_and(|row| row.entry.key == key) || found.table.unread.contains_key(&key.pid)
     };
     let mut late: HashMap<ProcessKey, (LeftoverRow, Leftover)> = HashMap::new();
-    let find = |held: &HashSet<ProcessKey>| {
+    let find = |claimed: &HashSet<ProcessKey>| {
         let FoundLeftovers {
             mut table,
-            leftovers: strays,
-        } = look(held)?;
+            leftovers,
+        } = scan(claimed)?;
         let mut due = Due::new();
-        for stray in strays.into_iter().filter(|stray| is_due(&stray)) {
-            let (key, known) = (stray.key, first.contains(&stray.key));
+        for leftover in leftovers.into_iter().filter(|leftover| is_due(&leftover)) {
+            let (key, known) = (leftover.key, first.contains(&leftover.key));
             if (known || !was_there(key))
                 && let Some(row) = table.rows.remove(&key.pid)
             {
                 due.insert(key, Some(row.entry.uids));
                 if !known {
-                    late.entry(key).or_insert((row, stray));
+                    late.entry(key).or_insert((row, leftover));
                 }
             }
         }
         Ok(due)
     };
     let ended = reap_all(find, times)?;
-    // Who was gone again before its turn came is nobody's concern.
+    // Processes that exited before their signal are not reported.
     let mut late: Vec<_> = ended
         .iter()
-        .filter_map(|end| late.remove(&end.key))
+        .filter_map(|result| late.remove(&result.key))
         .collect();
-    late.sort_by_key(|(_, stray)| stray.key);
+    late.sort_by_key(|(_, leftover)| leftover.key);
     Ok(LeftoverReapResult { late, ended })
 }
 
-/// By pid.
 fn by_pid(keys: &[ProcessKey]) -> HashMap<u32, ProcessKey> {
     keys.iter().map(|key| (key.pid, *key)).collect()
 }

@@ -1,4 +1,4 @@
-//! A look in the shape in which it is answered, with the service or without.
+//! Builds the report of a scan for leftovers, for a scan with or without the service.
 
 use hashbrown::HashMap;
 
@@ -12,41 +12,41 @@ use reaper_model::leftover::{Leftover, LeftoverRow, LeftoverVerdict, ProcessTabl
 
 use super::LeftoverReapResult;
 
-/// Bytes of a command line.
+/// Limit of bytes of a command line.
 const COMMAND_BYTES: usize = 256;
 
 impl ScanReport {
-    /// Of nothing yet. `scanned_by` is who has looked.
-    pub fn by(looked_by: &str) -> ScanReport {
+    /// Creates an empty report. `scanned_by` names the scanning program.
+    pub fn by(scanned_by: &str) -> ScanReport {
         ScanReport {
-            scanned_by: looked_by.into(),
+            scanned_by: scanned_by.into(),
             ..ScanReport::default()
         }
     }
 
-    /// Takes in what a look has found.
-    pub fn add(&mut self, table: &ProcessTable, strays: &[Leftover]) {
+    /// Adds the leftovers that a scan found.
+    pub fn add(&mut self, table: &ProcessTable, leftovers: &[Leftover]) {
         self.unreadable = table.unread.len() as u64;
-        for stray in strays {
-            if let Some(row) = table.rows.get(&stray.key.pid) {
-                self.add_one(row, stray);
+        for leftover in leftovers {
+            if let Some(row) = table.rows.get(&leftover.key.pid) {
+                self.add_one(row, leftover);
             }
         }
     }
 
-    fn add_one(&mut self, row: &LeftoverRow, stray: &Leftover) {
-        let finding = finding(row, stray);
-        if stray.verdict == LeftoverVerdict::Reap {
+    fn add_one(&mut self, row: &LeftoverRow, leftover: &Leftover) {
+        let finding = finding(row, leftover);
+        if leftover.verdict == LeftoverVerdict::Reap {
             self.reapable.push(finding);
         } else {
             self.kept.push(finding);
         }
     }
 
-    /// Takes in what became of those found.
+    /// Adds the outcomes, and the leftovers that were discovered late.
     pub fn done(&mut self, done: &LeftoverReapResult) {
-        for (row, stray) in &done.late {
-            self.add_one(row, stray);
+        for (row, leftover) in &done.late {
+            self.add_one(row, leftover);
         }
         let ends: HashMap<_, _> = done.ended.iter().map(|end| (end.key, end)).collect();
         for finding in &mut self.reapable {
@@ -55,10 +55,10 @@ impl ScanReport {
                 start: finding.start_ns,
             };
             if let Some(end) = ends.get(&key) {
-                ended(finding, end);
+                add_outcome(finding, end);
             }
         }
-        // Who was found and gone before its turn came. What is a member's is the engine's, which tells it.
+        // A leftover without an outcome exited before its signal. Outcomes of members come from the engine.
         for finding in self.reapable.iter_mut().filter(|f| f.session_id.is_none()) {
             finding.outcome.get_or_insert_with(|| "not_sent".into());
         }
@@ -70,52 +70,52 @@ impl ScanReport {
     }
 }
 
-fn ended(finding: &mut Finding, end: &ReapResult) {
-    let (outcome, why) = match end.outcome {
+fn add_outcome(finding: &mut Finding, result: &ReapResult) {
+    let (outcome, why) = match result.outcome {
         ReapOutcome::Exited(_) => ("ended", None),
-        ReapOutcome::Failed(failure) => ("failed", Some(failed(failure))),
+        ReapOutcome::Failed(failure) => ("failed", Some(failure_text(failure))),
         ReapOutcome::NotSent(_) => (
             "not_sent",
-            Some("gone, or not to be ended any more".to_owned()),
+            Some("already exited, or no longer to be reaped".to_owned()),
         ),
     };
     finding.outcome = Some(outcome.into());
-    finding.signal = end.signal.map(|signal| signal.as_str().into());
-    finding.duration_ns = end.duration;
+    finding.signal = result.signal.map(|signal| signal.as_str().into());
+    finding.duration_ns = result.duration;
     if let Some(why) = why {
         finding.why = why;
     }
 }
 
-fn finding(row: &LeftoverRow, stray: &Leftover) -> Finding {
-    let seen = &row.entry;
+fn finding(row: &LeftoverRow, leftover: &Leftover) -> Finding {
+    let entry = &row.entry;
     Finding {
-        pid: stray.key.pid,
-        start_ns: stray.key.start,
-        parent_pid: Some(seen.parent),
-        subtree_root_pid: stray.subtree_root.pid,
-        uid: seen.uids.effective,
-        command: command_line(&seen.image, COMMAND_BYTES),
-        agent: stray.agent.to_string(),
-        decision: stray.verdict.name().into(),
-        reason: stray.reason().into(),
-        rule: stray.verdict.rule().map(str::to_owned),
-        evidence: Some(stray.evidence.name().into()),
-        evidence_variable: stray.evidence.variable().map(str::to_owned),
-        agent_pid: stray.evidence.owner(),
-        why: leftover_text(stray),
-        age_s: sys::boot_time().saturating_sub(stray.key.start) / 1_000_000_000,
-        rss: Procfs::default().rss_of(stray.key),
+        pid: leftover.key.pid,
+        start_ns: leftover.key.start,
+        parent_pid: Some(entry.parent),
+        subtree_root_pid: leftover.subtree_root.pid,
+        uid: entry.uids.effective,
+        command: command_line(&entry.image, COMMAND_BYTES),
+        agent: leftover.agent.to_string(),
+        decision: leftover.verdict.name().into(),
+        reason: leftover.reason().into(),
+        rule: leftover.verdict.rule().map(str::to_owned),
+        evidence: Some(leftover.evidence.name().into()),
+        evidence_variable: leftover.evidence.variable().map(str::to_owned),
+        agent_pid: leftover.evidence.owner(),
+        why: leftover_text(leftover),
+        age_s: sys::boot_time().saturating_sub(leftover.key.start) / 1_000_000_000,
+        rss: Procfs::default().rss_of(leftover.key),
         ..Finding::default()
     }
 }
 
-fn failed(failure: ReapFailure) -> String {
+fn failure_text(failure: ReapFailure) -> String {
     match failure {
-        ReapFailure::Eperm => "not permitted to signal it".into(),
+        ReapFailure::Eperm => "no permission to signal it".into(),
         ReapFailure::KillTimeout('D') => "in uninterruptible sleep".into(),
         ReapFailure::KillTimeout(state) => format!("SIGKILL has no effect, state {state}"),
-        ReapFailure::Errno(errno) => format!("cannot be signalled: errno {errno}"),
-        ReapFailure::Stopped => "stopped before it had ended".into(),
+        ReapFailure::Errno(errno) => format!("cannot signal it: errno {errno}"),
+        ReapFailure::Stopped => "reaper stopped before it exited".into(),
     }
 }

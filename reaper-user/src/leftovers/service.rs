@@ -1,4 +1,4 @@
-//! The same in a service: what it watches is its own, and what is done is told in its stream.
+//! Scans for leftovers in a service. The engine's members are excluded, and the results go into the event stream.
 
 use std::io;
 use std::path::PathBuf;
@@ -26,26 +26,26 @@ use reaper_model::leftover::{
     Leftover, LeftoverRow, LeftoverVerdict, ProcessTable, RecordedSession, Uncertainty,
 };
 
-/// How often it is looked whether events are still missing, and how often that is done.
+/// Interval and number of polls that wait for the end of a gap.
 const GAP: (Duration, u32) = (Duration::from_millis(500), 240);
 
-/// Looks for leftovers beside an engine. Blocks: not for its thread. Clones share what they do.
+/// Scanner for leftovers. Its methods block, so the engine's thread must not call them. Clones share their state.
 #[derive(Clone)]
 pub struct Scanner {
-    asks: mpsc::Sender<EngineRequest>,
+    requests: mpsc::Sender<EngineRequest>,
     journal: Option<PathBuf>,
-    /// Why it cannot be told what users want kept.
+    /// Reason why the users' keeps are unknown.
     keeps_error: Option<&'static str>,
-    /// Somebody ends what was found.
+    /// Whether a clone is reaping leftovers.
     busy: Arc<AtomicBool>,
-    /// By their heads, trees that a rule gives time, and since when they are known, monotonic.
+    /// Trees that wait for the delay of a rule: the head, and the time of its discovery in ns of CLOCK_MONOTONIC.
     waiting: Arc<Mutex<HashMap<ProcessKey, u64>>>,
 }
 
-/// What the journal tells: recorded sessions, and who is kept.
+/// Data of the journal: recorded sessions, and kept processes.
 type JournalRecords = (Vec<RecordedSession>, Vec<ProcessKey>);
 
-/// Held by who ends what was found.
+/// Claim to reap leftovers, released on drop.
 struct Busy(Arc<AtomicBool>);
 
 impl Drop for Busy {
@@ -54,12 +54,12 @@ impl Drop for Busy {
     }
 }
 
-/// Why there was no look.
+/// Reasons why a scan failed.
 #[derive(Debug, thiserror::Error)]
 enum ScanError {
     #[error("the service is stopping")]
     Stopping,
-    #[error("what users want kept cannot be told: {0}")]
+    #[error("cannot read which processes users keep: {0}")]
     Keeps(String),
     #[error(transparent)]
     Procfs(#[from] ProcfsError),
@@ -67,19 +67,19 @@ enum ScanError {
 
 impl From<ScanError> for ErrorResponse {
     fn from(error: ScanError) -> ErrorResponse {
-        let word = match error {
+        let code = match error {
             ScanError::Stopping => "busy",
             ScanError::Keeps(_) | ScanError::Procfs(_) => "failed",
         };
-        ErrorResponse::new(word, error.to_string())
+        ErrorResponse::new(code, error.to_string())
     }
 }
 
 impl Scanner {
-    /// `asks` is the engine's; `journal` is the service's, if it keeps one.
-    pub fn new(asks: mpsc::Sender<EngineRequest>, journal: Option<PathBuf>) -> Scanner {
+    /// Creates a scanner. `requests` leads to the engine, `journal` is the database of the service if it keeps one.
+    pub fn new(requests: mpsc::Sender<EngineRequest>, journal: Option<PathBuf>) -> Scanner {
         Scanner {
-            asks,
+            requests,
             journal,
             keeps_error: None,
             busy: Arc::default(),
@@ -87,32 +87,32 @@ impl Scanner {
         }
     }
 
-    /// Why it cannot be told what users want kept, if so: then nothing is ended.
-    pub fn with_keeps_error(self, unsure: Option<&'static str>) -> Scanner {
+    /// Sets the reason why the users' keeps are unknown. Then nothing is reaped.
+    pub fn with_keeps_error(self, error: Option<&'static str>) -> Scanner {
         Scanner {
-            keeps_error: unsure,
+            keeps_error: error,
             ..self
         }
     }
 
-    /// Looks once for what is older than the service, tells of it in the stream, and where decisions are carried
-    /// out ends what strong evidence speaks for, what a rule gives time when that is over: on a thread of its own,
-    /// as soon as the engine answers.
+    /// Starts a thread that scans for leftovers from before the service started, and reports them in the stream.
+    ///
+    /// With `reap` in enforce mode, it also reaps those with strong evidence, if needed after the delay of a rule.
     ///
     /// # Errors
     /// No thread can be started.
     pub fn begin(self, reap: bool) -> io::Result<()> {
         let work = move || {
-            let mut rest = self.look_once(reap, true);
-            while let Ok(Some(time)) = rest {
+            let mut delay = self.scan_once(reap, true);
+            while let Ok(Some(time)) = delay {
                 sys::trim();
                 std::thread::sleep(time);
-                rest = self.look_once(reap, false);
+                delay = self.scan_once(reap, false);
             }
-            match rest {
-                // It is over before it began.
+            match delay {
+                // Another scan is reaping, or the service stopped.
                 Ok(_) | Err(ScanError::Stopping) => {}
-                Err(error) => tracing::error!("no look for what agents left behind: {error}"),
+                Err(error) => tracing::error!("cannot scan for leftovers: {error}"),
             }
             sys::trim();
         };
@@ -120,10 +120,9 @@ impl Scanner {
         thread.spawn(work).map(drop)
     }
 
-    /// Gives when to look again, for those whose time is not over. `first`: all is told, and not only of whom
-    /// something is done.
-    fn look_once(&self, reap: bool, first: bool) -> Result<Option<Duration>, ScanError> {
-        // Who only looks is in nobody's way.
+    /// Scans once. Returns when to scan again, if a delay runs. Without `first`, reports only leftovers to reap.
+    fn scan_once(&self, reap: bool, first: bool) -> Result<Option<Duration>, ScanError> {
+        // A scan without reaping needs no claim.
         let busy = reap.then(|| self.claim());
         if matches!(busy, Some(None)) {
             return Ok(None);
@@ -137,47 +136,47 @@ impl Scanner {
             watched = self.scan_context()?;
         }
         watched.enforce &= reap;
-        let told = self.read_journal().unwrap_or_else(|error| {
+        let records = self.read_journal().unwrap_or_else(|error| {
             if watched.enforce {
-                tracing::warn!("what agents left behind is told of and not ended: {error}");
+                tracing::warn!("leftovers are reported but not reaped: {error}");
             }
             watched.enforce = false;
             JournalRecords::default()
         });
-        let terms = self.terms(&watched, None, MIN_AGE, false, told);
-        let mut found = self.look(&terms)?;
-        let rests = found
+        let options = self.options(&watched, None, MIN_AGE, false, records);
+        let mut found = self.scan(&options)?;
+        let delays = found
             .leftovers
             .iter()
-            .filter_map(|stray| match stray.verdict {
+            .filter_map(|leftover| match leftover.verdict {
                 LeftoverVerdict::Wait { rest, .. } => Some(Duration::from_nanos(rest)),
-                // By then it is old enough.
+                // After that time it is old enough.
                 LeftoverVerdict::Report(Uncertainty::Young) => Some(MIN_AGE),
                 _ => None,
             });
-        let rest = rests.max().filter(|_| watched.enforce);
+        let delay = delays.max().filter(|_| watched.enforce);
         if !first {
             found
                 .leftovers
-                .retain(|stray| stray.verdict == LeftoverVerdict::Reap);
+                .retain(|leftover| leftover.verdict == LeftoverVerdict::Reap);
         }
-        self.end(&watched, &terms, &found)?;
-        Ok(rest)
+        self.end(&watched, &options, &found)?;
+        Ok(delay)
     }
 
-    /// Looks, and takes note of whom a rule gives time.
-    fn look(&self, terms: &ScanOptions) -> Result<FoundLeftovers, ProcfsError> {
-        let found = find_leftovers(terms, &HashSet::new())?;
+    /// Scans, and updates the trees that wait for the delay of a rule.
+    fn scan(&self, options: &ScanOptions) -> Result<FoundLeftovers, ProcfsError> {
+        let found = find_leftovers(options, &HashSet::new())?;
         let now = sys::monotonic();
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        let lives = |key: &ProcessKey| {
+        let is_alive = |key: &ProcessKey| {
             let row = found.table.rows.get(&key.pid);
             row.is_some_and(|row| row.entry.key == *key)
         };
-        waiting.retain(|head, _| lives(head));
-        for stray in &found.leftovers {
-            if matches!(stray.verdict, LeftoverVerdict::Wait { .. }) {
-                waiting.entry(stray.subtree_root).or_insert(now);
+        waiting.retain(|head, _| is_alive(head));
+        for leftover in &found.leftovers {
+            if matches!(leftover.verdict, LeftoverVerdict::Wait { .. }) {
+                waiting.entry(leftover.subtree_root).or_insert(now);
             }
         }
         drop(waiting);
@@ -191,20 +190,20 @@ impl Scanner {
         waiting.iter().map(waited).collect()
     }
 
-    fn look_for(
+    fn add_to_report(
         &self,
         report: &mut ScanReport,
         watched: &ScanContext,
         peer: Peer,
         min_age: Option<Duration>,
-        told: JournalRecords,
+        records: JournalRecords,
     ) -> Result<(ScanOptions, FoundLeftovers), ScanError> {
         let uid = (!peer.is_root()).then_some(peer.uid);
-        let terms = self.terms(watched, uid, min_age.unwrap_or(MIN_AGE), true, told);
-        let found = self.look(&terms)?;
+        let options = self.options(watched, uid, min_age.unwrap_or(MIN_AGE), true, records);
+        let found = self.scan(&options)?;
         report.observes = !watched.enforce;
         report.add(&found.table, &found.leftovers);
-        Ok((terms, found))
+        Ok((options, found))
     }
 
     fn claim(&self) -> Option<Busy> {
@@ -223,7 +222,7 @@ impl Scanner {
         recorded_sessions(journal, &boot_id).map_err(|error| ScanError::Keeps(error.to_string()))
     }
 
-    fn terms(
+    fn options(
         &self,
         watched: &ScanContext,
         uid: Option<u32>,
@@ -245,70 +244,67 @@ impl Scanner {
         }
     }
 
-    /// Tells what was found, and ends what is to be reaped, unless nothing is. `None`: there was nothing to end.
+    /// Reports the leftovers, and reaps those that are due. Returns `None` if none was due.
     fn end(
         &self,
         watched: &ScanContext,
-        terms: &ScanOptions,
+        options: &ScanOptions,
         found: &FoundLeftovers,
     ) -> Result<Option<LeftoverReapResult>, ScanError> {
-        let (uid, min_age, by_order) = (terms.uid, terms.min_age, terms.by_order);
-        let is_due = |stray: &&Leftover| stray.verdict == LeftoverVerdict::Reap;
-        // Of the others one word a tree is enough.
-        let is_told = |stray: &&Leftover| match stray.verdict {
+        let (uid, min_age, by_order) = (options.uid, options.min_age, options.by_order);
+        let is_due = |leftover: &&Leftover| leftover.verdict == LeftoverVerdict::Reap;
+        // All others are reported only for the head of each tree.
+        let is_reported = |leftover: &&Leftover| match leftover.verdict {
             LeftoverVerdict::Reap => true,
             LeftoverVerdict::Report(_) | LeftoverVerdict::Wait { .. } => {
-                stray.key == stray.subtree_root
+                leftover.key == leftover.subtree_root
             }
             LeftoverVerdict::Keep { .. } => false,
         };
-        let FoundLeftovers {
-            table,
-            leftovers: strays,
-        } = found;
-        let names = Names::new(table, &terms.recorded);
-        let told = strays.iter().filter(is_told);
-        let told = told.filter_map(|stray| Some((names.who(stray.key)?, stray.clone())));
-        self.emit(told.map(|(who, stray)| EventBody::Leftover {
-            process: who,
-            leftover: stray,
-        }))?;
-        if !watched.enforce || !strays.iter().any(|stray| is_due(&stray)) {
+        let FoundLeftovers { table, leftovers } = found;
+        let names = Names::new(table, &options.recorded);
+        let reported = leftovers.iter().filter(is_reported);
+        let reported =
+            reported.filter_map(|leftover| Some((names.of_key(leftover.key)?, leftover.clone())));
+        self.emit(reported.map(|(process, leftover)| EventBody::Leftover { process, leftover }))?;
+        if !watched.enforce || !leftovers.iter().any(|leftover| is_due(&leftover)) {
             return Ok(None);
         }
-        let look = |held: &HashSet<ProcessKey>| -> Result<FoundLeftovers, ScanError> {
-            // Who has become a member meanwhile is the engine's.
+        let scan = |claimed: &HashSet<ProcessKey>| -> Result<FoundLeftovers, ScanError> {
+            // A process that has become a member meanwhile belongs to the engine.
             let watched = self.scan_context()?;
-            let told = self.read_journal();
-            let unsure = told.is_err();
-            let told = told.unwrap_or_else(|_| (terms.recorded.clone(), terms.kept.clone()));
-            let terms = self.terms(&watched, uid, min_age, by_order, told);
-            let mut found = find_leftovers(&terms, held)?;
-            if watched.gap || unsure || !watched.enforce {
-                let stays = |stray: &Leftover| watched.enforce && held.contains(&stray.key);
-                found.leftovers.retain(stays);
+            let records = self.read_journal();
+            let is_unsure = records.is_err();
+            let records =
+                records.unwrap_or_else(|_| (options.recorded.clone(), options.kept.clone()));
+            let options = self.options(&watched, uid, min_age, by_order, records);
+            let mut found = find_leftovers(&options, claimed)?;
+            if watched.gap || is_unsure || !watched.enforce {
+                let is_claimed =
+                    |leftover: &Leftover| watched.enforce && claimed.contains(&leftover.key);
+                found.leftovers.retain(is_claimed);
             }
             Ok(found)
         };
-        let done = reap_found(found, watched.times, look)?;
-        self.tell_done(&names, &done)?;
+        let done = reap_found(found, watched.times, scan)?;
+        self.report_done(&names, &done)?;
         Ok(Some(done))
     }
 
-    fn tell_done(&self, names: &Names<'_>, done: &LeftoverReapResult) -> Result<(), ScanError> {
+    fn report_done(&self, names: &Names<'_>, done: &LeftoverReapResult) -> Result<(), ScanError> {
         let late = done.late.iter();
-        self.emit(late.map(|(row, stray)| EventBody::Leftover {
-            process: names.who_of(row),
-            leftover: stray.clone(),
+        self.emit(late.map(|(row, leftover)| EventBody::Leftover {
+            process: names.of_row(row),
+            leftover: leftover.clone(),
         }))?;
         let outcome = |end: &ReapResult| {
             let late = done.late.iter().find(|(row, _)| row.entry.key == end.key);
-            let who = match late {
-                Some((row, _)) => names.who_of(row),
-                None => names.who(end.key)?,
+            let process = match late {
+                Some((row, _)) => names.of_row(row),
+                None => names.of_key(end.key)?,
             };
             Some(EventBody::Outcome {
-                process: who,
+                process,
                 outcome: end.outcome,
                 signal: end.signal.map(|signal| signal.as_str()),
                 duration: end.duration,
@@ -326,25 +322,25 @@ impl Scanner {
         if records.is_empty() {
             return Ok(());
         }
-        self.ask(RequestKind::Emit(records)).map(drop)
+        self.request(RequestKind::Emit(records)).map(drop)
     }
 
     fn scan_context(&self) -> Result<ScanContext, ScanError> {
-        match self.ask(RequestKind::Watched)? {
+        match self.request(RequestKind::Watched)? {
             EngineReply::Watched(watched) => Ok(*watched),
             _ => Err(ScanError::Stopping),
         }
     }
 
-    fn ask(&self, question: RequestKind) -> Result<EngineReply, ScanError> {
+    fn request(&self, question: RequestKind) -> Result<EngineReply, ScanError> {
         let (answer, answered) = oneshot::channel();
         let peer = Peer { uid: 0 };
-        let ask = EngineRequest {
+        let request = EngineRequest {
             peer,
             question,
             answer,
         };
-        let sent = self.asks.blocking_send(ask);
+        let sent = self.requests.blocking_send(request);
         sent.map_err(|_| ScanError::Stopping)?;
         answered.blocking_recv().map_err(|_| ScanError::Stopping)
     }
@@ -358,11 +354,11 @@ impl Leftovers for Scanner {
         peer: Peer,
         min_age: Option<Duration>,
     ) -> Result<(), ErrorResponse> {
-        let told = self.read_journal().unwrap_or_else(|error| {
-            tracing::warn!("sessions of before are not looked for: {error}");
+        let records = self.read_journal().unwrap_or_else(|error| {
+            tracing::warn!("scanning without the sessions and keeps in the journal: {error}");
             JournalRecords::default()
         });
-        self.look_for(report, watched, peer, min_age, told)?;
+        self.add_to_report(report, watched, peer, min_age, records)?;
         Ok(())
     }
 
@@ -374,22 +370,22 @@ impl Leftovers for Scanner {
         min_age: Option<Duration>,
     ) -> Result<(), ErrorResponse> {
         let Some(_busy) = self.claim() else {
-            let what = "what was found is being reaped already: the event stream tells of it";
-            return Err(ErrorResponse::new("busy", what));
+            let message = "leftovers are already being reaped; the event stream reports the result";
+            return Err(ErrorResponse::new("busy", message));
         };
-        let told = self.read_journal()?;
-        let (terms, found) = self.look_for(report, watched, peer, min_age, told)?;
-        if let Some(done) = self.end(watched, &terms, &found)? {
+        let records = self.read_journal()?;
+        let (options, found) = self.add_to_report(report, watched, peer, min_age, records)?;
+        if let Some(done) = self.end(watched, &options, &found)? {
             report.done(&done);
         }
         Ok(())
     }
 }
 
-/// By what processes are told of.
+/// Descriptions of processes in the stream.
 struct Names<'a> {
     table: &'a ProcessTable,
-    /// Those recorded, by pid and tick.
+    /// Keys of recorded processes by pid and start tick.
     recorded: HashMap<(u32, u64), ProcessKey>,
 }
 
@@ -403,23 +399,23 @@ impl<'a> Names<'a> {
         }
     }
 
-    fn who(&self, key: ProcessKey) -> Option<ProcessRef> {
+    fn of_key(&self, key: ProcessKey) -> Option<ProcessRef> {
         let row = self.table.rows.get(&key.pid)?;
-        (row.entry.key == key).then(|| self.who_of(row))
+        (row.entry.key == key).then(|| self.of_row(row))
     }
 
-    fn who_of(&self, row: &LeftoverRow) -> ProcessRef {
-        let seen = &row.entry;
-        // The table knows starts to the tick: it is told of by the name under which it was recorded.
-        let tick = (seen.key.pid, seen.key.start / TICK_NS);
+    fn of_row(&self, row: &LeftoverRow) -> ProcessRef {
+        let entry = &row.entry;
+        // /proc has start times in ticks only. The stream uses the exact key under which the process was recorded.
+        let tick = (entry.key.pid, entry.key.start / TICK_NS);
         let name = self.recorded.get(&tick);
-        let parent = self.table.rows.get(&seen.parent);
+        let parent = self.table.rows.get(&entry.parent);
         ProcessRef {
-            key: name.copied().unwrap_or(seen.key),
+            key: name.copied().unwrap_or(entry.key),
             parent: parent.map(|parent| parent.entry.key),
             birth_parent: None,
-            image: Arc::clone(&seen.image),
-            uids: seen.uids,
+            image: Arc::clone(&entry.image),
+            uids: entry.uids,
             session: None,
             provenance: Provenance::Procfs,
             evidence: None,

@@ -1,4 +1,4 @@
-//! A scanner beside an engine of which only the answers are made up: on one process of this test's.
+//! A scanner with a simulated engine, and a real process of the test.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -17,7 +17,7 @@ use reaper_model::event::TICK_NS;
 
 const ROOT: Peer = Peer { uid: 0 };
 
-/// A child, ended with this.
+/// Child process that is killed on drop.
 struct Sleeper(Child);
 
 impl Sleeper {
@@ -61,7 +61,7 @@ fn watched(members: Vec<ProcessKey>, gap: bool) -> ScanContext {
     }
 }
 
-/// A scanner without a journal, and the records that it sent.
+/// Returns a scanner without a journal, and the records that it sends.
 fn scanner(answer: ScanContext) -> (Scanner, Arc<Mutex<Vec<EventRecord>>>) {
     scanner_with(answer, None)
 }
@@ -70,27 +70,27 @@ fn scanner_with(
     answer: ScanContext,
     journal: Option<PathBuf>,
 ) -> (Scanner, Arc<Mutex<Vec<EventRecord>>>) {
-    let (asks, mut asked) = mpsc::channel::<EngineRequest>(1);
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let also = Arc::clone(&told);
+    let (requests, mut received) = mpsc::channel::<EngineRequest>(1);
+    let emitted = Arc::new(Mutex::new(Vec::new()));
+    let records_of_thread = Arc::clone(&emitted);
     std::thread::spawn(move || {
         while let Some(EngineRequest {
             question,
-            answer: to,
+            answer: reply,
             ..
-        }) = asked.blocking_recv()
+        }) = received.blocking_recv()
         {
-            let _ = to.send(match question {
+            let _ = reply.send(match question {
                 RequestKind::Watched => EngineReply::Watched(Box::new(answer.clone())),
                 RequestKind::Emit(records) => {
-                    also.lock().unwrap().extend(records);
+                    records_of_thread.lock().unwrap().extend(records);
                     EngineReply::Emitted
                 }
                 other => panic!("{other:?}"),
             });
         }
     });
-    (Scanner::new(asks, journal), told)
+    (Scanner::new(requests, journal), emitted)
 }
 
 fn find(report: &ScanReport, key: ProcessKey) -> Option<&'static str> {
@@ -98,85 +98,87 @@ fn find(report: &ScanReport, key: ProcessKey) -> Option<&'static str> {
     if at(&report.reapable) {
         return Some("found");
     }
-    at(&report.kept).then_some("spared")
+    at(&report.kept).then_some("kept")
 }
 
 #[test]
-fn what_is_watched_is_left_to_the_engine() {
+fn scan_in_service_excludes_members() {
     let sleeper = Sleeper::start();
-    // Until the program runs, its environment is this one's.
+    // Before its exec, the child has the environment of this process.
     while Procfs::default().start_ticks(sleeper.key().pid).is_none()
         || std::fs::read(format!("/proc/{}/comm", sleeper.key().pid)).unwrap() != b"sleep\n"
     {
         std::thread::yield_now();
     }
-    let said = |watched: ScanContext| {
+    let scan = |watched: ScanContext| {
         let mut report = ScanReport::by("service");
         let (scanner, _) = scanner(watched.clone());
         scanner.report(&mut report, &watched, ROOT, None).unwrap();
         find(&report, sleeper.key())
     };
-    assert_eq!(said(watched(Vec::new(), false)), Some("spared"));
-    assert_eq!(said(watched(vec![sleeper.key()], false)), None);
-    let mut of_before = watched(Vec::new(), false);
-    of_before.started_ns = 0;
-    assert_eq!(said(of_before), None, "its lineage is known");
+    assert_eq!(scan(watched(Vec::new(), false)), Some("kept"));
+    assert_eq!(scan(watched(vec![sleeper.key()], false)), None);
+    let mut older_service = watched(Vec::new(), false);
+    older_service.started_ns = 0;
+    assert_eq!(scan(older_service), None, "its lineage is known");
     let mut report = ScanReport::by("service");
     let (scanner, _) = scanner(watched(Vec::new(), false));
-    let stranger = Peer { uid: 4242 };
+    let other_user = Peer { uid: 4242 };
     let watched = watched(Vec::new(), false);
     scanner
-        .report(&mut report, &watched, stranger, None)
+        .report(&mut report, &watched, other_user, None)
         .unwrap();
     assert_eq!(find(&report, sleeper.key()), None);
 }
 
 #[test]
-fn what_is_found_is_told_and_weak_evidence_signals_nobody() {
+fn leftover_with_weak_evidence_is_reported_not_reaped() {
     let mut sleeper = Sleeper::start();
     let key = sleeper.key();
-    let (scanner, told) = scanner(watched(Vec::new(), false));
+    let (scanner, emitted) = scanner(watched(Vec::new(), false));
     while std::fs::read(format!("/proc/{}/comm", key.pid)).unwrap() != b"sleep\n" {
         std::thread::yield_now();
     }
     let mut report = ScanReport::by("service");
-    let look = watched(Vec::new(), false);
-    scanner.reap(&mut report, &look, ROOT, None).unwrap();
-    assert_eq!(find(&report, key), Some("spared"));
-    let told = told.lock().unwrap();
-    let of = |record: &EventRecord| match &record.body {
-        EventBody::Leftover {
-            process: who,
-            leftover: stray,
-        } if who.key.pid == key.pid => Some(stray.verdict.clone()),
+    let context = watched(Vec::new(), false);
+    scanner.reap(&mut report, &context, ROOT, None).unwrap();
+    assert_eq!(find(&report, key), Some("kept"));
+    let emitted = emitted.lock().unwrap();
+    let verdict_of = |record: &EventRecord| match &record.body {
+        EventBody::Leftover { process, leftover } if process.key.pid == key.pid => {
+            Some(leftover.verdict.clone())
+        }
         _ => None,
     };
-    let verdict = told.iter().find_map(of);
+    let verdict = emitted.iter().find_map(verdict_of);
     assert_eq!(
         verdict,
         Some(LeftoverVerdict::Report(leftover::Uncertainty::NoOwner))
     );
     assert!(
-        !told
+        !emitted
             .iter()
             .any(|record| matches!(record.body, EventBody::Outcome { .. }))
     );
-    assert!(sleeper.0.try_wait().unwrap().is_none(), "it lives");
+    assert!(sleeper.0.try_wait().unwrap().is_none(), "it was killed");
 }
 
 #[test]
-fn who_cannot_tell_what_is_kept_ends_nothing() {
+fn unknown_keeps_prevent_reaping() {
     let dir = tempfile::tempdir().unwrap();
     let journal = dir.path().join("journal.db");
-    std::fs::write(&journal, "no database at all").unwrap();
-    let look = watched(Vec::new(), false);
-    let (of_damaged, _) = scanner_with(look.clone(), Some(journal));
-    let (of_unsure, _) = scanner(look.clone());
-    for scanner in [of_damaged, of_unsure.with_keeps_error(Some("no journal"))] {
+    std::fs::write(&journal, "not a database").unwrap();
+    let context = watched(Vec::new(), false);
+    let (with_damaged_journal, _) = scanner_with(context.clone(), Some(journal));
+    let (without_journal, _) = scanner(context.clone());
+    for scanner in [
+        with_damaged_journal,
+        without_journal.with_keeps_error(Some("no journal")),
+    ] {
         let mut report = ScanReport::by("service");
-        let refusal = scanner.reap(&mut report, &look, ROOT, None).unwrap_err();
+        let refusal = scanner.reap(&mut report, &context, ROOT, None).unwrap_err();
         assert_eq!(refusal.error, "failed");
-        assert!(refusal.message.contains("want kept"), "{refusal:?}");
-        scanner.report(&mut report, &look, ROOT, None).unwrap();
+        assert!(refusal.message.contains("users keep"), "{refusal:?}");
+        scanner.report(&mut report, &context, ROOT, None).unwrap();
     }
 }
