@@ -1,4 +1,4 @@
-//! The files of the journal, before there is a database in them.
+//! Handles the files of the journal without opening the database.
 
 use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind, Read};
@@ -9,20 +9,19 @@ use super::JournalError;
 use super::schema::APPLICATION_ID;
 use reaper_host::sys::remote;
 
-/// What a database begins with.
+/// First bytes of an SQLite database.
 const HEADER: &[u8; 16] = b"SQLite format 3\0";
 
-/// Bytes of the database header at the beginning of its first page.
+/// Size in bytes of the database header, at the beginning of the first page.
 const PAGE_HEADER: usize = 100;
 
-/// Bytes before the page in each frame of a write-ahead log.
+/// Size in bytes of the header before the page in each frame of a write-ahead log.
 const FRAME_HEADER: usize = 24;
 
-/// What the files beside a database are called after its name.
-const BESIDE: [&str; 2] = ["-wal", "-shm"];
+/// Suffixes of the files that SQLite keeps beside a database.
+const SUFFIXES: [&str; 2] = ["-wal", "-shm"];
 
-/// Makes the directory if it is not there, and checks that a database may lie in it. Gives its path
-/// without links.
+/// Creates the directory if it is missing, and checks that it is safe for a database. Returns its canonical path.
 pub(super) fn directory(directory: &Path) -> Result<PathBuf, JournalError> {
     let file = |source| JournalError::File {
         path: directory.to_owned(),
@@ -46,40 +45,40 @@ pub(super) fn directory(directory: &Path) -> Result<PathBuf, JournalError> {
     Ok(directory)
 }
 
-/// Makes an empty file unless there is one, and sees to it that only its owner may read it and those
-/// beside it. Gives what makes it no database, if something does.
+/// Creates an empty file if there is none. Makes it and the files beside it accessible to the owner only. Returns the
+/// reason why the file is not a usable database, if there is one.
 pub(super) fn prepare(path: &Path) -> io::Result<Option<&'static str>> {
     match std::fs::symlink_metadata(path) {
-        Ok(meta) if !meta.is_file() => return Ok(Some("it is no ordinary file")),
+        Ok(meta) if !meta.is_file() => return Ok(Some("not a regular file")),
         Ok(meta) if ![0, nix::unistd::geteuid().as_raw()].contains(&meta.uid()) => {
-            return Ok(Some("it is another user's"));
+            return Ok(Some("owned by another user"));
         }
-        Ok(meta) if meta.nlink() > 1 => return Ok(Some("it has another name besides this one")),
+        Ok(meta) if meta.nlink() > 1 => return Ok(Some("more than one hard link")),
         Ok(_) => {}
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            // What is left of one that was removed would be taken for its own.
-            for name in BESIDE {
-                remove(&beside(path, name))?;
+            // SQLite would apply the leftover log of a removed database to the new one.
+            for name in SUFFIXES {
+                remove(&with_suffix(path, name))?;
             }
         }
         Err(error) => return Err(error),
     }
     let mut file = open(path, true)?;
-    for name in BESIDE {
-        // Those that are made from now on get the mode of the database.
-        match open(&beside(path, name), false) {
+    for name in SUFFIXES {
+        // Later ones get the mode of the database.
+        match open(&with_suffix(path, name), false) {
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
     }
     let mut header = [0; HEADER.len()];
-    let foreign =
+    let is_foreign =
         file.metadata()?.len() > 0 && (file.read_exact(&mut header).is_err() || header != *HEADER);
-    Ok(foreign.then_some("it is no database"))
+    Ok(is_foreign.then_some("not a database"))
 }
 
-/// Opens a file for its owner alone.
+/// Opens a file with access for its owner only.
 fn open(path: &Path, create: bool) -> io::Result<File> {
     let file = File::options()
         .read(true)
@@ -93,14 +92,14 @@ fn open(path: &Path, create: bool) -> io::Result<File> {
     Ok(file)
 }
 
-/// Returns the schema version of a journal; None if the file is no journal or cannot be read.
+/// Returns the schema version of a journal. None if the file is not a journal or cannot be read.
 ///
 /// Reads the files itself, since SQLite would create `-wal` and `-shm`, or checkpoint. The newest version may be in the
 /// `-wal` alone, if the service that upgraded the journal was killed. Checksums are not verified, so the result is the
 /// highest version of any committed frame. Formats: <https://sqlite.org/fileformat2.html>.
 pub(super) fn schema_version(path: &Path) -> Option<i64> {
     // In this order: a checkpoint moves the version from the log into the database.
-    let logged = logged_version(&beside(path, "-wal")).ok().flatten();
+    let logged = logged_version(&with_suffix(path, "-wal")).ok().flatten();
     let mut page = [0; PAGE_HEADER];
     open_to_read(path)
         .and_then(|file| file.read_exact_at(&mut page, 0))
@@ -148,20 +147,20 @@ fn open_to_read(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// Renames a database that cannot be used, and what is beside it. Gives its new name.
+/// Renames an unusable database and the files beside it. Returns the new name.
 pub(super) fn set_aside(path: &Path) -> io::Result<PathBuf> {
     let time = jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ");
     let name = format!(".aside-{time}");
-    let mut aside = beside(path, &name);
+    let mut aside = with_suffix(path, &name);
     for n in 2.. {
         if std::fs::symlink_metadata(&aside).is_err() {
             break;
         }
-        aside = beside(path, &format!("{name}-{n}"));
+        aside = with_suffix(path, &format!("{name}-{n}"));
     }
     std::fs::rename(path, &aside)?;
-    for name in BESIDE {
-        match std::fs::rename(beside(path, name), beside(&aside, name)) {
+    for name in SUFFIXES {
+        match std::fs::rename(with_suffix(path, name), with_suffix(&aside, name)) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}
         }
@@ -176,9 +175,9 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// `path` with something after its name.
-pub(super) fn beside(path: &Path, end: &str) -> PathBuf {
+/// Returns `path` with `suffix` appended to the file name.
+pub(super) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
-    name.push(end);
+    name.push(suffix);
     name.into()
 }

@@ -1,4 +1,4 @@
-//! What a journal tells: read by whoever may read its file, while the service writes to it.
+//! Reads a journal, also while a service writes to it.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -13,20 +13,20 @@ use super::schema::{APPLICATION_ID, SCHEMA};
 use crate::export::{ExitInfo, FreedMemory, SessionIdText, SessionRef};
 use reaper_model::event::ProcessKey;
 
-/// Which sessions are told of.
+/// Filter for sessions.
 #[derive(Clone, Debug, Default)]
 pub struct HistoryQuery {
-    /// Those of which something was heard since then.
+    /// Only sessions with records since this time.
     pub since: Option<Timestamp>,
-    /// Those of this agent.
+    /// Only sessions of this agent.
     pub agent: Option<String>,
-    /// The one of this name, or those whose name begins so.
+    /// Only sessions whose name begins with this text.
     pub session: Option<String>,
-    /// What is of this user alone: sessions whose root was, and of their members those that were.
+    /// Only sessions whose root this user owns, with the user's processes in them.
     pub uid: Option<u32>,
 }
 
-/// A session, and what was decided about its members.
+/// A session with its decisions and outcomes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HistorySession {
     #[serde(rename = "session_id")]
@@ -34,16 +34,16 @@ pub struct HistorySession {
     pub agent: String,
     #[serde(rename = "process.pid")]
     pub pid: u32,
-    /// Uid of its root; `None` where nobody told.
+    /// Uid of the root. `None` if it is unknown.
     #[serde(rename = "process.user.id", skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// Command line of its root, secrets taken out.
+    /// Command line of the root, with secrets redacted.
     #[serde(rename = "process.command_args")]
     pub args: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outer_session_id: Option<String>,
     pub opened_at: Timestamp,
-    /// When its root was gone, and how that ended.
+    /// Exit time of the root.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub root_exited_at: Option<Timestamp>,
     #[serde(flatten)]
@@ -59,7 +59,7 @@ pub struct HistorySession {
     pub processes: Vec<HistoryProcess>,
 }
 
-/// A member about which something was decided.
+/// A member with decisions or outcomes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HistoryProcess {
     pub entity_id: String,
@@ -92,7 +92,7 @@ pub struct HistoryOutcome {
     pub outcome: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// The strongest that it was sent.
+    /// Strongest signal that the process was sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub signal: Option<String>,
     #[serde(flatten)]
@@ -105,17 +105,17 @@ pub struct HistoryOutcome {
     pub swap: Option<u64>,
 }
 
-/// Why a journal tells nothing.
+/// Reasons why a journal cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum HistoryError {
     #[error(
-        "there is no journal {}: no service has kept one here; --file names another",
+        "no journal at {}: no service has written one here; use --file to read another",
         .0.display()
     )]
     Missing(PathBuf),
-    #[error("only root, or the service, may read the journal {}", .0.display())]
+    #[error("cannot read the journal {}: permission denied; run as root or as the user of the service", .0.display())]
     Denied(PathBuf),
-    #[error("{} is no journal of reaper's", .0.display())]
+    #[error("{} is not a journal of reaper", .0.display())]
     NotAJournal(PathBuf),
     #[error(transparent)]
     Newer(#[from] NewerSchema),
@@ -130,70 +130,72 @@ pub enum HistoryError {
         path: PathBuf,
         error: rusqlite::Error,
     },
-    /// What was to be done with a session failed.
+    /// The callback for a session failed.
     #[error(transparent)]
     Callback(#[from] io::Error),
 }
 
-/// Reads a journal, and gives each session that is asked for to `tell`, the newest last.
+/// Passes each session that matches the query to `on_session`, oldest first.
 ///
 /// # Errors
-/// It is not there, not to be read, or not one; or `tell` fails.
+/// The journal does not exist, cannot be read, or is not a journal; or `on_session` fails.
 pub fn read(
     path: &Path,
     query: &HistoryQuery,
-    tell: impl FnMut(HistorySession) -> io::Result<()>,
+    on_session: impl FnMut(HistorySession) -> io::Result<()>,
 ) -> Result<(), HistoryError> {
-    let mut told = Ok(());
+    let mut result = Ok(());
     with_journal(path, |connection| {
-        match sessions(connection, query, tell) {
+        match sessions(connection, query, on_session) {
             Err(ReadError::Sql(error)) => return Err(error),
-            Err(ReadError::Told(error)) => told = Err(error),
+            Err(ReadError::Callback(error)) => result = Err(error),
             Ok(()) => {}
         }
         Ok(())
     })?;
-    Ok(told?)
+    Ok(result?)
 }
 
-/// Opens a journal, all of it as it is at one moment, for `work`.
+/// Opens a journal and passes a consistent snapshot of it to `work`.
 ///
 /// # Errors
-/// It is not there, not to be read, or not one; or `work` fails.
+/// The journal does not exist, cannot be read, or is not a journal; or `work` fails.
 pub(super) fn with_journal<T>(
     path: &Path,
     work: impl FnOnce(&Connection) -> rusqlite::Result<T>,
 ) -> Result<T, HistoryError> {
-    // SQLite says of all of these that it cannot open the file.
-    let own = || path.to_owned();
+    // SQLite reports only that it cannot open the file.
+    let owned = || path.to_owned();
     match std::fs::File::open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            return Err(HistoryError::Missing(own()));
+            return Err(HistoryError::Missing(owned()));
         }
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-            return Err(HistoryError::Denied(own()));
+            return Err(HistoryError::Denied(owned()));
         }
         Err(error) => return Err(error.into()),
-        Ok(file) if !file.metadata()?.is_file() => return Err(HistoryError::NotAJournal(own())),
+        Ok(file) if !file.metadata()?.is_file() => {
+            return Err(HistoryError::NotAJournal(owned()));
+        }
         Ok(_) => {}
     }
     NewerSchema::check(path)?;
     let unreadable = |error: rusqlite::Error| {
         let code = error.sqlite_error_code();
         if code == Some(rusqlite::ErrorCode::NotADatabase) {
-            return HistoryError::NotAJournal(own());
+            return HistoryError::NotAJournal(owned());
         }
-        let path = own();
+        let path = owned();
         HistoryError::Unreadable { path, error }
     };
     let mut connection = open(path).map_err(unreadable)?;
     let number = |name: &str| number(&connection, name).map_err(unreadable);
     let (application, found) = (number("application_id")?, number("user_version")?);
     if application != APPLICATION_ID {
-        return Err(HistoryError::NotAJournal(own()));
+        return Err(HistoryError::NotAJournal(owned()));
     }
     if found != SCHEMA {
-        let path = own();
+        let path = owned();
         return Err(if found > SCHEMA {
             NewerSchema { path, found }.into()
         } else {
@@ -218,7 +220,7 @@ fn number(connection: &Connection, name: &str) -> rusqlite::Result<i64> {
 
 enum ReadError {
     Sql(rusqlite::Error),
-    Told(io::Error),
+    Callback(io::Error),
 }
 
 impl From<rusqlite::Error> for ReadError {
@@ -230,7 +232,7 @@ impl From<rusqlite::Error> for ReadError {
 fn sessions(
     connection: &Connection,
     query: &HistoryQuery,
-    mut tell: impl FnMut(HistorySession) -> io::Result<()>,
+    mut on_session: impl FnMut(HistorySession) -> io::Result<()>,
 ) -> Result<(), ReadError> {
     let mut statement = connection.prepare(
         "SELECT s.id, s.agent, s.pid, s.start, s.uid, root.args, o.agent, o.pid, o.start, s.opened, s.gone,
@@ -249,7 +251,7 @@ fn sessions(
             continue;
         }
         session.processes = processes(connection, id, query.uid)?;
-        tell(session).map_err(ReadError::Told)?;
+        on_session(session).map_err(ReadError::Callback)?;
     }
     Ok(())
 }
@@ -274,7 +276,7 @@ fn session(row: &Row<'_>) -> rusqlite::Result<HistorySession> {
         pid: row.get(2)?,
         uid: row.get(4)?,
         args: args(row.get(5)?),
-        // Of the same three columns.
+        // From the same three columns of the outer session.
         outer_session_id: name(6)?,
         opened_at: time(row.get(9)?),
         root_exited_at: row.get::<_, Option<i64>>(10)?.map(time),
@@ -297,7 +299,7 @@ fn session(row: &Row<'_>) -> rusqlite::Result<HistorySession> {
     })
 }
 
-/// The members of a session about which something was decided, in the order of that.
+/// Returns the members of a session with decisions or outcomes, ordered by the time of the first one.
 fn processes(
     connection: &Connection,
     session: i64,
@@ -332,7 +334,7 @@ fn processes(
 }
 
 impl HistoryProcess {
-    /// When something was first decided about it, or came of that.
+    /// Returns the time of the first decision, or of the first outcome if there was no decision.
     fn first(&self) -> Option<Timestamp> {
         let decided = self.decisions.first().map(|decision| decision.time);
         decided.or(self.outcomes.first().map(|outcome| outcome.time))

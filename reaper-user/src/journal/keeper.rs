@@ -1,4 +1,4 @@
-//! Requests to the journal to write or remove keeps.
+//! Requests from other threads to store or remove keeps.
 
 use std::path::PathBuf;
 use std::sync::mpsc::{Sender, channel};
@@ -8,47 +8,49 @@ use super::JournalError;
 use super::keeps::{JournalKeep, KeepUpdate};
 use super::message::{KeepChange, Message};
 
-/// Time limit for an answer of the journal's thread, and for its last writes when it is closed.
-pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+/// Time limit for answers of the journal's thread, and for its last writes when the journal is closed.
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Writes keeps from any thread. Cheap to clone.
+/// Handle to store keeps from any thread. Cheap to clone.
 #[derive(Clone)]
 pub struct KeepWriter {
     pub(super) sender: Sender<Message>,
-    pub(super) asking: Sender<KeepChange>,
+    pub(super) changes: Sender<KeepChange>,
     pub(super) path: PathBuf,
 }
 
 impl KeepWriter {
-    /// Writes keeps, all or none, and replaces earlier requests for the same processes. They are in the file when this
-    /// returns, so they outlive this program. Blocks for up to two seconds: not for the engine's thread.
+    /// Stores keeps, all or none, and replaces earlier ones of the same processes. When this returns, they are in the
+    /// database and survive a crash. Blocks for up to two seconds, so the engine's thread must not call it.
     ///
     /// # Errors
-    /// They could not be written, or not in time.
+    /// The keeps cannot be stored, or not in time.
     pub fn keep(&self, keeps: &[JournalKeep]) -> Result<(), JournalError> {
         self.change(KeepUpdate::Keep(keeps.to_vec()))
     }
 
-    /// Removes all that the user `by` asked for at the time `made`, as in [`JournalKeep`]. There may be none.
+    /// Removes all keeps that the user `by` requested at the time `made`, as in [`JournalKeep`]. There may be none.
     ///
     /// # Errors
-    /// As [`KeepWriter::keep`].
+    /// The keeps cannot be removed, or not in time.
     pub fn unkeep(&self, by: u32, made: u64) -> Result<(), JournalError> {
         self.change(KeepUpdate::Unkeep { by, made })
     }
 
     fn change(&self, change: KeepUpdate) -> Result<(), JournalError> {
         let (reply, answer) = channel();
-        let silent = || JournalError::TimedOut {
+        let timed_out = || JournalError::TimedOut {
             path: self.path.clone(),
         };
-        self.asking.send((change, reply)).map_err(|_| silent())?;
+        self.changes
+            .send((change, reply))
+            .map_err(|_| timed_out())?;
         self.sender
             .send(Message::KeepUpdateQueued)
-            .map_err(|_| silent())?;
-        match answer.recv_timeout(PATIENCE) {
+            .map_err(|_| timed_out())?;
+        match answer.recv_timeout(ANSWER_TIMEOUT) {
             Ok(result) => result,
-            Err(_) => Err(silent()),
+            Err(_) => Err(timed_out()),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What users have asked to be kept, so that a service which takes over from one that was killed knows.
+//! Stores users' keeps, so that they survive a crash of the service.
 
 use rusqlite::{Transaction, params};
 
@@ -6,42 +6,41 @@ use super::store::Store;
 use reaper_host::sys;
 use reaper_model::event::ProcessKey;
 
-/// A user's word that a process is to be kept, of this boot.
+/// Keep of one process. It is valid for the current boot only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JournalKeep {
     pub key: ProcessKey,
-    /// First root of the session that it is a member of.
+    /// First root of the session that the process is a member of.
     pub session: ProcessKey,
-    /// It was asked for, and is not kept for one that it descends from.
+    /// Whether the user named this process. Otherwise it is kept as a descendant.
     pub is_explicit: bool,
-    /// All that descends from it too.
+    /// Whether all descendants are kept as well.
     pub tree: bool,
-    /// Uid of who has asked for it.
+    /// Uid of the requesting user.
     pub by_uid: u32,
-    /// When it was asked for, in ns since the epoch.
+    /// Time of the request, in ns since the epoch.
     pub made_at: u64,
-    /// When it is over; `None` for as long as the process lives.
+    /// Expiry. `None` if the keep lasts as long as the process.
     pub until: Option<KeepExpiry>,
 }
 
-/// An end on two clocks.
+/// Expiry of a keep on two clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeepExpiry {
-    /// In ns on the clock that stands still in suspend (`CLOCK_MONOTONIC`), which goes on through
-    /// services of one boot: what counts.
+    /// Nanoseconds of CLOCK_MONOTONIC, which stands still during suspend. This time is authoritative.
     pub awake: u64,
-    /// In ns since the epoch, as it looked when it was asked for: for people.
+    /// Expected nanoseconds since the epoch, calculated at the request. Shown to people.
     pub wall: u64,
 }
 
-/// What is to become of keeps.
+/// Change of keeps.
 pub(super) enum KeepUpdate {
     Keep(Vec<JournalKeep>),
     Unkeep { by: u32, made: u64 },
 }
 
 impl Store {
-    /// The keeps of this boot that are not over; the others are taken out.
+    /// Returns the keeps of this boot that have not expired. Deletes all others.
     pub(super) fn keeps(&mut self) -> rusqlite::Result<Vec<JournalKeep>> {
         let (boot, now) = (self.boot, int(sys::monotonic()));
         self.connection.execute(
@@ -78,7 +77,7 @@ impl Store {
         rows.collect()
     }
 
-    /// Changes keeps, all or none.
+    /// Applies a change of keeps, all or none.
     pub(super) fn change(&mut self, change: &KeepUpdate) -> rusqlite::Result<()> {
         let boot = self.boot;
         let transaction = self.transaction()?;
@@ -124,7 +123,7 @@ fn put(transaction: &Transaction, boot: i64, keeps: &[JournalKeep]) -> rusqlite:
     Ok(())
 }
 
-/// A number as the database has them; the largest it can hold for what is larger.
+/// Converts a number for the database. Numbers that are too large become `i64::MAX`.
 pub(super) fn int(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }

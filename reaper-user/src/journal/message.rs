@@ -7,7 +7,6 @@ use super::JournalError;
 use super::keeps::KeepUpdate;
 use crate::export::EventRecord;
 
-/// A message to the journal's thread.
 pub(super) enum Message {
     Records(Vec<EventRecord>),
     /// A change of the keeps is queued.
@@ -15,7 +14,7 @@ pub(super) enum Message {
     Stop,
 }
 
-/// A change of the keeps, and the channel for its result. Has a queue of its own, so that it does not wait for records.
+/// A change of the keeps, and the channel for its result. It has its own queue, so that it does not wait for records.
 pub(super) type KeepChange = (KeepUpdate, Sender<Result<(), JournalError>>);
 
 /// Counters that the feed and the journal's thread share.

@@ -1,15 +1,13 @@
-//! What was decided, and what came of it, kept for later: sessions, decisions and outcomes in an SQLite
-//! database, and the keeps that users have asked for.
+//! Journal: sessions, decisions, outcomes and users' keeps in an SQLite database.
 //!
-//! The export sink hands over what crosses ([`Feed`]); a thread of the journal's own gathers it and
-//! writes it, one transaction a batch. It may fall behind and then loses records, which it counts, but
-//! it holds nobody up; while nothing happens it sleeps for good. Nothing about it ends the service: what
-//! cannot be written is tried again, what is damaged or somebody else's is set aside. An older schema is upgraded; a
-//! journal with a newer schema is left untouched, and then the service only observes, since it does not know what
-//! users asked to keep.
+//! The export sink passes records to [`Feed`]. The journal's thread writes them, one transaction per batch. It can fall
+//! behind and then drops and counts records, but it never blocks the engine. It sleeps while there is nothing to write.
 //!
-//! A committed batch outlives this program however it ends. What is told twice, as by the service that
-//! takes up after one that was killed, is kept once.
+//! No error of the journal stops the service. Failed writes are retried. A file that is damaged or not a journal is
+//! renamed, and a new database created. An older schema is upgraded. A journal with a newer schema is left untouched.
+//! The service then only observes, because it does not know the users' keeps.
+//!
+//! A committed batch survives any end of the service. Records that a restarted service reports again are stored once.
 
 mod files;
 pub mod history;
@@ -32,19 +30,18 @@ pub use keeper::KeepWriter;
 pub use keeps::{JournalKeep, KeepExpiry};
 pub use writer::{Feed, Journal};
 
-/// Where the journal of the host's service is, unless the config says otherwise.
+/// Default directory of the journal of the host's service.
 pub const DIRECTORY: &str = reaper_host::sys::paths::STATE;
 
-/// What a journal is opened with.
+/// Settings of a journal.
 #[derive(Clone, Debug)]
 pub struct JournalOptions {
     pub directory: PathBuf,
     /// Name of the service's scope, if it does not watch the whole host.
     pub scope: Option<String>,
-    /// What is older goes.
+    /// Age beyond which records are deleted.
     pub max_age: Duration,
-    /// Bytes of the database beyond which the oldest goes. Beside it there is a log of what was written
-    /// last (`-wal`), of about a megabyte.
+    /// Bytes of the database beyond which the oldest records are deleted. The log (`-wal`) takes about a megabyte more.
     pub max_size: u64,
 }
 
@@ -60,13 +57,12 @@ impl Default for JournalOptions {
 }
 
 impl JournalOptions {
-    /// The database.
     pub fn path(&self) -> PathBuf {
         path(&self.directory, self.scope.as_deref())
     }
 }
 
-/// The database of the service of this scope; `None` is the whole host.
+/// Returns the path of the database for a scope, `None` for the whole host.
 pub fn path(directory: &Path, scope: Option<&str>) -> PathBuf {
     directory.join(match scope {
         Some(scope) => format!("journal-{scope}.db"),
@@ -74,10 +70,10 @@ pub fn path(directory: &Path, scope: Option<&str>) -> PathBuf {
     })
 }
 
-/// The databases in a directory, of all scopes.
+/// Returns the paths of the databases of all scopes in a directory, which may not exist.
 ///
 /// # Errors
-/// It is there and cannot be listed.
+/// The directory cannot be listed.
 pub fn all(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
     let entries = match directory.read_dir() {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -94,7 +90,7 @@ pub fn all(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Why there is no journal, or something is not in it.
+/// Reasons why there is no journal, or why something cannot be stored.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
     #[error("{}: {source}", path.display())]
@@ -112,7 +108,7 @@ pub enum JournalError {
         kind: &'static str,
     },
     #[error(
-        "other users may write to {}: take that right away (chmod o-w, chown), or set `journal_dir` to \
+        "other users can write to {}: remove that permission (chmod o-w, chown), or set `journal_dir` to \
          another directory",
         directory.display()
     )]
@@ -126,14 +122,14 @@ pub enum JournalError {
     Newer(#[from] NewerSchema),
     #[error("cannot start the journal's thread: {0}")]
     Thread(std::io::Error),
-    #[error("{} does not answer in time", path.display())]
+    #[error("journal {} does not answer in time", path.display())]
     TimedOut { path: PathBuf },
 }
 
-/// A newer version of this program wrote the journal.
+/// Error for a journal that a newer version of this program wrote.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "journal {} has schema version {found}, and this version of reaper knows none above {}: install the newer \
+    "journal {} has schema version {found}, and this version of reaper supports at most {}: install the newer \
      version of reaper again, or move the file and its -wal and -shm files away",
     path.display(), schema::SCHEMA
 )]
@@ -143,11 +139,10 @@ pub struct NewerSchema {
 }
 
 impl NewerSchema {
-    /// Checks that no newer version of this program wrote the journal at `path`. Changes neither it nor the files beside
-    /// it.
+    /// Checks that no newer version of this program wrote the journal at `path`. Changes no file.
     ///
     /// # Errors
-    /// A newer version did.
+    /// The schema version is newer than that of this program.
     pub fn check(path: &Path) -> Result<(), NewerSchema> {
         let newer = |found: &i64| *found > schema::SCHEMA;
         match files::schema_version(path).filter(newer) {

@@ -1,4 +1,4 @@
-//! What is too old, or too much, goes.
+//! Deletes old records, and the oldest ones of a database that is too large.
 
 use std::time::Duration;
 
@@ -8,27 +8,27 @@ use super::keeps::int;
 use super::store::Store;
 use reaper_host::sys;
 
-/// How often it is looked whether something is too old.
-pub(super) const EVERY: Duration = Duration::from_secs(3600);
+/// Interval of the deletion of old records.
+pub(super) const INTERVAL: Duration = Duration::from_secs(3600);
 
-/// Takes out what happened before `cutoff`: not sessions that may be going on.
+/// Deletes records before `cutoff`, except sessions that may be open. Returns whether any was deleted.
 pub(super) fn older_than(
     transaction: &Transaction,
     cutoff: i64,
     boot: i64,
 ) -> rusqlite::Result<bool> {
-    let mut gone = 0;
+    let mut rows = 0;
     for table in ["decision", "outcome", "dropped"] {
-        gone += transaction.execute(&format!("DELETE FROM {table} WHERE time < ?1"), [cutoff])?;
+        rows += transaction.execute(&format!("DELETE FROM {table} WHERE time < ?1"), [cutoff])?;
     }
-    gone += transaction.execute(
+    rows += transaction.execute(
         "DELETE FROM session WHERE seen < ?1 AND (closed IS NOT NULL OR boot <> ?2)",
         [cutoff, boot],
     )?;
-    if gone == 0 {
+    if rows == 0 {
         return Ok(false);
     }
-    // What only that has led to.
+    // Rows that nothing refers to any more.
     transaction.execute_batch(
         "DELETE FROM process WHERE
              NOT EXISTS (SELECT 1 FROM decision WHERE process = process.id)
@@ -49,8 +49,7 @@ pub(super) fn older_than(
     Ok(true)
 }
 
-/// Takes out the oldest until the rest needs at most nine tenths of `max` bytes, if it needs more than
-/// that. Whether something was taken out.
+/// Deletes the oldest records of a database above `max` bytes, down to 90 % of that. Returns whether any was deleted.
 pub(super) fn larger_than(
     transaction: &Transaction,
     max: u64,
@@ -59,7 +58,7 @@ pub(super) fn larger_than(
     if used(transaction)? <= max {
         return Ok(false);
     }
-    // Each round takes out a tenth, so that hardly more goes than has to.
+    // Each round deletes a tenth of the records, so that not many more than necessary are deleted.
     while used(transaction)? > max / 10 * 9 {
         let cutoff: Option<i64> = transaction.query_row(
             "WITH old (time) AS (
@@ -71,14 +70,14 @@ pub(super) fn larger_than(
             [boot],
             |row| row.get(0),
         )?;
-        // What is left is going on.
+        // Only open sessions are left.
         let Some(cutoff) = cutoff else { break };
         older_than(transaction, cutoff.saturating_add(1), boot)?;
     }
     Ok(true)
 }
 
-/// Bytes in use: what is free in the file is not.
+/// Returns the number of bytes in use, without free pages.
 fn used(connection: &Connection) -> rusqlite::Result<u64> {
     let number = |name: &str| -> rusqlite::Result<u64> {
         connection.pragma_query_value(None, name, |row| Ok(row.get::<_, i64>(0)?.cast_unsigned()))
@@ -87,16 +86,16 @@ fn used(connection: &Connection) -> rusqlite::Result<u64> {
     Ok(pages.saturating_mul(number("page_size")?))
 }
 
-/// Before what time something is too old.
+/// Returns the time before which records are too old, in ns since the epoch.
 pub(super) fn cutoff(max_age: Duration) -> i64 {
     int(sys::wall_time().saturating_sub(sys::nanoseconds(max_age)))
 }
 
-/// Gives what is free in the file back to the file system.
+/// Returns free pages to the file system.
 pub(super) fn shrink(store: &Store) -> rusqlite::Result<()> {
     let mut statement = store.connection.prepare("PRAGMA incremental_vacuum")?;
     let mut rows = statement.query([])?;
-    // Each step frees a page.
+    // Each step frees one page.
     while rows.next()?.is_some() {}
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Who was a member while somebody watched, for a service that knows of its lineage no more.
+//! Reads recorded members and keeps for a scan for leftovers, as a restarted service does not know the old ancestors.
 
 use std::path::Path;
 
@@ -10,13 +10,15 @@ use reaper_host::sys;
 use reaper_model::event::ProcessKey;
 use reaper_model::leftover::RecordedSession;
 
-/// The sessions of a boot, which is to be this one, with the members about whom something was decided and whose end was not confirmed,
-/// and the processes that users want kept. Of sessions whose root nobody told of, nothing, nor of those in which a
-/// user wants one kept with all that descends from it: who that was nobody knows any more. Nor of any where records
-/// are missing, since a change of its root may be among them.
+/// Returns the sessions of the boot `boot_id`, which must be the current one, and the processes that users keep.
+///
+/// Each session has the members that were to be reaped or whose agent was alive, and whose exit is not confirmed. Left
+/// out are sessions without a known root, and those in which a user keeps a process with its descendants: which
+/// processes these are is unknown. If any records were dropped, no session is returned, since a change of its root may
+/// be missing.
 ///
 /// # Errors
-/// As [`history::read`](super::history::read).
+/// Fails as [`history::read`](super::history::read).
 pub fn recorded_sessions(
     path: &Path,
     boot_id: &str,
@@ -34,10 +36,10 @@ pub fn recorded_sessions(
     })
 }
 
-/// Of them, the processes that users want kept.
+/// Returns the processes that users keep.
 ///
 /// # Errors
-/// As [`history::read`](super::history::read).
+/// Fails as [`history::read`](super::history::read).
 pub fn kept(path: &Path, boot_id: &str) -> Result<Vec<ProcessKey>, HistoryError> {
     with_journal(path, |connection| keeps(connection, boot_id))
 }

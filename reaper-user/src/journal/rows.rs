@@ -1,4 +1,4 @@
-//! Records as rows.
+//! Converts records to rows.
 
 use rusqlite::{Transaction, params};
 
@@ -11,7 +11,7 @@ use crate::export::{
 use crate::reap::ReapOutcome;
 use reaper_model::event::ProcessKey;
 
-/// Whether a record is kept: what sessions come to, what is decided, and what came of that.
+/// Returns whether the journal stores a record: changes of sessions, decisions and outcomes.
 pub(super) fn is_journaled(record: &EventRecord) -> bool {
     matches!(
         record.body,
@@ -25,7 +25,7 @@ pub(super) fn is_journaled(record: &EventRecord) -> bool {
     )
 }
 
-/// A batch on its way into the database.
+/// Writer of the records of a batch.
 pub(super) struct RowWriter<'a> {
     pub(super) transaction: &'a Transaction<'a>,
     pub(super) boot: i64,
@@ -34,7 +34,7 @@ pub(super) struct RowWriter<'a> {
 type Result<T> = rusqlite::Result<T>;
 
 impl RowWriter<'_> {
-    /// Writes one record; what is known already is left as it is.
+    /// Writes a record. A record that was written before changes nothing.
     pub(super) fn write(&self, record: &EventRecord) -> Result<()> {
         let time = wall(record.time);
         match &record.body {
@@ -62,10 +62,10 @@ impl RowWriter<'_> {
             } => self.root(self.session(session, time)?, process),
             EventBody::SessionRootExit {
                 session,
-                exit_status: ended,
+                exit_status,
                 ..
             } => {
-                let exit = ExitInfo::from(*ended);
+                let exit = ExitInfo::from(*exit_status);
                 self.execute(
                     "UPDATE session SET gone = coalesce(gone, ?2), exit_code = ?3, exit_signal = ?4
                      WHERE id = ?1",
@@ -81,12 +81,12 @@ impl RowWriter<'_> {
                     FreedMemory {
                         rss,
                         swap,
-                        unmeasured: unread,
+                        unmeasured,
                     },
                 lost_before,
                 ..
             } => {
-                // The time is that of the first report. A service that resumes a closed session counts memory anew.
+                // The time is that of the first report. A service that resumes a closed session restarts the counts.
                 self.execute(
                     "UPDATE session SET closed = coalesce(closed, ?2), reaped = max(reaped, ?3),
                          kept = ?4, failed = max(failed, ?5), lost_before = max(lost_before, ?6),
@@ -101,11 +101,11 @@ impl RowWriter<'_> {
                         int(*lost_before),
                         int(*rss),
                         int(*swap),
-                        int(*unread)
+                        int(*unmeasured)
                     ],
                 )
             }
-            // That it is kept while its agent lives would tell the next service that it is a member, beyond doubt.
+            // Stored without the decision, which the next service would take as proof of an inferred membership.
             EventBody::Decision {
                 process,
                 decision: names,
@@ -120,7 +120,7 @@ impl RowWriter<'_> {
             } => {
                 let process = self.member(process, time)?;
                 let rule = names.rule.as_deref();
-                // The last word on it was the same.
+                // A decision that equals the latest one is not stored again.
                 self.execute(
                     "INSERT INTO decision (process, time, verdict, reason, rule)
                      SELECT ?1, ?2, ?3, ?4, ?5 WHERE NOT EXISTS (
@@ -138,7 +138,7 @@ impl RowWriter<'_> {
                 memory,
             } => {
                 let exit = match outcome {
-                    ReapOutcome::Exited(ended) => ExitInfo::from(*ended),
+                    ReapOutcome::Exited(exit_status) => ExitInfo::from(*exit_status),
                     ReapOutcome::Failed(_) | ReapOutcome::NotSent(_) => ExitInfo::default(),
                 };
                 self.execute(
@@ -166,7 +166,7 @@ impl RowWriter<'_> {
         }
     }
 
-    /// Notes that so many records are not here.
+    /// Stores the number of dropped records.
     pub(super) fn dropped(&self, count: u64, time: u64) -> Result<()> {
         let (time, count) = (wall(time), int(count));
         self.execute(
@@ -175,7 +175,7 @@ impl RowWriter<'_> {
         )
     }
 
-    /// The row of a session.
+    /// Returns the row id of a session, and inserts it if it is new.
     fn session(&self, session: &SessionRef, time: i64) -> Result<i64> {
         let ProcessKey { pid, start } = session.first_root;
         self.id(
@@ -186,14 +186,14 @@ impl RowWriter<'_> {
         )
     }
 
-    /// The row of a process, in its session.
+    /// Returns the row id of a process with its session, and updates both.
     fn member(&self, process: &ProcessRef, time: i64) -> Result<i64> {
         let session = process.session.as_ref();
         let session = session.map(|session| self.session(session, time));
         self.process(process, session.transpose()?)
     }
 
-    /// The row of a process, as it is now.
+    /// Returns the row id of a process, and updates its description.
     fn process(&self, process: &ProcessRef, session: Option<i64>) -> Result<i64> {
         let args = command_args(&process.image);
         self.id(
@@ -237,7 +237,7 @@ impl RowWriter<'_> {
     }
 }
 
-/// Time of day in nanoseconds since the epoch.
+/// Converts a time since boot to nanoseconds since the epoch.
 fn wall(boot_ns: u64) -> i64 {
     i64::try_from(wall_time(boot_ns).as_nanosecond()).unwrap_or(i64::MAX)
 }

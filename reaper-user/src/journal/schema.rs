@@ -1,12 +1,12 @@
-//! The versions of the database schema, and upgrades between them.
+//! Versions of the database schema, and the upgrades between them.
 
 use rusqlite::{Connection, TransactionBehavior};
 
-/// `Reap` in ASCII, at its place in the file.
+/// SQLite application id, `Reap` in ASCII.
 pub(super) const APPLICATION_ID: i64 = 0x5265_6170;
-/// Schema version of the first migration. No release had an older one.
+/// Schema version of the first migration. No release had an older version.
 pub(super) const OLDEST: i64 = 3;
-/// Creates the schema of version [`OLDEST`], then upgrades by one version each. Released ones never change.
+/// Migrations: the first creates the schema of version [`OLDEST`], others upgrade by one version. They never change.
 pub(super) const MIGRATIONS: [&str; 2] = [
     include_str!("migrations/3.sql"),
     include_str!("migrations/4.sql"),
@@ -14,8 +14,7 @@ pub(super) const MIGRATIONS: [&str; 2] = [
 /// Schema version (`user_version`) that this program reads and writes.
 pub(super) const SCHEMA: i64 = OLDEST - 1 + MIGRATIONS.len() as i64;
 
-/// Upgrades the schema to the version that the last of `migrations` makes, or creates it. Does all of it in one
-/// transaction, so that a database always has the version that it names.
+/// Creates or upgrades the schema in one transaction, so that it always matches the stored version.
 pub(super) fn migrate(connection: &mut Connection, migrations: &[&str]) -> rusqlite::Result<()> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let found: i64 = transaction.pragma_query_value(None, "user_version", |row| row.get(0))?;

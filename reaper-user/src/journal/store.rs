@@ -1,4 +1,4 @@
-//! The database: opened, created, upgraded, or set aside.
+//! Opens, creates, upgrades or replaces the database.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -9,26 +9,24 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavio
 use super::schema::{APPLICATION_ID, MIGRATIONS, OLDEST, SCHEMA, migrate};
 use super::{JournalError, NewerSchema, files};
 
-/// Extended code of a file that ends before its time.
+/// Extended SQLite result code for a file that is too short (`SQLITE_IOERR_SHORT_READ`).
 const SHORT_READ: i32 = 522;
-/// How long another program may hold it, such as a person with a shell on it.
+/// Time that another program may hold the database lock, such as a user's SQLite shell.
 const BUSY: Duration = Duration::from_millis(500);
 
-/// An open database of this program's.
 pub(super) struct Store {
     pub(super) path: PathBuf,
     pub(super) connection: Connection,
-    /// Of the file.
     inode: u64,
-    /// Of the row of this boot.
+    /// Id of the current boot in the table `boot`.
     pub(super) boot: i64,
-    /// What was there before could not be used.
+    /// Whether an earlier file was unusable and has been renamed.
     pub(super) set_aside: bool,
 }
 
-/// Why a file cannot be used.
+/// Reason why a file cannot be opened.
 enum OpenFailure {
-    /// Whatever is in it is to be set aside.
+    /// Unusable content. The file is renamed and replaced.
     Content(String),
     Error(JournalError),
 }
@@ -44,7 +42,7 @@ impl Store {
     /// or has an unknown older schema, and logs a warning.
     ///
     /// # Errors
-    /// Among others [`JournalError::Newer`]: then the files are as they were.
+    /// The database cannot be opened. With [`JournalError::Newer`] the files are unchanged.
     pub(super) fn open(path: &Path, boot_id: &str) -> Result<Store, JournalError> {
         let directory = files::directory(path.parent().unwrap_or(Path::new("/")))?;
         let path = directory.join(path.file_name().unwrap_or_default());
@@ -53,7 +51,7 @@ impl Store {
             Err(OpenFailure::Error(error)) => return Err(error),
             Ok(store) => return Ok(store),
         }
-        let store = Store::attempt(&path, boot_id).map_err(|unfit| match unfit {
+        let store = Store::attempt(&path, boot_id).map_err(|failure| match failure {
             OpenFailure::Error(error) => error,
             OpenFailure::Content(why) => JournalError::File {
                 path,
@@ -68,8 +66,8 @@ impl Store {
 
     fn attempt(path: &Path, boot_id: &str) -> Result<Store, OpenFailure> {
         NewerSchema::check(path).map_err(JournalError::from)?;
-        let foreign = files::prepare(path).map_err(|source| file_error(path, source))?;
-        if let Some(why) = foreign {
+        let reason = files::prepare(path).map_err(|source| file_error(path, source))?;
+        if let Some(why) = reason {
             return Err(OpenFailure::Content(why.into()));
         }
         let open = || -> Result<Store, SchemaError> {
@@ -77,7 +75,7 @@ impl Store {
             let mut connection =
                 Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
             connection.busy_timeout(BUSY)?;
-            // Before an upgrade: one that replaces a table needs `foreign_keys = OFF`, which no transaction can set.
+            // Before an upgrade: replacing a table needs `foreign_keys = OFF`, which cannot be set in a transaction.
             connection.execute_batch(SETTINGS)?;
             check_and_migrate(&mut connection)?;
             let inode = std::fs::metadata(path).map_or(0, |meta| meta.ino());
@@ -104,7 +102,7 @@ impl Store {
                 OpenFailure::Error(NewerSchema { path, found }.into())
             }
             SchemaError::Sql(error) if is_corruption(&error) => {
-                OpenFailure::Content(format!("it is damaged ({error})"))
+                OpenFailure::Content(format!("damaged ({error})"))
             }
             SchemaError::Sql(source) => OpenFailure::Error(JournalError::Database {
                 path: path.to_owned(),
@@ -113,15 +111,15 @@ impl Store {
         })
     }
 
-    /// Whether the file is still where it was: writing to one that was removed would tell nobody.
+    /// Returns whether the path still leads to the open file. Records in a removed file would be lost.
     pub(super) fn is_in_place(&self) -> bool {
         std::fs::symlink_metadata(&self.path).is_ok_and(|meta| meta.ino() == self.inode)
     }
 
-    /// Reads all of it once.
+    /// Reads the whole database once.
     ///
     /// # Errors
-    /// It is damaged somewhere.
+    /// The database is damaged.
     pub(super) fn check(&self) -> rusqlite::Result<()> {
         let verdict: String = self
             .connection
@@ -133,18 +131,18 @@ impl Store {
         Err(rusqlite::Error::SqliteFailure(corrupt, Some(verdict)))
     }
 
-    /// Begins a change, which is undone unless it is committed.
+    /// Starts a transaction, which is rolled back unless it is committed.
     pub(super) fn transaction(&mut self) -> rusqlite::Result<Transaction<'_>> {
         self.connection
             .transaction_with_behavior(TransactionBehavior::Immediate)
     }
 
-    /// Sets it aside, since it turned out to be damaged, and begins a new one.
+    /// Renames a damaged database, and creates a new one.
     pub(super) fn replace(self, why: &str, boot_id: &str) -> Result<Store, JournalError> {
         let Store {
             path, connection, ..
         } = self;
-        // Before its files are renamed: nothing is to be written to them any more.
+        // Before the rename, so that nothing is written to the files later.
         drop(connection);
         set_aside(&path, why)?;
         let store = Store::open(&path, boot_id)?;
@@ -155,7 +153,7 @@ impl Store {
     }
 }
 
-/// Little memory, and a log that does not stay as long as the largest batch made it.
+/// Settings for little memory use, and for a log that shrinks after a large batch.
 const SETTINGS: &str = "\
     PRAGMA synchronous = NORMAL;
     PRAGMA foreign_keys = OFF;
@@ -187,12 +185,12 @@ fn check_and_migrate(connection: &mut Connection) -> Result<(), SchemaError> {
     let tables: i64 =
         connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
     match (application, schema) {
-        // Also one whose creation was interrupted. The pragma has to come before the first table.
+        // Includes a database whose creation was interrupted. The pragma must precede the first table.
         (0, 0) if tables == 0 => connection.execute_batch("PRAGMA auto_vacuum = INCREMENTAL")?,
         (APPLICATION_ID, OLDEST..=SCHEMA) => {
             for table in ["boot", "process", "session", "decision", "outcome", "keep"] {
                 if !connection.table_exists(None, table)? {
-                    let why = format!("it is damaged (it has no table `{table}`)");
+                    let why = format!("damaged (no table `{table}`)");
                     return Err(SchemaError::Foreign(why));
                 }
             }
@@ -200,13 +198,11 @@ fn check_and_migrate(connection: &mut Connection) -> Result<(), SchemaError> {
         (APPLICATION_ID, newer) if newer > SCHEMA => return Err(SchemaError::Newer(newer)),
         (APPLICATION_ID, other) => {
             return Err(SchemaError::Foreign(format!(
-                "this version of reaper cannot upgrade its schema version {other}"
+                "schema version {other} cannot be upgraded by this version of reaper"
             )));
         }
         _ => {
-            return Err(SchemaError::Foreign(
-                "it is a database of another program".into(),
-            ));
+            return Err(SchemaError::Foreign("database of another program".into()));
         }
     }
     connection.execute_batch("PRAGMA journal_mode = WAL")?;
@@ -219,7 +215,7 @@ fn set_aside(path: &Path, why: &str) -> Result<(), JournalError> {
         source,
     })?;
     tracing::warn!(
-        "the journal {} cannot be used: {why}; it is set aside as {}, and a new one begun",
+        "cannot use the journal {}: {why}; moved it to {} and created a new one",
         path.display(),
         aside.display()
     );
@@ -233,21 +229,21 @@ fn file_error(path: &Path, source: std::io::Error) -> OpenFailure {
     })
 }
 
-/// Whether an error means that the file is not what it was.
+/// Returns whether an error means that the file is damaged.
 pub(super) fn is_corruption(error: &rusqlite::Error) -> bool {
-    let short = |error: &rusqlite::ffi::Error| error.extended_code == SHORT_READ;
+    let is_short = |error: &rusqlite::ffi::Error| error.extended_code == SHORT_READ;
     match error {
         rusqlite::Error::SqliteFailure(error, _) => {
             matches!(
                 error.code,
                 ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase
-            ) || short(error)
+            ) || is_short(error)
         }
         _ => false,
     }
 }
 
-/// Whether an error may be over later: a full disk, a lock.
+/// Returns whether an error may be temporary, such as a full disk or a lock.
 pub(super) fn is_transient(error: &rusqlite::Error) -> bool {
     matches!(
         error.sqlite_error_code(),

@@ -1,4 +1,4 @@
-//! The journal's thread, and what others have of it.
+//! The journal's thread, and the handles through which other threads use it.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -9,33 +9,32 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashSet;
 
-use super::keeper::{KeepWriter, PATIENCE};
+use super::keeper::{ANSWER_TIMEOUT, KeepWriter};
 use super::keeps::{JournalKeep, KeepUpdate};
 use super::message::{JournalCounters, KeepChange, Message};
-use super::prune::{self, EVERY};
+use super::prune::{self, INTERVAL};
 use super::rows::{RowWriter, is_journaled};
 use super::store::{Store, is_corruption, is_transient};
 use super::{JournalError, JournalOptions};
 use crate::export::{Consumer, EventBody, EventRecord};
 use reaper_host::sys;
 
-/// Records that may wait for the database; what comes beyond is dropped.
+/// Limit of records that wait for the database. Further ones are dropped.
 const WAITING_MAX: usize = 65_536;
-/// How long records are gathered for one change of the database: what is lost if this program is killed.
-const GATHER: Duration = Duration::from_millis(20);
-/// Time limit for opening the database, which may have to be upgraded: that can rewrite all of it.
-const OPENING_MAX: Duration = Duration::from_secs(10);
-/// Records of one change, at most: a keep waits for no more than that.
-const BATCH: usize = 2048;
-/// How long after a failure it is tried again: at first, and at last.
-const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(32));
-/// Damaged databases that are set aside before it is given up.
-const ASIDE_MAX: u32 = 3;
+/// Time for which records are gathered for one transaction. A crash of the service loses them.
+const GATHER_TIME: Duration = Duration::from_millis(20);
+/// Time limit for opening the database. An upgrade can rewrite all of it.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
+/// Limit of records in a transaction, and thus of the time that a keep waits.
+const BATCH_MAX: usize = 2048;
+/// First and longest delay before a failed write is retried.
+const RETRY_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(32));
+/// Limit of damaged databases that are replaced.
+const REPLACED_MAX: u32 = 3;
 
-/// An open journal.
 pub struct Journal {
     sender: Sender<Message>,
-    asking: Sender<KeepChange>,
+    changes: Sender<KeepChange>,
     pub(super) shared: Arc<JournalCounters>,
     path: PathBuf,
     keeps: Vec<JournalKeep>,
@@ -44,28 +43,27 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Opens the journal, or begins one, and starts its thread.
+    /// Opens or creates the journal, and starts its thread. An unusable file is renamed with a warning.
     ///
     /// # Errors
-    /// The directory cannot be made or used, its file system does not answer, or the journal has a newer schema. A
-    /// file that is damaged or no journal is no error: it is set aside, which is warned of.
+    /// The directory cannot be created or used, the file system does not respond, or the journal has a newer schema.
     pub fn open(options: JournalOptions, boot_id: String) -> Result<Journal, JournalError> {
         let path = options.path();
         let (sender, receiver) = channel();
-        let (asking, asked) = channel();
+        let (changes, change_receiver) = channel();
         let (opened, ready) = channel();
         let (end, done) = channel();
         let shared = Arc::new(JournalCounters::default());
-        let of_thread = Arc::clone(&shared);
+        let counters = Arc::clone(&shared);
         let work = move || {
-            // Here, so that a file system that hangs does not hang the service.
+            // Opened on this thread, so that a file system that hangs cannot block the service.
             match open(&options, &boot_id) {
                 Ok((store, keeps)) => {
                     let set_aside = store.set_aside;
-                    let mut work =
-                        JournalThread::new(store, keeps.clone(), options, boot_id, of_thread);
+                    let mut thread =
+                        JournalThread::new(store, keeps.clone(), options, boot_id, counters);
                     if opened.send(Ok((keeps, set_aside))).is_ok() {
-                        work.run(&receiver, &asked);
+                        thread.run(&receiver, &change_receiver);
                     }
                 }
                 Err(error) => drop(opened.send(Err(error))),
@@ -76,12 +74,12 @@ impl Journal {
             .name("journal".into())
             .spawn(work)
             .map_err(JournalError::Thread)?;
-        match ready.recv_timeout(OPENING_MAX) {
+        match ready.recv_timeout(OPEN_TIMEOUT) {
             Ok(opened) => {
                 let (keeps, set_aside) = opened?;
                 Ok(Journal {
                     sender,
-                    asking,
+                    changes,
                     shared,
                     path,
                     keeps,
@@ -93,31 +91,30 @@ impl Journal {
         }
     }
 
-    /// The keeps that were in it when it was opened, of this boot and not over.
+    /// Returns the valid keeps that were in the database when it was opened.
     pub fn keeps(&self) -> &[JournalKeep] {
         &self.keeps
     }
 
-    /// Whether what was there could not be used, so that keeps may be missing.
+    /// Returns whether an earlier database was unusable. Its keeps may be missing.
     pub fn was_replaced(&self) -> bool {
         self.set_aside
     }
 
-    /// For writing keeps.
+    /// Returns a handle to store keeps.
     pub fn keeper(&self) -> KeepWriter {
         KeepWriter {
             sender: self.sender.clone(),
-            asking: self.asking.clone(),
+            changes: self.changes.clone(),
             path: self.path.clone(),
         }
     }
 
-    /// The database.
     pub fn path(&self) -> &std::path::Path {
         &self.path
     }
 
-    /// For the export sink.
+    /// Returns the consumer for the export sink.
     pub fn feed(&self) -> Feed {
         Feed {
             sender: self.sender.clone(),
@@ -128,32 +125,34 @@ impl Journal {
         }
     }
 
-    /// Waits until all that was handed over is written, but not for ever: the disk may be full.
+    /// Waits until all records are written, for a limited time, as the disk may be full.
     pub fn close(self) {
-        // A thread that is gone has said why.
+        // If the thread has ended, it has logged the reason.
         let _ = self.sender.send(Message::Stop);
-        if self.done.recv_timeout(PATIENCE).is_err() {
-            tracing::error!("the end of the journal {} is left out", self.path.display());
+        if self.done.recv_timeout(ANSWER_TIMEOUT).is_err() {
+            tracing::error!(
+                "the last records are missing from the journal {}: timed out",
+                self.path.display()
+            );
         }
     }
 }
 
-/// The engine's end: takes what crosses, and never blocks.
+/// Consumer of the engine's records. Never blocks.
 pub struct Feed {
     sender: Sender<Message>,
     shared: Arc<JournalCounters>,
-    /// Records that may wait.
+    /// Limit of waiting records.
     pub(super) room: usize,
-    /// Dropped since that was last told in the stream.
+    /// Number of dropped records that the stream has not reported yet.
     unreported_drops: u64,
-    /// The last records found no room.
+    /// Whether the last records were dropped.
     full: bool,
 }
 
 impl Consumer for Feed {
-    /// Queues the records that a journal keeps.
-    ///
-    /// Returns the number of dropped records: at the first one, when there is room again, and at the end.
+    /// Queues the records that a journal keeps. Returns a record with the number of dropped records: after the first
+    /// drop, when there is room again, and at the end.
     fn on_records(&mut self, records: &[EventRecord]) -> Option<EventRecord> {
         let kept = records.iter().filter(|record| is_journaled(record));
         let mut kept: Vec<EventRecord> = kept.cloned().collect();
@@ -168,13 +167,13 @@ impl Consumer for Feed {
             self.shared.dropped.fetch_add(dropped, Ordering::AcqRel);
             self.shared.waiting.fetch_add(kept.len(), Ordering::AcqRel);
             if !kept.is_empty() {
-                // A thread that has given up has said why.
+                // If the thread has given up, it has logged the reason.
                 let _ = self.sender.send(Message::Records(kept));
             }
         }
         let last = matches!(records.last(), Some(record) if matches!(record.body, EventBody::Summary { .. }));
-        let tell = self.unreported_drops > 0 && (!was_full || !self.full || last);
-        tell.then(|| EventRecord {
+        let must_report = self.unreported_drops > 0 && (!was_full || !self.full || last);
+        must_report.then(|| EventRecord {
             time: sys::boot_time(),
             body: EventBody::Dropped {
                 by: "journal",
@@ -184,7 +183,7 @@ impl Consumer for Feed {
     }
 }
 
-/// Opens the database, and reads the keeps in it.
+/// Opens the database, and reads its keeps.
 fn open(
     options: &JournalOptions,
     boot_id: &str,
@@ -193,7 +192,7 @@ fn open(
     match store.keeps() {
         Ok(keeps) => Ok((store, keeps)),
         Err(error) if is_corruption(&error) => {
-            let why = format!("it is damaged ({error})");
+            let why = format!("damaged ({error})");
             Ok((store.replace(&why, boot_id)?, Vec::new()))
         }
         Err(source) => Err(JournalError::Database {
@@ -203,23 +202,23 @@ fn open(
     }
 }
 
-/// What the thread works with.
+/// State of the journal's thread.
 struct JournalThread {
-    /// `None` once it was given up.
+    /// `None` after the journal was given up.
     store: Option<Store>,
-    /// As they are in the database, for a new one.
+    /// Keeps in the database, for a new one that replaces it.
     keeps: Vec<JournalKeep>,
     options: JournalOptions,
     boot_id: String,
     shared: Arc<JournalCounters>,
-    /// To be written next.
+    /// Records to write.
     batch: VecDeque<EventRecord>,
-    /// When.
+    /// Time of the next write.
     write_at: Option<Instant>,
-    /// How long it is waited after the next failure; `None` while it works.
+    /// Delay before the next retry. `None` while writes succeed.
     retry: Option<Duration>,
     pruned: Option<Instant>,
-    aside: u32,
+    replaced: u32,
 }
 
 impl JournalThread {
@@ -240,44 +239,44 @@ impl JournalThread {
             write_at: None,
             retry: None,
             pruned: None,
-            aside: 0,
+            replaced: 0,
         }
     }
 
-    /// Works until it is stopped. Sleeps for good while there is nothing to write.
-    fn run(&mut self, receiver: &Receiver<Message>, asked: &Receiver<KeepChange>) {
+    /// Runs until the journal is stopped. Sleeps while there is nothing to write.
+    fn run(&mut self, receiver: &Receiver<Message>, changes: &Receiver<KeepChange>) {
         if let Some(Err(error)) = self.store.as_ref().map(Store::check) {
-            self.failed(&error);
+            self.on_permanent_error(&error);
         }
         loop {
             let message = match self.write_at {
                 None => receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 Some(at) => receiver.recv_timeout(at.saturating_duration_since(Instant::now())),
             };
-            for (change, reply) in asked.try_iter() {
-                // Who does not wait for it any more has been told that it failed.
+            for (change, reply) in changes.try_iter() {
+                // A requester that no longer waits has already reported a timeout.
                 let _ = reply.send(self.change(change));
             }
             match message {
-                Ok(Message::Records(records)) => self.take(records),
+                Ok(Message::Records(records)) => self.on_records_received(records),
                 Ok(Message::KeepUpdateQueued) => {}
                 Err(RecvTimeoutError::Timeout) => self.write(),
                 Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => break,
             }
         }
         while !self.batch.is_empty() {
-            let before = (self.batch.len(), self.aside);
+            let before = (self.batch.len(), self.replaced);
             self.write();
-            if (self.batch.len(), self.aside) == before {
+            if (self.batch.len(), self.replaced) == before {
                 let path = self.options.path();
                 let (count, path) = (before.0, path.display());
-                tracing::error!("the last {count} records are not in the journal {path}");
+                tracing::error!("the last {count} records are missing from the journal {path}");
                 return;
             }
         }
     }
 
-    fn take(&mut self, records: Vec<EventRecord>) {
+    fn on_records_received(&mut self, records: Vec<EventRecord>) {
         if self.store.is_none() {
             self.shared
                 .waiting
@@ -285,21 +284,21 @@ impl JournalThread {
             return;
         }
         self.batch.extend(records);
-        let due = Instant::now() + GATHER;
-        self.write_at.get_or_insert(due);
-        // After a failure it is waited for its time.
-        if self.retry.is_none() && self.batch.len() >= BATCH {
+        let write_at = Instant::now() + GATHER_TIME;
+        self.write_at.get_or_insert(write_at);
+        // After a failure, the delay of the retry applies.
+        if self.retry.is_none() && self.batch.len() >= BATCH_MAX {
             self.write();
         }
     }
 
-    /// Writes what has gathered first; the rest is due at once.
+    /// Writes the oldest records. The rest is written right after that.
     fn write(&mut self) {
         self.reopen_if_removed();
         let Some(store) = &mut self.store else {
             return self.forget(self.batch.len());
         };
-        let count = self.batch.len().min(BATCH);
+        let count = self.batch.len().min(BATCH_MAX);
         let written = write(
             store,
             self.batch.range(..count),
@@ -310,16 +309,16 @@ impl JournalThread {
             Ok(()) => {
                 if self.retry.take().is_some() {
                     let path = self.options.path();
-                    tracing::warn!("the journal {} is written again", path.display());
+                    tracing::warn!("writing to the journal {} works again", path.display());
                 }
                 self.forget(count);
             }
             Err(error) if is_transient(&error) => self.retry_later(&error),
-            Err(error) => self.failed(&error),
+            Err(error) => self.on_permanent_error(&error),
         }
     }
 
-    /// Takes out the first records of the batch; what is left is due at once.
+    /// Removes the first records of the batch. The rest is written right after that.
     fn forget(&mut self, count: usize) {
         self.batch.drain(..count);
         self.shared.waiting.fetch_sub(count, Ordering::AcqRel);
@@ -330,26 +329,27 @@ impl JournalThread {
     }
 
     fn retry_later(&mut self, error: &rusqlite::Error) {
-        let pause = self.retry.map_or(RETRY.0, |pause| (pause * 2).min(RETRY.1));
+        let delay = self
+            .retry
+            .map_or(RETRY_DELAYS.0, |delay| (delay * 2).min(RETRY_DELAYS.1));
         if self.retry.is_none() {
             tracing::error!(
-                "the journal {} cannot be written: {error}; it is tried again, and {WAITING_MAX} records \
-                 kept for it meanwhile",
+                "cannot write the journal {}: {error}; retrying, and up to {WAITING_MAX} records are queued \
+                 meanwhile",
                 self.options.path().display()
             );
         }
-        self.retry = Some(pause);
-        self.write_at = Some(Instant::now() + pause);
+        self.retry = Some(delay);
+        self.write_at = Some(Instant::now() + delay);
     }
 
-    /// Sees to an error that does not pass by itself: a damaged database is set aside, a batch that
-    /// cannot be written is given up.
-    fn failed(&mut self, error: &rusqlite::Error) {
+    /// Handles a permanent error: replaces a damaged database, and drops a batch that cannot be written.
+    fn on_permanent_error(&mut self, error: &rusqlite::Error) {
         if is_corruption(error) {
-            return self.replace_store(&format!("it is damaged ({error})"));
+            return self.replace_store(&format!("damaged ({error})"));
         }
-        let count = self.batch.len().min(BATCH);
-        tracing::error!("{count} records cannot be written to the journal: {error}; this is a bug");
+        let count = self.batch.len().min(BATCH_MAX);
+        tracing::error!("cannot write {count} records to the journal: {error}; this is a bug");
         self.shared
             .dropped
             .fetch_add(count as u64, Ordering::AcqRel);
@@ -360,17 +360,17 @@ impl JournalThread {
         let Some(store) = self.store.take() else {
             return;
         };
-        self.aside += 1;
-        let begun = if self.aside > ASIDE_MAX {
-            Err("too many of them were damaged".to_owned())
+        self.replaced += 1;
+        let opened = if self.replaced > REPLACED_MAX {
+            Err("too many databases were damaged".to_owned())
         } else {
-            let begun = store.replace(why, &self.boot_id);
-            begun.map_err(|error| error.to_string())
+            let opened = store.replace(why, &self.boot_id);
+            opened.map_err(|error| error.to_string())
         };
-        self.adopt(begun);
+        self.adopt(opened);
     }
 
-    /// Begins a new one where the old one was removed or replaced.
+    /// Creates a new database if the file was removed or replaced.
     fn reopen_if_removed(&mut self) {
         if self
             .store
@@ -380,7 +380,7 @@ impl JournalThread {
             self.store = None;
             let path = self.options.path();
             tracing::warn!(
-                "the journal {} was removed; a new one is begun",
+                "the journal {} was removed; creating a new one",
                 path.display()
             );
             let opened = Store::open(&path, &self.boot_id);
@@ -388,16 +388,16 @@ impl JournalThread {
         }
     }
 
-    /// Goes on with a new database, in which there are no keeps yet.
-    fn adopt(&mut self, begun: Result<Store, String>) {
-        let begun = begun.and_then(|mut store| {
+    /// Continues with a new database, into which the keeps are copied.
+    fn adopt(&mut self, opened: Result<Store, String>) {
+        let opened = opened.and_then(|mut store| {
             let kept = store.change(&KeepUpdate::Keep(self.keeps.clone()));
             kept.map_err(|error| error.to_string()).map(|()| store)
         });
-        match begun {
+        match opened {
             Ok(store) => self.store = Some(store),
             Err(error) => {
-                tracing::error!("{error}; the service goes on without a journal");
+                tracing::error!("{error}; the service continues without a journal");
                 self.forget(self.batch.len());
             }
         }
@@ -431,8 +431,7 @@ impl JournalThread {
     }
 }
 
-/// Writes a batch in one change, with what was dropped before it, and takes out what is too old or too
-/// much.
+/// Writes a batch and the number of dropped records in one transaction, and deletes old records.
 fn write<'a>(
     store: &mut Store,
     batch: impl Iterator<Item = &'a EventRecord>,
@@ -441,7 +440,7 @@ fn write<'a>(
 ) -> rusqlite::Result<()> {
     let boot = store.boot;
     let dropped = shared.dropped.load(Ordering::Acquire);
-    let old = pruned.is_none_or(|at| at.elapsed() >= EVERY);
+    let must_prune = pruned.is_none_or(|at| at.elapsed() >= INTERVAL);
     let transaction = store.transaction()?;
     let rows = RowWriter {
         transaction: &transaction,
@@ -454,13 +453,13 @@ fn write<'a>(
         rows.dropped(dropped, sys::boot_time())?;
     }
     let mut shrunk = false;
-    if old {
+    if must_prune {
         shrunk |= prune::older_than(&transaction, prune::cutoff(options.max_age), boot)?;
     }
     shrunk |= prune::larger_than(&transaction, options.max_size, boot)?;
     transaction.commit()?;
     shared.dropped.fetch_sub(dropped, Ordering::AcqRel);
-    if old {
+    if must_prune {
         *pruned = Some(Instant::now());
     }
     if shrunk {

@@ -1,4 +1,4 @@
-//! What is told is found again.
+//! Stored records are read back.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -10,11 +10,14 @@ use crate::journal::recorded::recorded_sessions;
 use reaper_model::leftover::RecordedSession;
 
 #[test]
-fn a_session_is_found_again_with_what_was_decided_and_came_of_it() {
+fn history_has_session_with_decisions_and_outcomes() {
     let world = World::new();
-    let mut records = whole(sys::boot_time(), 100, 1000);
-    records.insert(2, decided(sys::boot_time(), who(102, 100, 1000), "keep"));
-    world.tell(&records);
+    let mut records = lifecycle(sys::boot_time(), 100, 1000);
+    records.insert(
+        2,
+        decided(sys::boot_time(), process(102, 100, 1000), "keep"),
+    );
+    world.store(&records);
     let all = world.all();
     let [session] = &all[..] else {
         panic!("{all:?}")
@@ -42,7 +45,7 @@ fn a_session_is_found_again_with_what_was_decided_and_came_of_it() {
     assert_eq!(
         reaped.args,
         ["sh", "-c", "run 101 --token [redacted] now"],
-        "a secret"
+        "the secret is redacted"
     );
     let outcome = &reaped.outcomes[0];
     assert_eq!(
@@ -54,10 +57,10 @@ fn a_session_is_found_again_with_what_was_decided_and_came_of_it() {
 }
 
 #[test]
-fn end_of_a_kept_member_changes_the_counts_and_not_the_time_of_the_close() {
+fn repeated_close_updates_counts_but_not_the_time() {
     let world = World::new();
     let now = sys::boot_time();
-    let close = |time, again, (reaped, kept)| {
+    let close = |time, repeats, (reaped, kept)| {
         let mut record = closed(time, 100, reaped);
         if let EventBody::SessionClose {
             is_repeat: a,
@@ -65,18 +68,18 @@ fn end_of_a_kept_member_changes_the_counts_and_not_the_time_of_the_close() {
             ..
         } = &mut record.body
         {
-            (*a, *k) = (again, kept);
+            (*a, *k) = (repeats, kept);
         }
         record
     };
-    world.tell(&[
+    world.store(&[
         opened(now, 100, 0),
-        gone(now + 1, 100),
+        root_exited(now + 1, 100),
         close(now + 2, false, (1, 2)),
     ]);
     let first = world.all()[0].clone();
     assert_eq!((first.reaped, first.kept), (1, 2));
-    world.tell(&[close(now + 1_000_000_000, true, (2, 1))]);
+    world.store(&[close(now + 1_000_000_000, true, (2, 1))]);
     let last = &world.all()[0];
     assert_eq!(
         (last.reaped, last.kept, last.closed_at),
@@ -85,7 +88,7 @@ fn end_of_a_kept_member_changes_the_counts_and_not_the_time_of_the_close() {
 }
 
 #[test]
-fn what_does_not_cross_is_not_kept() {
+fn other_records_are_not_stored() {
     let world = World::new();
     let body = EventBody::MemberMapFull {
         count: 1,
@@ -93,39 +96,39 @@ fn what_does_not_cross_is_not_kept() {
     };
     let fork = EventBody::Lifecycle {
         what: crate::export::Lifecycle::Fork,
-        process: who(5, 5, 0),
+        process: process(5, 5, 0),
         provenance: Provenance::Kernel,
     };
-    world.tell(&[record(1, body), record(1, fork)]);
+    world.store(&[record(1, body), record(1, fork)]);
     assert_eq!(world.number("SELECT count(*) FROM process"), 0);
 }
 
 #[test]
-fn what_is_told_twice_is_kept_once() {
+fn repeated_records_are_stored_once() {
     let world = World::new();
     let now = sys::boot_time();
-    world.tell(&whole(now, 100, 0));
+    world.store(&lifecycle(now, 100, 0));
     let before = world.all();
-    // By a service that took up what the first one had not given back: it counts anew.
-    let mut again = whole(now, 100, 0);
-    *again.last_mut().unwrap() = closed(now + 9_000_000_000, 100, 0);
-    world.tell(&again);
+    // A resumed service counts from 0.
+    let mut repeated = lifecycle(now, 100, 0);
+    *repeated.last_mut().unwrap() = closed(now + 9_000_000_000, 100, 0);
+    world.store(&repeated);
     assert_eq!(world.all(), before);
-    // A decision that was changed in between is news.
-    let child = || who(101, 100, 0);
-    world.tell(&[decided(now, child(), "keep"), decided(now, child(), "reap")]);
+    // A decision that differs from the previous one is stored.
+    let child = || process(101, 100, 0);
+    world.store(&[decided(now, child(), "keep"), decided(now, child(), "reap")]);
     assert_eq!(world.number("SELECT count(*) FROM decision"), 3);
 }
 
 #[test]
-fn sessions_are_chosen_by_time_agent_name_and_user() {
+fn query_filters_by_time_agent_name_and_user() {
     let world = World::new();
     let now = sys::boot_time();
-    let mut records = whole(now, 100, 1000);
-    records.extend(whole(now + 5_000_000_000, 200, 0));
-    // Of another user, in the first one's session.
-    records.push(decided(now, who(103, 100, 0), "keep"));
-    world.tell(&records);
+    let mut records = lifecycle(now, 100, 1000);
+    records.extend(lifecycle(now + 5_000_000_000, 200, 0));
+    // A process of another user in the first session.
+    records.push(decided(now, process(103, 100, 0), "keep"));
+    world.store(&records);
     let names = |query: HistoryQuery| -> Vec<u32> {
         world
             .history(&query)
@@ -133,11 +136,7 @@ fn sessions_are_chosen_by_time_agent_name_and_user() {
             .map(|session| session.pid)
             .collect()
     };
-    assert_eq!(
-        names(HistoryQuery::default()),
-        [100, 200],
-        "the newest last"
-    );
+    assert_eq!(names(HistoryQuery::default()), [100, 200], "newest last");
     let since = |seconds: i64| {
         let opened = world.all()[0].opened_at;
         let since = opened + jiff::SignedDuration::from_secs(seconds);
@@ -173,25 +172,25 @@ fn sessions_are_chosen_by_time_agent_name_and_user() {
 }
 
 #[test]
-fn a_nested_session_names_the_one_around_it_and_a_relaunch_the_new_root() {
+fn history_has_outer_session_and_relaunched_root() {
     let world = World::new();
     let mut inner = opened(2, 200, 0);
     if let EventBody::SessionOpen { outer, .. } = &mut inner.body {
         *outer = Some(session(100));
     }
-    let mut root = who(101, 100, 0);
-    root.image = Arc::new(Image {
+    let mut process = process(101, 100, 0);
+    process.image = Arc::new(Image {
         argv: b"claude\0--resume\0".into(),
         ..Image::default()
     });
     let (session, old_root) = (session(100), key(100));
-    let who = root;
+
     let relaunched = EventBody::SessionRelaunch {
         session,
-        process: who,
+        process,
         old_root,
     };
-    world.tell(&[opened(1, 100, 0), inner, record(3, relaunched)]);
+    world.store(&[opened(1, 100, 0), inner, record(3, relaunched)]);
     let all = world.all();
     assert_eq!(all[0].args, ["claude", "--resume"]);
     assert_eq!(
@@ -201,27 +200,27 @@ fn a_nested_session_names_the_one_around_it_and_a_relaunch_the_new_root() {
 }
 
 #[test]
-fn only_its_owner_may_read_it_whatever_it_was_before() {
+fn files_are_accessible_to_the_owner_only() {
     use std::fs::Permissions;
     use std::os::unix::fs::PermissionsExt;
     let world = World::new();
-    let beside = |end: &str| files::beside(&world.path(), end);
-    let all = || [beside(""), beside("-wal"), beside("-shm")].map(|path| mode(&path));
+    let file = |suffix: &str| files::with_suffix(&world.path(), suffix);
+    let all = || [file(""), file("-wal"), file("-shm")].map(|path| mode(&path));
     let journal = world.open();
-    journal.feed().on_records(&whole(1, 100, 0));
-    eventually("it is written", || world.all().len() == 1);
+    journal.feed().on_records(&lifecycle(1, 100, 0));
+    eventually("the session is written", || world.all().len() == 1);
     assert_eq!(all(), [0o600; 3]);
     assert_eq!(mode(&world.options.directory), 0o700);
     drop(journal);
     std::fs::set_permissions(world.path(), Permissions::from_mode(0o644)).unwrap();
     let journal = world.open();
-    journal.feed().on_records(&whole(1, 200, 0));
-    eventually("it is written", || world.all().len() == 2);
+    journal.feed().on_records(&lifecycle(1, 200, 0));
+    eventually("the session is written", || world.all().len() == 2);
     assert_eq!(all(), [0o600; 3]);
 }
 
 #[test]
-fn keeps_are_there_for_the_next_service_until_they_are_over() {
+fn keeps_survive_a_restart_until_they_expire() {
     let world = World::new();
     let now = sys::monotonic();
     let keep = |pid, awake: Option<u64>| JournalKeep {
@@ -236,36 +235,36 @@ fn keeps_are_there_for_the_next_service_until_they_are_over() {
     let kept = [keep(1, None), keep(2, Some(now + 3_600_000_000_000))];
     let journal = world.open();
     assert!(journal.keeps().is_empty());
-    let keeper = journal.keeper();
-    keeper.keep(&kept).unwrap();
-    keeper.keep(&[keep(3, None), keep(4, Some(now))]).unwrap();
-    keeper.unkeep(1000, 3).unwrap();
-    keeper.unkeep(1001, 2).unwrap();
-    keeper.unkeep(1000, 99).unwrap();
-    // Asked for anew.
+    let store = journal.keeper();
+    store.keep(&kept).unwrap();
+    store.keep(&[keep(3, None), keep(4, Some(now))]).unwrap();
+    store.unkeep(1000, 3).unwrap();
+    store.unkeep(1001, 2).unwrap();
+    store.unkeep(1000, 99).unwrap();
+    // A second request for the same process.
     let replaced = JournalKeep {
         by_uid: 0,
         ..kept[0]
     };
-    keeper.keep(&[replaced]).unwrap();
+    store.keep(&[replaced]).unwrap();
     journal.close();
-    assert!(keeper.keep(&kept).is_err(), "nobody is there to write it");
+    assert!(store.keep(&kept).is_err(), "the journal is closed");
     let journal = world.open();
     assert_eq!(journal.keeps(), [replaced, kept[1]]);
     journal.close();
     let other = Journal::open(world.options.clone(), "another boot".into()).unwrap();
-    assert!(other.keeps().is_empty(), "of another boot");
+    assert!(other.keeps().is_empty(), "they are of another boot");
 }
 
 #[test]
-fn members_are_recorded_for_a_service_that_knows_their_lineage_no_more() {
+fn recorded_sessions_have_members_without_outcome() {
     let world = World::new();
     let now = sys::boot_time();
-    let mut records = whole(now, 100, 0);
-    // Decided about, and not ended; and one of a session of whose root nobody told.
-    records.push(decided(now, who(102, 100, 0), "reap"));
-    records.push(decided(now, who(302, 300, 0), "reap"));
-    world.tell(&records);
+    let mut records = lifecycle(now, 100, 0);
+    // A decided member without an outcome, and a member of a session with an unknown root.
+    records.push(decided(now, process(102, 100, 0), "reap"));
+    records.push(decided(now, process(302, 300, 0), "reap"));
+    world.store(&records);
     let journal = world.open();
     let keep = JournalKeep {
         key: key(102),
@@ -286,7 +285,7 @@ fn members_are_recorded_for_a_service_that_knows_their_lineage_no_more() {
         members: [key(102)].into_iter().collect(),
     };
     assert_eq!((sessions, kept), (vec![expected], vec![key(102)]));
-    // A user wants one kept with all that descends from it.
+    // A user keeps a process with its descendants.
     for (tree, until, count) in [
         (true, Some(1), 1),
         (true, Some(u64::MAX >> 1), 0),
@@ -307,7 +306,7 @@ fn members_are_recorded_for_a_service_that_knows_their_lineage_no_more() {
     }
     let other = recorded_sessions(&world.path(), "another boot").unwrap();
     assert_eq!(other, (Vec::new(), Vec::new()));
-    // What is missing may be that its root has handed over.
+    // The dropped record may be a relaunch of the root.
     let connection = Connection::open(world.path()).unwrap();
     let sql = "INSERT INTO dropped (time, count) VALUES (1, 1)";
     connection.execute(sql, []).unwrap();
@@ -315,12 +314,11 @@ fn members_are_recorded_for_a_service_that_knows_their_lineage_no_more() {
     assert_eq!((sessions, kept), (Vec::new(), vec![key(102)]));
 }
 
-/// The name of the test below, which starts itself again as what can be killed, and tells that by this variable where to write.
-const KILLED: &str =
-    "journal::tests::keeping::one_that_is_killed_at_writing_loses_nothing_that_it_has_said_is_kept";
+/// Name of the test that runs itself as a child to be killed, with the directory in the variable [`JOURNAL`].
+const KILLED: &str = "journal::tests::keeping::crash_during_writes_keeps_confirmed_keeps";
 const JOURNAL: &str = "REAPER_TEST_JOURNAL";
 
-/// Writes without end, and says when a keep is written.
+/// Writes forever, and prints a line for each stored keep.
 fn write_without_end(directory: PathBuf) {
     let options = JournalOptions {
         directory,
@@ -329,7 +327,7 @@ fn write_without_end(directory: PathBuf) {
     let journal = Journal::open(options, BOOT.into()).unwrap();
     let mut feed = journal.feed();
     for root in (1..).map(|n| n * 10) {
-        feed.on_records(&whole(1, root, 0));
+        feed.on_records(&lifecycle(1, root, 0));
         if root % 1000 == 0 {
             let keep = JournalKeep {
                 key: key(root),
@@ -337,15 +335,17 @@ fn write_without_end(directory: PathBuf) {
                 is_explicit: true,
                 tree: false,
                 by_uid: 0,
-                // The service gives each request a time of its own, and a later request of the same time replaces it.
+                // Each request has a distinct time. A later request with the same time would replace it.
                 made_at: root.into(),
                 until: None,
             };
-            // A busy machine answers later than it is waited for.
-            eventually("it is kept", || journal.keeper().keep(&[keep]).is_ok());
+            // A busy machine may answer after the time limit.
+            eventually("the keep is stored", || {
+                journal.keeper().keep(&[keep]).is_ok()
+            });
             println!("kept {root}");
-            // Nothing is to be dropped.
-            eventually("it keeps up", || {
+            // No record may be dropped.
+            eventually("the journal catches up", || {
                 journal.shared.waiting.load(Ordering::Acquire) < 10_000
             });
         }
@@ -353,7 +353,7 @@ fn write_without_end(directory: PathBuf) {
 }
 
 #[test]
-fn one_that_is_killed_at_writing_loses_nothing_that_it_has_said_is_kept() {
+fn crash_during_writes_keeps_confirmed_keeps() {
     if let Some(directory) = std::env::var_os(JOURNAL) {
         return write_without_end(directory.into());
     }
@@ -367,49 +367,53 @@ fn one_that_is_killed_at_writing_loses_nothing_that_it_has_said_is_kept() {
             .spawn()
             .unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut said = lines.filter_map(|line| line.unwrap().strip_prefix("kept ")?.parse().ok());
-        let last: Vec<u32> = said.by_ref().take(3 + round as usize * 7).collect();
-        // At some other place in its writing each time.
+        let mut stored = lines.filter_map(|line| line.unwrap().strip_prefix("kept ")?.parse().ok());
+        let last: Vec<u32> = stored.by_ref().take(3 + round as usize * 7).collect();
+        // The writes are at a different point in each round.
         std::thread::sleep(Duration::from_millis(round * 11));
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(last.len(), 3 + round as usize * 7, "it ended early");
+        assert_eq!(last.len(), 3 + round as usize * 7, "the child exited early");
         let journal = world.open();
         for root in last {
             let kept = journal.keeps().iter().any(|keep| keep.key == key(root));
-            assert!(kept, "the keep of {root}");
+            assert!(kept, "the keep of {root} is missing");
         }
         journal.close();
-        assert!(world.aside().is_empty(), "it was taken for damaged");
+        assert!(world.renamed().is_empty(), "the journal was found damaged");
         assert_eq!(
             world.number(
                 "SELECT count(*) FROM pragma_integrity_check WHERE integrity_check <> 'ok'"
             ),
             0
         );
-        // They were told one after the other, so only the last one can be there in part.
-        let half = "SELECT count(*) FROM session WHERE closed IS NULL";
-        assert!(world.number(half) <= 1 + round as i64);
+        // Records were passed in order, so only the last session can be incomplete.
+        let incomplete = "SELECT count(*) FROM session WHERE closed IS NULL";
+        assert!(world.number(incomplete) <= 1 + round as i64);
     }
     assert!(world.number("SELECT count(*) FROM outcome") > 100);
 }
 
 #[test]
-fn a_reader_is_told_in_a_sentence_why_there_is_nothing() {
+fn unreadable_journal_error_states_the_reason() {
     let world = World::new();
     let error =
         |path: &Path| history::read(path, &HistoryQuery::default(), |_| Ok(())).unwrap_err();
     let missing = error(&world.path());
     assert!(matches!(missing, HistoryError::Missing(_)), "{missing}");
-    assert!(missing.to_string().contains("no service has kept one here"));
+    assert!(
+        missing
+            .to_string()
+            .contains("no service has written one here")
+    );
     let file = world.dir.path().join("other");
     std::fs::write(
         &file,
-        "not a database, but long enough to be looked at ".repeat(20),
+        "not a database, but long enough to be read as one ".repeat(20),
     )
     .unwrap();
     assert!(matches!(error(&file), HistoryError::NotAJournal(_)));
-    world.tell(&whole(1, 100, 0));
+    world.store(&lifecycle(1, 100, 0));
     Connection::open(world.path())
         .unwrap()
         .pragma_update(None, "user_version", 3)

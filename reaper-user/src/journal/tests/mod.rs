@@ -1,4 +1,4 @@
-//! Journals in directories of their own.
+//! Journals in temporary directories.
 
 mod damage;
 mod keeping;
@@ -25,7 +25,7 @@ use reaper_model::ruleset::SessionKind;
 
 const BOOT: &str = "5c5ab1f5-0000-4000-8000-000000000001";
 
-/// A directory, and what is told of in it.
+/// A temporary directory, and the options of the journal in it.
 struct World {
     dir: TempDir,
     options: JournalOptions,
@@ -45,11 +45,11 @@ impl World {
         Journal::open(self.options.clone(), BOOT.into()).unwrap()
     }
 
-    /// Opens the journal, hands over records, and closes it.
-    fn tell(&self, records: &[EventRecord]) {
+    /// Opens the journal, passes records to it, and closes it.
+    fn store(&self, records: &[EventRecord]) {
         let journal = self.open();
-        assert!(journal.feed().on_records(records).is_none(), "dropped some");
-        eventually("all is written", || {
+        assert!(journal.feed().on_records(records).is_none(), "dropped");
+        eventually("all records are written", || {
             journal.shared.waiting.load(Ordering::Acquire) == 0
         });
         journal.close();
@@ -69,19 +69,19 @@ impl World {
         sessions
     }
 
-    /// All that was kept.
+    /// Returns all stored sessions.
     fn all(&self) -> Vec<HistorySession> {
         self.history(&HistoryQuery::default())
     }
 
-    /// One number out of the database.
+    /// Returns the number that a query selects.
     fn number(&self, sql: &str) -> i64 {
         let connection = Connection::open(self.path()).unwrap();
         connection.query_row(sql, [], |row| row.get(0)).unwrap()
     }
 
-    /// Names of what was set aside.
-    fn aside(&self) -> Vec<PathBuf> {
+    /// Returns the paths of renamed journals.
+    fn renamed(&self) -> Vec<PathBuf> {
         let files = std::fs::read_dir(&self.options.directory).unwrap();
         let mut files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
         files.retain(|path| {
@@ -106,7 +106,7 @@ fn session(root: u32) -> SessionRef {
     }
 }
 
-fn who(pid: u32, root: u32, uid: u32) -> ProcessRef {
+fn process(pid: u32, root: u32, uid: u32) -> ProcessRef {
     let image = Image {
         comm: b"sh".into(),
         argv: format!("sh\0-c\0run {pid} --token hunter2 now\0").into(),
@@ -133,9 +133,9 @@ fn record(time: u64, body: EventBody) -> EventRecord {
 }
 
 fn opened(time: u64, root: u32, uid: u32) -> EventRecord {
-    let (who, rule) = (who(root, root, uid), "claude".into());
+    let (process, rule) = (process(root, root, uid), "claude".into());
     let body = EventBody::SessionOpen {
-        process: who,
+        process,
         kind: SessionKind::Agent,
         rule,
         outer: None,
@@ -144,7 +144,7 @@ fn opened(time: u64, root: u32, uid: u32) -> EventRecord {
     record(time, body)
 }
 
-fn gone(time: u64, root: u32) -> EventRecord {
+fn root_exited(time: u64, root: u32) -> EventRecord {
     let body = EventBody::SessionRootExit {
         session: session(root),
         kind: SessionKind::Agent,
@@ -177,7 +177,7 @@ fn closed(time: u64, root: u32, reaped: u32) -> EventRecord {
     record(time, body)
 }
 
-fn decided(time: u64, who: ProcessRef, verdict: &'static str) -> EventRecord {
+fn decided(time: u64, process: ProcessRef, verdict: &'static str) -> EventRecord {
     let names = DecisionNames {
         verdict,
         reason: "root_gone",
@@ -187,15 +187,15 @@ fn decided(time: u64, who: ProcessRef, verdict: &'static str) -> EventRecord {
     record(
         time,
         EventBody::Decision {
-            process: who,
+            process,
             decision: names,
         },
     )
 }
 
-fn ended(time: u64, who: ProcessRef) -> EventRecord {
+fn outcome(time: u64, process: ProcessRef) -> EventRecord {
     let body = EventBody::Outcome {
-        process: who,
+        process,
         outcome: crate::reap::ReapOutcome::Exited(ExitStatus::Exited(3)),
         signal: Some("SIGTERM"),
         duration: Some(1_200_000),
@@ -204,14 +204,14 @@ fn ended(time: u64, who: ProcessRef) -> EventRecord {
     record(time, body)
 }
 
-/// A session from its beginning to its end, with a child that is reaped.
-fn whole(time: u64, root: u32, uid: u32) -> Vec<EventRecord> {
-    let child = || who(root + 1, root, uid);
+/// Returns the records of a session from open to close, with a child that is reaped.
+fn lifecycle(time: u64, root: u32, uid: u32) -> Vec<EventRecord> {
+    let child = || process(root + 1, root, uid);
     vec![
         opened(time, root, uid),
-        gone(time + 1_000_000_000, root),
+        root_exited(time + 1_000_000_000, root),
         decided(time + 1_000_100_000, child(), "reap"),
-        ended(time + 1_002_000_000, child()),
+        outcome(time + 1_002_000_000, child()),
         closed(time + 1_003_000_000, root, 1),
     ]
 }
@@ -219,7 +219,7 @@ fn whole(time: u64, root: u32, uid: u32) -> Vec<EventRecord> {
 fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(120);
     while !is_so() {
-        assert!(Instant::now() < end, "not in time: {what}");
+        assert!(Instant::now() < end, "timeout: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

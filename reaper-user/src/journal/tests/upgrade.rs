@@ -12,7 +12,7 @@ use crate::journal::schema::{MIGRATIONS, OLDEST, SCHEMA, migrate};
 const V3: &[u8] = include_bytes!("fixtures/v3.sqlite");
 /// Its sessions, as `reaper history --json` of that commit writes them.
 const V3_HISTORY: &str = include_str!("fixtures/v3.jsonl");
-/// The renames since: of reasons, by `migrations/4.sql`, and of a key of `reaper history --json`. `memory.pss` is no longer shown.
+/// Renames since: of reasons (`migrations/4.sql`), and of a key of `reaper history --json`. `memory.pss` was removed.
 const RENAMED: [(&str, &str); 5] = [
     ("\"keep_mark\"", "\"keep_marker\""),
     ("\"root_gone\"", "\"root_exited\""),
@@ -22,7 +22,7 @@ const RENAMED: [(&str, &str); 5] = [
 ];
 
 impl World {
-    /// A world whose journal has this content.
+    /// Creates a world whose journal has this content.
     fn with(journal: &[u8]) -> World {
         let world = World::new();
         std::fs::create_dir(&world.options.directory).unwrap();
@@ -30,7 +30,7 @@ impl World {
         world
     }
 
-    /// The files of the journal, with their content.
+    /// Returns the files of the journal with their content.
     fn files(&self) -> BTreeMap<PathBuf, Vec<u8>> {
         let files = std::fs::read_dir(&self.options.directory).unwrap();
         let files = files.map(|file| file.unwrap().path());
@@ -70,7 +70,7 @@ fn journal_of_version_3_keeps_history_and_keeps_when_upgraded() {
     // The reason of a `not_sent` outcome, besides that of a decision.
     let renamed = "SELECT count(*) FROM outcome WHERE reason = 'keep_marker'";
     assert_eq!(world.number(renamed), 1);
-    assert!(world.aside().is_empty());
+    assert!(world.renamed().is_empty());
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn journal_of_each_version_keeps_its_rows_when_upgraded() {
         assert_eq!((session.reaped, &*process.exe), (3, "/bin/sh"));
         assert_eq!(process.decisions[0].rule.as_deref(), Some("mine"));
         assert_eq!(process.outcomes[0].exit.code, Some(3));
-        assert!(world.aside().is_empty(), "version {version}");
+        assert!(world.renamed().is_empty(), "version {version}");
     }
 }
 
@@ -149,10 +149,10 @@ fn is_refused(world: &World) {
         panic!("{refused:?}")
     };
     assert_eq!((newer.found, &newer.path), (9, &world.path()));
-    let said = newer.to_string();
+    let message = newer.to_string();
     assert!(
-        said.contains("schema version 9") && said.contains("install"),
-        "{said}"
+        message.contains("schema version 9") && message.contains("install"),
+        "{message}"
     );
     let read = history::read(&world.path(), &HistoryQuery::default(), |_| Ok(()));
     assert!(matches!(read, Err(HistoryError::Newer(_))), "{read:?}");
@@ -166,20 +166,20 @@ fn is_refused(world: &World) {
 #[test]
 fn journal_of_newer_version_is_refused_and_left_untouched() {
     let world = World::new();
-    world.tell(&whole(1, 100, 0));
+    world.store(&lifecycle(1, 100, 0));
     let newer = Connection::open(world.path()).unwrap();
     newer.pragma_update(None, "user_version", 9).unwrap();
-    assert!(files::beside(&world.path(), "-wal").exists());
+    assert!(files::with_suffix(&world.path(), "-wal").exists());
     // The service that upgraded it still runs.
     is_refused(&world);
     // It was killed before a checkpoint, so that the version is in the log alone; or the index of the log is missing.
     let killed = World::with(b"");
     for name in ["", "-wal", "-shm"] {
-        let file = |world: &World| files::beside(&world.path(), name);
+        let file = |world: &World| files::with_suffix(&world.path(), name);
         std::fs::copy(file(&world), file(&killed)).unwrap();
     }
     is_refused(&killed);
-    std::fs::remove_file(files::beside(&killed.path(), "-shm")).unwrap();
+    std::fs::remove_file(files::with_suffix(&killed.path(), "-shm")).unwrap();
     is_refused(&killed);
     // It was stopped.
     drop(newer);
@@ -201,11 +201,11 @@ fn upgrade_that_was_never_committed_does_not_count_as_newer() {
         SELECT i, zeroblob(4000) FROM n";
     upgrade.execute_batch(sql).unwrap();
     for name in ["", "-wal"] {
-        let file = |world: &World| files::beside(&world.path(), name);
+        let file = |world: &World| files::with_suffix(&world.path(), name);
         std::fs::copy(file(&world), file(&killed)).unwrap();
     }
-    let log = std::fs::metadata(files::beside(&killed.path(), "-wal")).unwrap();
+    let log = std::fs::metadata(files::with_suffix(&killed.path(), "-wal")).unwrap();
     assert!(log.len() > 100_000, "{}", log.len());
-    killed.tell(&whole(1, 100, 0));
+    killed.store(&lifecycle(1, 100, 0));
     assert_eq!(killed.all().len(), 1);
 }
