@@ -354,7 +354,7 @@ fn lost_and_not_shown(place: &RunWorld, home: &DelegatedCgroup) {
     let mut unshare = place.command("unshare");
     unshare.args(["--mount", "--propagation", "private", "sh", "-c", script]);
     let said = cli::run(place.dir.path(), unshare.arg(home.path()));
-    assert!(said.err.contains("is not to be seen"), "{}", said.err);
+    assert!(said.err.contains("is not visible"), "{}", said.err);
     assert!(said.out.contains(" x "), "{}", said.out);
     assert!(left.iter().all(|one| one.is_alive()));
     let said = place.ask(&["ps"]);
@@ -386,7 +386,7 @@ fn closed_off_with_owner(place: &RunWorld, home: &DelegatedCgroup) {
     let words = ["--grace", "200ms", "--", "sh", "-c", script, &path];
     let said = cli::run(place.dir.path(), &mut home.reaper(place, &words));
     assert_eq!(said.code, Some(6), "{}", said.err);
-    assert!(said.err.contains("is left"), "{}", said.err);
+    assert!(said.err.contains("cannot remove the cgroup"), "{}", said.err);
     for left in home.below() {
         eventually("it is empty", || fs::remove_dir(left.join("x")).ok());
         fs::remove_dir(&left).expect("remove it");
@@ -467,7 +467,7 @@ fn not_shown(place: &RunWorld, home: &DelegatedCgroup) {
     let said = cli::run(place.dir.path(), &mut unshare);
     assert_eq!(said.out, "125\n125\n", "{}", said.err);
     assert!(
-        said.err.contains("reading alone") && said.err.contains("none of version 2"),
+        said.err.contains("read-only") && said.err.contains("no cgroup of version 2"),
         "{}",
         said.err
     );
@@ -482,7 +482,7 @@ fn threaded(place: &RunWorld, home: &DelegatedCgroup) {
     enter(home.path(), &mut command);
     let said = cli::run(place.dir.path(), &mut command);
     assert_eq!(said.code, Some(125), "{}", said.err);
-    assert!(said.err.contains("one of threads"), "{}", said.err);
+    assert!(said.err.contains("threaded cgroup"), "{}", said.err);
     assert!(!place.path("begun").exists());
     fs::remove_dir(&threads).expect("remove it");
 }
@@ -502,7 +502,7 @@ fn with_owner(place: &RunWorld, home: &DelegatedCgroup) {
     enter(home.path(), &mut shell);
     let said = cli::run(place.dir.path(), &mut shell);
     assert_eq!(said.out, "6\n", "{}", said.err);
-    assert!(said.err.contains("is left"), "{}", said.err);
+    assert!(said.err.contains("cannot remove the cgroup"), "{}", said.err);
     place.assert_alone();
     for left in home.below() {
         eventually("it is empty", || fs::remove_dir(&left).ok());

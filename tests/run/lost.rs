@@ -204,7 +204,7 @@ fn another_boot(place: &RunWorld) {
         record.replace(boot.trim(), "01234567-89ab-cdef-0123-456789abcdef")
     });
     let said = place.ask(&["ps", "--all"]);
-    assert!(said.err.contains("started anew"), "{}", said.err);
+    assert!(said.err.contains("rebooted"), "{}", said.err);
     assert!(said.out.contains("death"), "{}", said.out);
     assert!(tree.iter().all(|one| one.is_alive()));
     let said = place.ask(&["stop", "x"]);
@@ -302,7 +302,7 @@ fn disk_read_only(place: &RunWorld) {
 END
         unshare --mount --propagation private sh ./inner; lives one; lives two";
     let said = with_disk(place, script);
-    let unwritten = said.err.matches("cannot be written down").count();
+    let unwritten = said.err.matches("to its record").count();
     assert_eq!(unwritten, 2, "{}", said.err);
 }
 
@@ -339,7 +339,7 @@ fn records_full(place: &RunWorld) {
         mount -o remount,ro state
         $0 $1";
     let runs = "./reaper run -- sh -c 'exit 3' > out 2>&1; echo $? $(cat out | wc -c)
-        ./reaper run --name x -- touch begun > out 2>&1; echo $? $(grep -c 'cannot be recorded' out)";
+        ./reaper run --name x -- touch begun > out 2>&1; echo $? $(grep -c 'cannot record runs' out)";
     fs::create_dir(place.path("state")).expect("create a directory");
     fs::write(place.path("script"), runs).expect("write the script");
     let mut command = place.command("unshare");

@@ -152,7 +152,7 @@ fn stopped(place: &RunWorld) {
 }
 
 /// Against the time that runs out, and the command's own end: each has one outcome, and its status goes with it. A thousand such
-/// races are had where each costs no process: `a_stop_that_races_the_owner_gives_one_outcome` in `run/runs/tests.rs`.
+/// races are had where each costs no process: `concurrent_claims_give_one_outcome` in `run/runs/tests.rs`.
 fn stop_races(place: &RunWorld) {
     let script = "for i in $(seq 60); do
             case $((i % 2)) in
@@ -397,7 +397,7 @@ fn unusable_records(place: &RunWorld) {
         for option in [&["--name", "x"][..], &["--detach"], &["--limit", "x=1"]] {
             let said = with(state, &[option, &["--", "touch", "begun"]].concat());
             assert_eq!(said.code, Some(125), "{state} {option:?}");
-            assert!(said.err.contains("cannot be recorded"), "{}", said.err);
+            assert!(said.err.contains("cannot record runs"), "{}", said.err);
         }
         let mut ps = place.command("./reaper");
         let said = crate::cli::run(

@@ -1,8 +1,8 @@
-//! A cgroup that a command has for itself, below the one that this process is in.
+//! Gives a command its own cgroup, below the cgroup of this process.
 //!
-//! Whoever is in there is the run's, whatever has become of its parents: so that also those are found who have lost all
-//! lineage when this process is killed, and that what may not be signalled, as it runs under another user id, is ended all the
-//! same (`cgroup.kill`). No controller is switched on for it, so that there may be processes in the cgroup above.
+//! Every process in it belongs to the run, whatever has become of its ancestors. So processes are found even if the
+//! supervisor was killed and all their ancestors have exited. `cgroup.kill` also ends processes of other users, which
+//! this user may not signal. No controller is enabled, so that the parent cgroup may have processes.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind};
@@ -20,27 +20,27 @@ use reaper_host::source::procfs::{Procfs, ProcfsError};
 use reaper_host::sys::cgroup::{self, Cgroup};
 use reaper_host::sys::child;
 
-/// What its name begins with. It is none that systemd would give to a unit.
-const NAME: &str = "reaper-run-";
-/// Who has ended may be in it for an instant more.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Prefix of the directory name. systemd gives such a name to no unit.
+const NAME_PREFIX: &str = "reaper-run-";
+/// Time limit until the cgroup is empty: an exited process may be in it for a moment.
+const EMPTY_MAX: Duration = Duration::from_secs(1);
 
-/// Why a command cannot have a cgroup for itself.
+/// Reasons why a command cannot have its own cgroup.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
     #[error(
-        "a cgroup for the command cannot be made: none of version 2 is mounted here that this process is in; mount that (mount \
-         -t cgroup2 none /sys/fs/cgroup), or leave --cgroup out"
+        "cannot create a cgroup for the command: no cgroup of version 2 that contains this process is mounted; mount it \
+         (mount -t cgroup2 none /sys/fs/cgroup), or omit --cgroup"
     )]
     NotShown,
-    #[error("a cgroup for the command cannot be made in {}: {source}{}", directory.display(), hint(source))]
+    #[error("cannot create a cgroup for the command in {}: {source}{}", directory.display(), hint(source))]
     Make {
         directory: PathBuf,
         source: io::Error,
     },
     #[error(
-        "a cgroup for the command cannot be made in {}: that is one of threads, which holds no whole processes; start this in \
-         another, or leave --cgroup out", directory.display()
+        "cannot create a cgroup for the command in {}: that is a threaded cgroup, which holds no whole processes; start \
+         reaper in another cgroup, or omit --cgroup", directory.display()
     )]
     Threaded { directory: PathBuf },
     #[error("the command cannot enter its cgroup {}: {source}{}", directory.display(), hint(source))]
@@ -53,25 +53,25 @@ pub enum CgroupError {
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error().map(Errno::from_raw) {
         Some(Errno::EACCES | Errno::EPERM) => {
-            ": it is not delegated to this user; start this in one that is (systemd-run --user --scope -p Delegate=yes reaper run \
-             --cgroup ...), or leave --cgroup out"
+            ": the cgroup is not delegated to this user; start reaper in one that is (systemd-run --user --scope \
+             -p Delegate=yes reaper run --cgroup ...), or omit --cgroup"
         }
         Some(Errno::EROFS) => {
-            ": cgroups are mounted for reading alone, as in most containers; mount them for writing, or leave --cgroup out"
+            ": cgroups are mounted read-only, as in most containers; mount them read-write, or omit --cgroup"
         }
         Some(Errno::EAGAIN) => {
-            ": there may be no more below it: raise cgroup.max.descendants and cgroup.max.depth, or leave --cgroup out"
+            ": its limit on descendants is reached; raise cgroup.max.descendants and cgroup.max.depth, or omit --cgroup"
         }
         _ => "",
     }
 }
 
-/// The directory of one, by that of the cgroup it is to lie in, and an id.
-pub(super) fn directory(above: &Path, id: &str) -> PathBuf {
-    above.join(format!("{NAME}{id}"))
+/// Returns the directory of the cgroup of a run, below the cgroup `parent`.
+pub(super) fn directory(parent: &Path, id: &str) -> PathBuf {
+    parent.join(format!("{NAME_PREFIX}{id}"))
 }
 
-/// One that this process has made, or another that was killed. Where nobody is in it, it goes with this.
+/// Cgroup of a run, created by this process or by a killed supervisor. Removed on drop if it is empty.
 #[derive(Debug)]
 pub(super) struct RunCgroup {
     directory: PathBuf,
@@ -81,49 +81,49 @@ pub(super) struct RunCgroup {
 }
 
 impl RunCgroup {
-    /// Makes one.
+    /// Creates the cgroup.
     ///
     /// # Errors
-    /// There is one, or it cannot be made here, or nobody could enter it.
-    pub(super) fn make(directory: &Path) -> Result<RunCgroup, CgroupError> {
-        let above = directory.parent().unwrap_or(directory);
+    /// It exists, cannot be created, or this user could move no process into it.
+    pub(super) fn create(directory: &Path) -> Result<RunCgroup, CgroupError> {
+        let parent = directory.parent().unwrap_or(directory);
         let failed = |source| CgroupError::Make {
-            directory: above.to_owned(),
+            directory: parent.to_owned(),
             source,
         };
-        // Who goes from one cgroup to another needs that of the nearest that both lie in.
-        let procs = access(&above.join("cgroup.procs"), AccessFlags::W_OK);
+        // To move a process, write access to `cgroup.procs` of the common ancestor is needed (cgroups(7)).
+        let procs = access(&parent.join("cgroup.procs"), AccessFlags::W_OK);
         procs.map_err(|errno| failed(errno.into()))?;
-        let made = DirBuilder::new().mode(0o755).create(directory);
-        made.map_err(failed)?;
+        let created = DirBuilder::new().mode(0o755).create(directory);
+        created.map_err(failed)?;
         let opened = Cgroup::open(directory).and_then(|cgroup| Ok((cgroup.id()?, cgroup)));
         let (id, cgroup) = opened.map_err(|source| {
             let _ = cgroup::remove(directory);
             failed(source)
         })?;
-        let leaf = RunCgroup {
+        let cgroup = RunCgroup {
             directory: directory.to_owned(),
             cgroup: Arc::new(cgroup),
             id,
             procfs: Procfs::default(),
         };
-        let kind = fs::read_to_string(leaf.cgroup.file("cgroup.type"));
+        let kind = fs::read_to_string(cgroup.cgroup.file("cgroup.type"));
         match kind.map_err(failed)?.trim_end() {
-            "domain" => Ok(leaf),
+            "domain" => Ok(cgroup),
             _ => Err(CgroupError::Threaded {
-                directory: above.to_owned(),
+                directory: parent.to_owned(),
             }),
         }
     }
 
-    /// The one that was made by this name, and had this id; `None` where it has been removed since.
+    /// Opens the cgroup that was created with this name and id. Returns `None` if it was removed since.
     ///
     /// # Errors
-    /// There is no telling: it cannot be opened, or no cgroup of version 2 is mounted above it for this process.
+    /// It cannot be opened, or this process sees no cgroup of version 2 mounted above it.
     pub(super) fn find(directory: &Path, id: u64) -> io::Result<Option<RunCgroup>> {
         let cgroup = match Cgroup::open(directory) {
             Ok(cgroup) => cgroup,
-            // Those above it may have gone too, but for the one that is mounted.
+            // Its ancestors may be removed too, except for the mounted one.
             Err(error)
                 if error.kind() == ErrorKind::NotFound
                     && directory.ancestors().any(cgroup::is_cgroup) =>
@@ -133,11 +133,11 @@ impl RunCgroup {
             Err(error) => {
                 let directory = directory.display();
                 return Err(io::Error::other(format!(
-                    "its cgroup {directory} is not to be seen from here: {error}"
+                    "its cgroup {directory} is not visible to this process: {error}"
                 )));
             }
         };
-        let found = cgroup.id()? == id && is_name(directory);
+        let found = cgroup.id()? == id && has_run_name(directory);
         Ok(found.then(|| RunCgroup {
             directory: directory.to_owned(),
             cgroup: Arc::new(cgroup),
@@ -154,11 +154,11 @@ impl RunCgroup {
         Arc::clone(&self.cgroup)
     }
 
-    /// Has the command be in it before it becomes the program.
+    /// Makes the command enter the cgroup between fork and exec.
     ///
     /// # Errors
-    /// This user may not have anybody enter it.
-    pub(super) fn take_in(&self, command: &mut Command) -> Result<(), CgroupError> {
+    /// This user may not move processes into it.
+    pub(super) fn enter_on_start(&self, command: &mut Command) -> Result<(), CgroupError> {
         let procs = File::options()
             .write(true)
             .open(self.cgroup.file("cgroup.procs"));
@@ -173,70 +173,73 @@ impl RunCgroup {
         }
     }
 
-    /// Whether this process, or one that it descends from, is in it.
+    /// Returns whether this process or one of its ancestors is in the cgroup.
     ///
     /// # Errors
-    /// There is no telling.
+    /// The cgroup of a process cannot be read.
     pub(super) fn contains_self(&self) -> Result<bool, ProcfsError> {
         for pid in self.procfs.pid_and_ancestors(std::process::id())? {
-            let holds = self.cgroup.contains(pid);
-            if holds.map_err(|source| self.unread(source))? {
+            let contains = self.cgroup.contains(pid);
+            if contains.map_err(|source| self.read_error(source))? {
                 return Ok(true);
             }
         }
         Ok(false)
     }
 
-    /// Who is in it, but for this process and those it descends from: somebody has put them there.
+    /// Returns the pids in the cgroup, without this process and its ancestors, which a user may have moved there.
     ///
     /// # Errors
-    /// There is no telling.
+    /// `cgroup.procs` or /proc cannot be read.
     pub(super) fn pids(&self) -> Result<HashSet<u32>, ProcfsError> {
         let mut pids = self.all()?;
         if !pids.is_empty() {
-            let line = self.procfs.pid_and_ancestors(std::process::id())?;
-            pids.retain(|pid| *pid > 1 && !line.contains(pid));
+            let own = self.procfs.pid_and_ancestors(std::process::id())?;
+            pids.retain(|pid| *pid > 1 && !own.contains(pid));
         }
         Ok(pids)
     }
 
     fn all(&self) -> Result<HashSet<u32>, ProcfsError> {
-        self.cgroup.pids().map_err(|source| self.unread(source))
+        self.cgroup.pids().map_err(|source| self.read_error(source))
     }
 
-    fn unread(&self, source: io::Error) -> ProcfsError {
+    fn read_error(&self, source: io::Error) -> ProcfsError {
         ProcfsError::Read {
             path: self.directory.join("cgroup.procs"),
             source,
         }
     }
 
-    /// Removes it, with those below it. That it cannot be is warned of.
+    /// Removes the cgroup and those below it. Logs a warning if that fails.
     pub(super) fn remove(self) {
-        let empty = self.cgroup.await_empty(PATIENCE);
+        let empty = self.cgroup.await_empty(EMPTY_MAX);
         let removed = empty.and_then(|_| self.cgroup.clear());
         if let Err(error) = removed.and_then(|()| cgroup::remove(&self.directory)) {
-            tracing::warn!("the cgroup {} is left: {error}", self.directory.display());
+            tracing::warn!(
+                "cannot remove the cgroup {}: {error}",
+                self.directory.display()
+            );
         }
     }
 }
 
 impl Drop for RunCgroup {
     fn drop(&mut self) {
-        // It may have been removed, or somebody may be in it.
+        // Fails if it is removed already, or has processes.
         let _ = cgroup::remove(&self.directory);
     }
 }
 
-/// Removes one of such a name of which nothing is known, if nobody is in it.
+/// Removes an empty cgroup with the name of a run, though its id was not recorded.
 pub(super) fn remove_unused(directory: &Path) {
-    if is_name(directory) && cgroup::is_cgroup(directory) {
-        // Somebody is in there: it is another's.
+    if has_run_name(directory) && cgroup::is_cgroup(directory) {
+        // Fails if it has processes. Then they belong to something else.
         let _ = cgroup::remove(directory);
     }
 }
 
-fn is_name(directory: &Path) -> bool {
+fn has_run_name(directory: &Path) -> bool {
     let name = directory.file_name().unwrap_or_default();
-    name.as_encoded_bytes().starts_with(NAME.as_bytes())
+    name.as_encoded_bytes().starts_with(NAME_PREFIX.as_bytes())
 }

@@ -1,4 +1,4 @@
-//! Closing runs whose owner is gone: what it could not see to any more is ended by what is written down.
+//! Closes runs whose supervisor was killed, and ends the processes that it has left, as found by the run record.
 
 use std::fs::{self, File};
 use std::io;
@@ -26,150 +26,146 @@ use reaper_host::sys::host::boot_id;
 use reaper_host::sys::pidfd::Pidfd;
 use reaper_model::event::{ProcessKey, TICK_NS};
 
-/// How long an owner that has let go of its record may take to end. A program that only embeds runs may live on.
-const LEAVES_WITHIN: Duration = Duration::from_secs(1);
-/// How many runs are closed at a time.
+/// Time limit for the exit of a supervisor after it has released its record. A program that embeds runs may live on.
+const EXIT_MAX: Duration = Duration::from_secs(1);
+/// Maximum number of runs that are closed at the same time.
 const AT_ONCE: usize = 16;
 
 impl Runs {
-    /// Closes all runs whose owner is gone: what is left of them is ended, as their policy says, if it can be told for
-    /// certain. Gives those that it has closed.
+    /// Closes all runs whose supervisor is gone, and ends their processes with the recorded grace and signal. Returns
+    /// the closed runs.
     ///
-    /// Nothing is signalled of another boot. A run of another pid namespace, whose numbers mean others here, and one that this process
-    /// descends from, are left to somebody else.
+    /// Never signals processes recorded in another boot. Skips runs of another pid namespace, where their pids mean
+    /// other processes, and runs that this process descends from.
     ///
     /// # Errors
     /// The directory cannot be listed.
     pub fn close_dead(&self) -> Result<Vec<RecordedRun>, RecordError> {
         let mut closed = Vec::new();
-        let mut taken = Vec::new();
+        let mut locked = Vec::new();
         let open = |path: &PathBuf| path.extension().unwrap_or_default() == OPEN;
         for path in self.files()?.into_iter().filter(open) {
             match runs::lock_record(&path, false) {
-                Ok(file) => taken.extend(file.map(|file| (path, file))),
-                Err(error) => cannot_close(&path, &error),
+                Ok(file) => locked.extend(file.map(|file| (path, file))),
+                Err(error) => warn_not_closed(&path, &error),
             }
-            if taken.len() == AT_ONCE {
-                closed.append(&mut close_all(std::mem::take(&mut taken)));
+            if locked.len() == AT_ONCE {
+                closed.append(&mut close_all(std::mem::take(&mut locked)));
             }
         }
-        closed.append(&mut close_all(taken));
+        closed.append(&mut close_all(locked));
         closed.sort_by_key(|known: &RecordedRun| known.record.header.started);
         Ok(closed)
     }
 }
 
-/// Closes runs beside each other: each may need all of its grace.
-fn close_all(taken: Vec<(PathBuf, Flock<File>)>) -> Vec<RecordedRun> {
+/// Closes runs in parallel, because each may need its full grace.
+fn close_all(locked: Vec<(PathBuf, Flock<File>)>) -> Vec<RecordedRun> {
     let _files = sys::many_files();
     let close = |(path, file): &(PathBuf, Flock<File>)| {
-        let closed = close_taken(path, file).unwrap_or_else(|error| {
-            cannot_close(path, &error);
+        let closed = close_locked(path, file).unwrap_or_else(|error| {
+            warn_not_closed(path, &error);
             None
         });
-        // Who waits for this one is not to wait for the others too.
+        // Releases this lock before the other runs are closed, for a process that waits for this run.
         let _ = File::unlock(file);
         closed
     };
     thread::scope(|scope| {
-        let begin = |one| {
-            let helper = thread::Builder::new().spawn_scoped(scope, move || close(one));
-            // Where there are to be no more threads, this one does it.
-            helper.map_err(|_| one)
+        let start = |run| {
+            let thread = thread::Builder::new().spawn_scoped(scope, move || close(run));
+            thread.map_err(|_| run)
         };
-        let begun: Vec<_> = taken.iter().map(begin).collect();
-        // Until they are gone, and not only done: this program may fork next.
-        let closed = begun.into_iter().map(|begun| match begun {
-            Ok(helper) => helper.join().unwrap_or_default(),
-            Err(one) => close(one),
+        let started: Vec<_> = locked.iter().map(start).collect();
+        // Joined, so that no thread exists any more: this program may fork next.
+        let closed = started.into_iter().map(|started| match started {
+            Ok(thread) => thread.join().unwrap_or_default(),
+            // No thread could be started for it.
+            Err(run) => close(run),
         });
         closed.flatten().collect()
     })
 }
 
-pub(super) fn cannot_close(path: &Path, error: &io::Error) {
-    tracing::warn!("the run of {} cannot be closed: {error}", path.display());
+pub(super) fn warn_not_closed(path: &Path, error: &io::Error) {
+    tracing::warn!("cannot close the run of {}: {error}", path.display());
 }
 
-/// What has become of an attempt to close a run.
+/// Result of an attempt to close a run.
 pub(super) enum Closing {
     Done(Box<RecordedRun>),
-    /// Somebody else has closed it, or it has an owner who lives.
+    /// Another process already closed the run, or its supervisor is still alive.
     NotDue,
-    /// That is not to be done from here, or there was nothing to do but to give it its last name.
+    /// This process cannot close the run, or the run had its result and its file was only renamed.
     Refused,
 }
 
-/// Closes a run if its owner is gone; with `wait` once that is so.
+/// Closes a run if its supervisor is gone. With `wait` it waits for that.
 pub(super) fn close_if_dead(path: &Path, wait: bool) -> io::Result<Closing> {
     let Some(file) = runs::lock_record(path, wait)? else {
         return Ok(Closing::NotDue);
     };
     let _files = sys::many_files();
-    let closed = close_taken(path, &file)?;
+    let closed = close_locked(path, &file)?;
     Ok(closed.map_or(Closing::Refused, |known| Closing::Done(Box::new(known))))
 }
 
-/// Closes a run whose owner is gone: its record is locked.
-fn close_taken(path: &Path, file: &File) -> io::Result<Option<RecordedRun>> {
-    let Some(record) = runs::usable(path, &runs::content(file)?) else {
+/// Closes a run by its locked record. Returns `None` if the run is not closed by this call.
+fn close_locked(path: &Path, file: &File) -> io::Result<Option<RecordedRun>> {
+    let Some(record) = runs::parse_or_rename(path, &runs::content(file)?) else {
         return Ok(None);
     };
     if record.result.is_some() {
         fs::rename(path, path.with_extension(CLOSED))?;
         return Ok(None);
     }
-    let Some(over) = end(file, &record)? else {
+    let Some(result) = end_processes(file, &record)? else {
         return Ok(None);
     };
-    if let Err(error) = close(file, path, over.clone(), true) {
+    if let Err(error) = close(file, path, result.clone(), true) {
         let id = &record.header.id;
-        tracing::warn!("run {id}: what has come of it cannot be written down: {error}");
+        tracing::warn!("run {id}: cannot write the result to its record: {error}");
     }
-    let over = Some(over);
+    let result = Some(result);
     Ok(Some(RecordedRun {
-        record: RunRecord {
-            result: over,
-            ..record
-        },
+        record: RunRecord { result, ..record },
         path: path.with_extension(CLOSED),
     }))
 }
 
-/// Ends what there is of a run; `None` if that is not to be done from here.
-fn end(file: &File, record: &RunRecord) -> io::Result<Option<RunResult>> {
-    let start = &record.header;
-    // What is left of it is to be ended in any case.
+/// Ends the processes of a run. Returns `None` if this process cannot do that.
+fn end_processes(file: &File, record: &RunRecord) -> io::Result<Option<RunResult>> {
+    let header = &record.header;
+    // The processes are ended even if the claim cannot be written.
     let settle = |outcome| match claim(file, outcome) {
         Ok(claimed) => claimed.outcome().unwrap_or(outcome),
         Err(error) => {
-            tracing::debug!("run {}: cannot be claimed: {error}", start.id);
+            tracing::debug!("run {}: cannot write a claim: {error}", header.id);
             record.outcome().unwrap_or(outcome)
         }
     };
     let boot = boot_id(Path::new("/"));
-    if boot.is_empty() || start.boot_id != boot {
+    if boot.is_empty() || header.boot_id != boot {
         return Ok(Some(RunResult::unobserved(
             settle(RunOutcome::Death),
             OTHER_BOOT,
         )));
     }
-    let directory = start.cgroup.as_deref().map(Path::new);
-    let made = directory.zip(record.cgroup);
-    let leaf = made.map(|(directory, made)| RunCgroup::find(directory, made.id));
-    let elsewhere = sys::non_initial_pid_namespace()? != start.pid_namespace;
-    let leaf = match leaf.transpose() {
-        // It is for others to see to.
+    let directory = header.cgroup.as_deref().map(Path::new);
+    let created = directory.zip(record.cgroup);
+    let cgroup = created.map(|(directory, created)| RunCgroup::find(directory, created.id));
+    let elsewhere = sys::non_initial_pid_namespace()? != header.pid_namespace;
+    let cgroup = match cgroup.transpose() {
         Err(_) if elsewhere => return Ok(None),
-        leaf => leaf?.flatten(),
+        cgroup => cgroup?.flatten(),
     };
-    if let (Some(directory), None) = (directory, &leaf) {
+    if let (Some(directory), None) = (directory, &cgroup) {
         cgroup::remove_unused(directory);
     }
-    // The line that names the command may have found no room.
-    let begun = leaf.as_ref().map(RunCgroup::pids).transpose();
-    let begun = begun.map_err(io::Error::other)?.unwrap_or_default();
-    if record.commands.is_empty() && begun.is_empty() {
+    // The command may run without its line in the record, if the disk was full.
+    let inside = cgroup.as_ref().map(RunCgroup::pids).transpose();
+    let inside = inside.map_err(io::Error::other)?.unwrap_or_default();
+    if record.commands.is_empty() && inside.is_empty() {
         return Ok(Some(RunResult::unobserved(
             settle(RunOutcome::Cancelled),
             NEVER_BEGAN,
@@ -179,86 +175,96 @@ fn end(file: &File, record: &RunRecord) -> io::Result<Option<RunResult>> {
         return Ok(None);
     }
     let procfs = Procfs::default();
-    await_exit(start.wrapper.key(), &procfs);
-    let mut family = Family {
+    await_exit(header.wrapper.key(), &procfs);
+    let mut tree = RunTree {
         known: record
             .commands
             .iter()
-            .map(|one| one.process.key())
+            .map(|command| command.process.key())
             .collect(),
-        leaf,
+        cgroup,
         procfs: &procfs,
     };
     let own = std::process::id();
-    let found = family.look().map_err(io::Error::other)?;
-    let holds = family
-        .leaf
+    let found = tree.scan().map_err(io::Error::other)?;
+    let contains_self = tree
+        .cgroup
         .as_ref()
         .map(RunCgroup::contains_self)
         .transpose();
-    let holds = holds.map_err(io::Error::other)?.unwrap_or_default();
-    if found.keys().any(|key| key.pid == own) || holds {
+    let contains_self = contains_self.map_err(io::Error::other)?.unwrap_or_default();
+    if found.keys().any(|key| key.pid == own) || contains_self {
         return Ok(None);
     }
-    let mut over = RunResult::unobserved(settle(RunOutcome::Death), OWNER_GONE);
-    let inside = family.inside().map_err(io::Error::other)?;
+    let mut result = RunResult::unobserved(settle(RunOutcome::Death), OWNER_GONE);
+    let inside = tree.pids_in_cgroup().map_err(io::Error::other)?;
     if !found.is_empty() || !inside.is_empty() {
         let exits = Arc::new(ExitPoll::new()?);
         let times = Times {
-            grace: Duration::from_millis(start.grace_ms),
+            grace: Duration::from_millis(header.grace_ms),
             ..Times::default()
         };
-        let signal = Signal::try_from(start.signal).unwrap_or(Signal::SIGTERM);
-        let cgroup = family.leaf.as_ref().map(RunCgroup::cgroup);
-        let endings = PollingReaper::new(exits, times, signal).within(cgroup);
-        let endings = endings.end(true, |_| family.look());
-        let endings = endings.map_err(io::Error::other)?;
-        (over.ended, over.killed) = ended(&endings);
-        over.left = Survivor::all(&endings, family.inside().unwrap_or_default());
+        let signal = Signal::try_from(header.signal).unwrap_or(Signal::SIGTERM);
+        let cgroup = tree.cgroup.as_ref().map(RunCgroup::cgroup);
+        let reaper = PollingReaper::new(exits, times, signal).within(cgroup);
+        let results = reaper.end(true, |_| tree.scan());
+        let results = results.map_err(io::Error::other)?;
+        (result.ended, result.killed) = ended(&results);
+        result.left = Survivor::all(&results, tree.pids_in_cgroup().unwrap_or_default());
     }
-    if let Some(leaf) = family.leaf.filter(|_| over.left.is_empty()) {
-        leaf.remove();
+    if let Some(cgroup) = tree.cgroup.filter(|_| result.left.is_empty()) {
+        cgroup.remove();
     }
-    Ok(Some(over))
+    Ok(Some(result))
 }
 
-/// Waits until an owner that lets go of its record because it ends has ended: its files are closed before it leaves its
-/// process group. If that is orphaned by it, whoever stands still in there by then is sent SIGHUP (`exit_notify` in
-/// kernel/exit.c).
-fn await_exit(owner: ProcessKey, procfs: &Procfs) {
-    let pidfd = Pidfd::open(owner.pid);
-    // One that is about to end counts as gone wherever else it is asked.
-    let is_it = |ticks: u64| {
-        owner.has_same_tick(ProcessKey {
-            pid: owner.pid,
+/// Waits until a supervisor that is exiting has left its process group.
+///
+/// An exiting process closes its files, which releases the record, before it leaves its group. If its exit orphans the
+/// group, the kernel sends SIGHUP to a group with stopped members (`exit_notify` in kernel/exit.c). So no member may be
+/// stopped before that.
+fn await_exit(supervisor: ProcessKey, procfs: &Procfs) {
+    let pidfd = Pidfd::open(supervisor.pid);
+    // Compares the start time alone: `Procfs::probe` reports an exiting process as gone.
+    let is_supervisor = |ticks: u64| {
+        supervisor.has_same_tick(ProcessKey {
+            pid: supervisor.pid,
             start: ticks.saturating_mul(TICK_NS),
         })
     };
-    if procfs.start_ticks(owner.pid).is_some_and(is_it)
+    if procfs
+        .start_ticks(supervisor.pid)
+        .is_some_and(is_supervisor)
         && let Ok(pidfd) = pidfd
     {
-        pidfd.wait(LEAVES_WITHIN);
+        pidfd.wait(EXIT_MAX);
     }
 }
 
-/// Those that a run has started, and all that were found to descend from them, or to be in its cgroup.
-struct Family<'a> {
+/// Processes of a run: its commands, their descendants, and the processes in its cgroup.
+struct RunTree<'a> {
+    /// Commands, and all processes that a scan has found.
     known: HashSet<ProcessKey>,
-    leaf: Option<RunCgroup>,
+    cgroup: Option<RunCgroup>,
     procfs: &'a Procfs,
 }
 
-impl Family<'_> {
-    /// Who is in its cgroup, be it that the process table does not show them to this user.
-    fn inside(&self) -> Result<HashSet<u32>, ProcfsError> {
-        let inside = self.leaf.as_ref().map(RunCgroup::pids).transpose();
+impl RunTree<'_> {
+    /// Returns the pids in the cgroup, also those that /proc hides from this user.
+    fn pids_in_cgroup(&self) -> Result<HashSet<u32>, ProcfsError> {
+        let inside = self.cgroup.as_ref().map(RunCgroup::pids).transpose();
         inside.map(Option::unwrap_or_default)
     }
 
-    /// Who of it lives. Who has lost all makers since the last look is remembered.
-    fn look(&mut self) -> Result<Due, ProcfsError> {
-        let found = self.procfs.subtrees(&self.known, || self.inside())?;
-        self.known.extend(found.iter().map(|one| one.key));
-        Ok(found.into_iter().map(|one| (one.key, None)).collect())
+    /// Returns the living processes of the run. They stay known if their ancestors exit later.
+    fn scan(&mut self) -> Result<Due, ProcfsError> {
+        let found = self
+            .procfs
+            .subtrees(&self.known, || self.pids_in_cgroup())?;
+        self.known.extend(found.iter().map(|process| process.key));
+        Ok(found
+            .into_iter()
+            .map(|process| (process.key, None))
+            .collect())
     }
 }

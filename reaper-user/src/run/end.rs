@@ -1,4 +1,4 @@
-//! Ending what is left of a command.
+//! Ends the process tree of a command.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -16,81 +16,81 @@ use reaper_host::source::procfs::{Procfs, ProcfsError};
 use reaper_host::sys;
 use reaper_model::event::ProcessKey;
 
-/// More than so many who are started amid the end are no clean-up.
-const BIRTHS_MAX: usize = 256;
+/// Number of forks during the grace above which SIGKILL follows at once: that many are no clean-up.
+const FORKS_MAX: usize = 256;
 
 impl SupervisedCommand<'_> {
-    /// Ends all that descend from this process, the command too if it lives. Gives what became of each.
+    /// Ends the command and all other descendants of this process. Returns the result for each.
     pub(super) fn end_tree(&mut self) -> Vec<ReapResult> {
         if !self.has_processes() {
             return Vec::new();
         }
-        // Each of them takes one.
+        // Each process takes a pidfd.
         let _files = sys::many_files();
-        let led = self.end.is_some() || !self.run.leader_first || self.end_leader();
-        let cgroup = self.leaf.as_ref().map(RunCgroup::cgroup);
+        let leader_done = self.end.is_some() || !self.run.leader_first || self.end_leader();
+        let cgroup = self.cgroup.as_ref().map(RunCgroup::cgroup);
         let exits = Arc::clone(&self.exits);
-        let mut endings = PollingReaper::new(exits, self.run.times, self.run.signal).within(cgroup);
-        if !led {
-            endings.hasten();
+        let mut reaper = PollingReaper::new(exits, self.run.times, self.run.signal).within(cgroup);
+        if !leader_done {
+            reaper.hasten();
         }
         let (procfs, own) = (Procfs::default(), std::process::id());
-        while self.has_processes() && !endings.is_over() {
-            let (gentle, births) = (endings.is_gentle(), Cell::new(0));
-            let find = |held: &HashSet<ProcessKey>| -> Result<Due, ProcfsError> {
+        while self.has_processes() && !reaper.is_over() {
+            let (gentle, forks) = (reaper.is_gentle(), Cell::new(0));
+            let find = |signalled: &HashSet<ProcessKey>| -> Result<Due, ProcfsError> {
                 let inside = || {
-                    let inside = self.leaf.as_ref().map(RunCgroup::pids).transpose();
+                    let inside = self.cgroup.as_ref().map(RunCgroup::pids).transpose();
                     let inside = inside.inspect_err(|error| tracing::debug!("{error}"));
-                    // That there is no telling what is in there is no reason to spare the others.
+                    // Descendants are ended even if the cgroup cannot be read.
                     Ok(inside.ok().flatten().unwrap_or_default())
                 };
                 let mut all = procfs.descendants(own, inside)?;
-                if gentle && !held.is_empty() {
-                    births.set(leave_to_makers(&mut all, held));
+                if gentle && !signalled.is_empty() {
+                    forks.set(remove_forked_since(&mut all, signalled));
                 }
-                Ok(all.into_iter().map(|one| (one.key, None)).collect())
+                Ok(all.into_iter().map(|process| (process.key, None)).collect())
             };
-            let fresh = match endings.round(find) {
-                Ok(fresh) => fresh,
+            let new = match reaper.round(find) {
+                Ok(new) => new,
                 Err(error) => {
                     tracing::error!("{error}");
                     0
                 }
             };
-            let mut at_once = births.get() > BIRTHS_MAX;
-            let again = fresh > 0 && !endings.is_gentle();
-            // Who forks without end is not to have time for it.
+            let mut at_once = forks.get() > FORKS_MAX;
+            let again = new > 0 && !reaper.is_gentle();
+            // No wait while processes fork: it would give a fork bomb time.
             if !again && !at_once {
-                endings.wait(Some(self.signals()));
+                reaper.wait(Some(self.signals()));
             }
             at_once |= self
                 .read_signals()
                 .iter()
                 .any(ReceivedSignal::requests_termination);
             if at_once {
-                endings.hasten();
+                reaper.hasten();
             }
         }
-        endings.results()
+        reaper.results()
     }
 
-    /// A child of this process, or whoever is in the command's cgroup.
+    /// Returns whether this process has children or the command's cgroup has processes.
     fn has_processes(&mut self) -> bool {
-        // If there is no telling, it is asked again, as long as there is time.
-        let in_leaf = |leaf: &RunCgroup| leaf.pids().map_or(true, |pids| !pids.is_empty());
-        self.wait_children() || self.leaf.as_ref().is_some_and(in_leaf)
+        // An unreadable cgroup counts as occupied. The time limit of the reaper ends the loop.
+        let is_occupied = |cgroup: &RunCgroup| cgroup.pids().map_or(true, |pids| !pids.is_empty());
+        self.wait_children() || self.cgroup.as_ref().is_some_and(is_occupied)
     }
 
-    pub(super) fn report(&mut self, outcome: RunOutcome, endings: &[ReapResult]) -> RunReport {
+    pub(super) fn report(&mut self, outcome: RunOutcome, results: &[ReapResult]) -> RunReport {
         let mut living = HashSet::new();
         if self.has_processes() {
             living = children();
-            let inside = self.leaf.as_ref().and_then(|leaf| leaf.pids().ok());
+            let inside = self.cgroup.as_ref().and_then(|cgroup| cgroup.pids().ok());
             living.extend(inside.unwrap_or_default());
         }
-        let others = endings.iter().filter(|ending| ending.key.pid != self.pid);
+        let others = results.iter().filter(|result| result.key.pid != self.pid);
         let (count, killed) = ended(others.clone());
-        let memory = others.filter_map(|ending| ending.memory);
+        let memory = others.filter_map(|result| result.memory);
         let command = std::iter::once(self.run.command.get_program());
         let command = command.chain(self.run.command.get_args());
         RunReport {
@@ -109,23 +109,24 @@ impl SupervisedCommand<'_> {
             ended: count,
             killed,
             memory_rss: memory.map(|memory| memory.rss).sum(),
-            survivors: Survivor::all(endings, living),
+            survivors: Survivor::all(results, living),
             errors: Vec::new(),
         }
     }
 }
 
-/// Takes out whoever was started by one who has been asked to end, as what that needs for a clean-up: it has the same
-/// time. Gives how many these are.
-fn leave_to_makers(all: &mut Vec<Descendant>, held: &HashSet<ProcessKey>) -> usize {
-    let mut makers: HashSet<u32> = held.iter().map(|key| key.pid).collect();
+/// Removes the new descendants of signalled processes from `all`, and returns how many it removed.
+///
+/// A signalled process may start others to clean up. They get no signal of their own before the grace expires.
+fn remove_forked_since(all: &mut Vec<Descendant>, signalled: &HashSet<ProcessKey>) -> usize {
+    let mut parents: HashSet<u32> = signalled.iter().map(|key| key.pid).collect();
     let before = all.len();
-    all.retain(|one| {
-        let left = makers.contains(&one.parent) && !held.contains(&one.key);
-        if left {
-            makers.insert(one.key.pid);
+    all.retain(|process| {
+        let is_new = parents.contains(&process.parent) && !signalled.contains(&process.key);
+        if is_new {
+            parents.insert(process.key.pid);
         }
-        !left
+        !is_new
     });
     before - all.len()
 }

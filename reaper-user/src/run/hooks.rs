@@ -1,4 +1,4 @@
-//! What follows on a run of which nothing is left.
+//! Runs what follows a run: `--on-success`, `--on-failure` and `--clean-on-success`.
 
 use std::io;
 use std::process::Command;
@@ -6,45 +6,45 @@ use std::process::Command;
 use super::{CgroupError, CommandExit, Run, RunError, RunOutcome, RunReport, supervise};
 use reaper_host::sys::child::BlockedSignals;
 
-/// Runs what was asked for, and cleans up. What fails is added to the report.
-pub(super) fn run_hooks(run: &Run, held: &BlockedSignals, report: &mut RunReport) {
+/// Runs the hook of the outcome, then removes the paths. Adds failures to the report.
+pub(super) fn run_hooks(run: &Run, signals: &BlockedSignals, report: &mut RunReport) {
     let (option, hook) = match report.outcome {
         RunOutcome::Success => ("--on-success", &run.on_success),
         RunOutcome::Cancelled => return,
         _ => ("--on-failure", &run.on_failure),
     };
     if let Some(hook) = hook
-        && let Err(why) = follow_up(run, hook, held, report)
+        && let Err(error) = run_hook(run, hook, signals, report)
     {
-        report.errors.push(format!("{option} {hook}: {why}"));
-        // What has not been seen to is not to be lost.
+        report.errors.push(format!("{option} {hook}: {error}"));
+        // The paths stay, because the hook may not have used their contents yet.
         return;
     }
     if report.outcome != RunOutcome::Success {
         return;
     }
     for (path, held) in run.clean_on_success.iter().zip(&run.clean_paths) {
-        let mut complain = |what: String| {
-            let complaint = format!("--clean-on-success {}: {what}", path.display());
-            report.errors.push(complaint);
+        let mut add_error = |error: String| {
+            let error = format!("--clean-on-success {}: {error}", path.display());
+            report.errors.push(error);
         };
         match held.remove() {
             Ok(mounts) => mounts.iter().for_each(|mount| {
-                complain(format!(
-                    "something is mounted on {}, so it was left",
+                add_error(format!(
+                    "something is mounted on {}, so it was not removed",
                     mount.display()
                 ));
             }),
-            Err(error) => complain(error.to_string()),
+            Err(error) => add_error(error.to_string()),
         }
     }
 }
 
-/// Runs a command to its end, and leaves nothing of it behind either.
-fn follow_up(
+/// Runs a hook under the same supervision as the command.
+fn run_hook(
     run: &Run,
     hook: &str,
-    held: &BlockedSignals,
+    signals: &BlockedSignals,
     report: &mut RunReport,
 ) -> Result<(), String> {
     let mut command = Command::new("sh");
@@ -54,7 +54,7 @@ fn follow_up(
         .env("REAPER_OUTCOME", report.outcome.as_str());
     if let Some(recording) = &run.recording {
         recording
-            .note(&mut command)
+            .record_start(&mut command)
             .map_err(|error| error.to_string())?;
     }
     let mut hook = Run {
@@ -62,21 +62,22 @@ fn follow_up(
         signal: run.signal,
         ..Run::new(command)
     };
-    let leaf = match run.make_leaf() {
-        // Somebody of the command's is in there still, and is told of.
+    let cgroup = match run.create_cgroup() {
+        // Survivors of the command are still in the cgroup. The report names them.
         Err(RunError::Cgroup(CgroupError::Make { source, .. }))
             if source.kind() == io::ErrorKind::AlreadyExists =>
         {
             None
         }
-        leaf => leaf.map_err(|error| error.to_string())?,
+        cgroup => cgroup.map_err(|error| error.to_string())?,
     };
-    let told = supervise::attend(&mut hook, held, leaf).map_err(|error| error.to_string())?;
-    report.survivors.extend(told.survivors);
-    match told.end {
+    let hook_report = supervise::supervise_command(&mut hook, signals, cgroup)
+        .map_err(|error| error.to_string())?;
+    report.survivors.extend(hook_report.survivors);
+    match hook_report.end {
         Some(CommandExit::Exited(0)) => Ok(()),
         Some(CommandExit::Exited(status)) => Err(format!("status {status}")),
-        Some(CommandExit::Killed(signal)) => Err(format!("ended by signal {signal}")),
+        Some(CommandExit::Killed(signal)) => Err(format!("killed by signal {signal}")),
         None => Err("could not be ended".to_owned()),
     }
 }

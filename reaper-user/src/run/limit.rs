@@ -1,12 +1,12 @@
-//! Limits how many runs of a group there are at a time.
+//! Limits the number of concurrent runs of a group.
 //!
-//! A group of N has N slot files in its directory. A run holds the lock of one (flock(2)) for as long as it lives, and the
-//! kernel releases the lock however the run ends. Runs that wait queue for the lock of `turn`. Only the run that holds
-//! `turn` takes slots. It watches the directory and sleeps until a slot file is closed. So however many runs wait, the kernel has
-//! one watch. The order in which they get a slot is that in which the kernel hands out `turn`.
+//! A group of N has N slot files in its directory. Each run locks one (flock(2)) as long as it lives, and the kernel
+//! releases the lock however the run ends. Waiting runs queue for the lock of `turn`. Only the run that holds `turn`
+//! takes slots: it watches the directory until a slot file is closed. So there is only one watch, however many runs
+//! wait. Runs get slots in the order in which the kernel grants them `turn`.
 //!
-//! A slot file names the run that has or had the slot. If that run was killed, the next holder first ends what is left of it.
-//! A run that is stopped (Ctrl-Z) while it has `turn` holds up those behind it.
+//! A slot file names the run that has or had the slot. If that run was killed, the next holder first ends its processes.
+//! A run that is stopped (Ctrl-Z) while it holds `turn` blocks those behind it.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -20,40 +20,41 @@ use nix::libc::O_CREAT;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 
-use super::closing::{cannot_close, close_if_dead};
+use super::closing::{close_if_dead, warn_not_closed};
 use super::runs::{OPEN, RecordError, Runs};
 
-/// Lock of the run that is next.
+/// File that the next run locks.
 const TURN: &str = "turn";
-/// Upper bound of the length of a run's id.
+/// Maximum length of the run id that is read from a slot file.
 const ID_MAX: u64 = 64;
-/// Time after which the first wait looks again: a slot that was closed right before the watch began may have been still locked.
-const LOOK_AGAIN_MS: u8 = 200;
+/// Time until the first retry. A slot that was closed right before the watch began may still have been locked.
+const FIRST_RETRY_MS: u8 = 200;
 
-/// A group, and how many of it may run at a time.
+/// Limit on the number of concurrent runs of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConcurrencyLimit {
-    /// Letters, digits, `.`, `_` and `-`.
+    /// Name of the group: letters, digits, `.`, `_` and `-`.
     pub group: String,
-    /// The same for all runs of a group: a run that waits holds up those behind it, whatever their number is.
+    /// Number of runs. All runs of a group should use the same: a waiting run blocks those behind it, whatever their
+    /// number is.
     pub runs: usize,
 }
 
-/// A slot of the group, held until this is dropped.
+/// A slot of a group, released on drop.
 #[derive(Debug)]
 pub(super) struct Slot {
     _lock: Flock<File>,
-    /// Its close, which comes with this process's exit at the latest, wakes the run that is next.
+    /// Slot file, open for writing. Its close, at the latest when this process exits, wakes the next run.
     _writer: File,
 }
 
 impl Runs {
-    /// Waits for a slot for the run of this id. Calls `waits` once if none is free.
+    /// Waits for a slot for the run with this id. Calls `on_wait` once if none is free.
     pub(super) fn take_slot(
         &self,
         limit: &ConcurrencyLimit,
         id: &str,
-        waits: impl FnOnce(),
+        on_wait: impl FnOnce(),
     ) -> Result<Slot, RecordError> {
         let dir = self.dir().join("limits").join(&limit.group);
         let slots = Slots {
@@ -62,7 +63,7 @@ impl Runs {
             count: limit.runs,
             id,
         };
-        slots.wait(waits).map_err(RecordError::file(&dir))
+        slots.wait(on_wait).map_err(RecordError::file(&dir))
     }
 }
 
@@ -70,12 +71,12 @@ struct Slots<'a> {
     runs: &'a Runs,
     dir: &'a Path,
     count: usize,
-    /// The run that is to have one.
+    /// Id of the run that needs a slot.
     id: &'a str,
 }
 
 impl Slots<'_> {
-    fn wait(&self, waits: impl FnOnce()) -> io::Result<Slot> {
+    fn wait(&self, on_wait: impl FnOnce()) -> io::Result<Slot> {
         let mut builder = fs::DirBuilder::new();
         builder.recursive(true).mode(0o700).create(self.dir)?;
         let turn = self.dir.join(TURN);
@@ -85,7 +86,7 @@ impl Slots<'_> {
         {
             return Ok(slot);
         }
-        waits();
+        on_wait();
         if held.is_none() {
             held = Some(lock(&turn)?);
         }
@@ -94,16 +95,16 @@ impl Slots<'_> {
         slot
     }
 
-    /// Waits for a slot. This process holds `turn`.
+    /// Waits for a slot. The caller holds `turn`.
     fn await_slot(&self) -> io::Result<Slot> {
         let watch = self.watch();
-        let mut timeout = PollTimeout::from(LOOK_AGAIN_MS);
+        let mut timeout = PollTimeout::from(FIRST_RETRY_MS);
         loop {
             if let Some(slot) = self.take_free()? {
                 return Ok(slot);
             }
             let Ok(watch) = &watch else {
-                // The user has too many watches. The first slot is waited for, though another may be free before.
+                // The user has too many watches. Waits for the first slot, though another may become free earlier.
                 drop(lock(&self.path(0))?);
                 continue;
             };
@@ -116,8 +117,8 @@ impl Slots<'_> {
             let events = watch.read_events().unwrap_or_default();
             let names = events.iter().filter_map(|event| event.name.as_ref());
             for slot in names.filter_map(|name| self.slot_of(Path::new(name))) {
-                // The kernel reports the close before it releases the lock (`__fput` in fs/file_table.c). While this process
-                // holds `turn` no other takes the slot, so this wait is short.
+                // The kernel reports the close before it releases the lock (`__fput` in fs/file_table.c). No other run
+                // takes the slot while this one holds `turn`, so this wait is short.
                 drop(lock(&self.path(slot))?);
             }
         }
@@ -138,15 +139,15 @@ impl Slots<'_> {
         Ok(None)
     }
 
-    /// Ends what is left of the run that had the slot, and enters this one.
+    /// Closes the run that had the slot before, if it was killed, and writes the id of this run to the slot file.
     fn take(&self, lock: Flock<File>, path: &Path) -> io::Result<Slot> {
         let mut last = Vec::new();
         (&*lock).take(ID_MAX).read_to_end(&mut last)?;
         if let Some(record) = self.open_record(&String::from_utf8_lossy(&last))
-            // Where it cannot be closed from here the slot is free all the same: nothing could ever wait for it.
+            // The slot is taken even if that run cannot be closed from here. Otherwise it would stay blocked.
             && let Err(error) = close_if_dead(&record, true)
         {
-            cannot_close(&record, &error);
+            warn_not_closed(&record, &error);
         }
         let mut writer = File::options().write(true).truncate(true).open(path)?;
         writer.write_all(self.id.as_bytes())?;
@@ -156,7 +157,7 @@ impl Slots<'_> {
         })
     }
 
-    /// Returns the record of a run that is not closed.
+    /// Returns the path of the record of an open run.
     fn open_record(&self, id: &str) -> Option<PathBuf> {
         let is_id = !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_alphanumeric());
         let path = is_id.then(|| self.runs.path(id, OPEN));
@@ -193,7 +194,7 @@ fn lock(path: &Path) -> io::Result<Flock<File>> {
     }
 }
 
-/// Opens a file for reading, so that its close wakes nothing. Creates it if it is not there.
+/// Opens or creates a file. It is opened for reading only, so that its close does not wake a waiting run.
 fn open(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.read(true).mode(0o600).custom_flags(O_CREAT);

@@ -1,17 +1,14 @@
-//! Owning a command: it is run, and when it has come to its end, or has to, nothing that descends from it is left.
+//! Supervises one command, and ends every process that it leaves behind.
 //!
-//! This process adopts what its descendants leave without a parent, so the kernel itself says when nothing is left: as
-//! long as anybody lives who descends from it, it has a child. Nothing is missed, whatever a descendant does with setsid,
-//! double fork, environment or user id; only who lets *another* program start something (a container engine, a service manager, a
-//! tmux server that is there already) is not followed. Neither a privilege nor a service is needed.
+//! The supervisor is a child subreaper: the kernel makes it the parent of its orphaned descendants. It therefore has a
+//! child as long as any descendant lives, whatever that does with setsid, double fork, environment or user id. Only
+//! processes that *another* program starts on request (a container engine, a service manager, a running tmux server)
+//! are not tracked. Neither privileges nor the service are needed.
 //!
-//! The command can have a cgroup for itself ([`Run::cgroup`]): then what is in there is the run's too, and can be ended by whoever
-//! may write to it.
+//! With [`Run::cgroup`] the command gets its own cgroup. Every process in it belongs to the run too.
 //!
-//! A service that watches it ends what is left if this process is killed.
-//!
-//! A run can be written down ([`Runs`]): then it is found, stopped and waited for by others, and if this process is killed, the next
-//! one ends what is left.
+//! If the supervisor is killed, a running service ends the rest of the tree. A run with a record ([`Runs`]) can also be
+//! found, stopped and awaited by other processes. The next [`Runs::close_dead`] ends what a killed supervisor has left.
 //!
 //! ```
 //! use std::{process::Command, time::Duration};
@@ -20,7 +17,7 @@
 //! # let dir = std::env::temp_dir().join(format!("reaper-doc-{}", std::process::id()));
 //! # let own = dir.join("runs");
 //! let runs = Runs::open(&own)?; // or Runs::of_user()?, where `reaper ps` looks
-//! runs.close_dead()?; // what others have left who were killed
+//! runs.close_dead()?; // ends what killed supervisors have left
 //! let mut run = Run::new(Command::new("sh"));
 //! run.command.args(["-c", "setsid sleep 600 & exit 3"]);
 //! run.timeout = Some(Duration::from_secs(60));
@@ -77,85 +74,88 @@ pub use runs::{CLOSED_AGE, CLOSED_MAX, RecordError, RecordedRun, Runs};
 pub use stand_in::{Role, Supervisor, role};
 pub use stop::StopError;
 
-/// A command, and what is to become of it.
+/// A command, and how to supervise it.
 pub struct Run {
-    /// What is run. Its stdin, stdout and stderr are what this says.
+    /// Command to run, with its stdin, stdout and stderr.
     pub command: Command,
-    /// How long who is to end has for that before it is killed, and how long a killed one is waited for.
+    /// Grace between the first signal and SIGKILL, and time limit for an exit after SIGKILL.
     pub times: Times,
-    /// Sent first to who is to end.
+    /// First signal that is sent to a process that must end.
     pub signal: Signal,
-    /// The command itself is asked to end first, and what it has started only when it is gone or the grace is over. Where this
-    /// process is killed, whatever ends the tree instead asks all of it at once.
+    /// Whether the command itself is signalled first, and the rest of the tree only when it has exited or the grace has
+    /// expired. If the supervisor is killed, the service or [`Runs::close_dead`] signals the whole tree at once.
     pub leader_first: bool,
-    /// How long it may take.
+    /// Time limit for the command.
     pub timeout: Option<Duration>,
-    /// How long it may say nothing on stdout and stderr.
+    /// Time limit without output on stdout and stderr.
     pub idle: Option<Duration>,
-    /// What tells whether it is done.
+    /// Probe that tests whether the run is done.
     pub done_when: Option<DoneWhen>,
-    /// For `sh -c`, when nothing is left of the run, with `REAPER_OUTCOME` in its environment; it is owned as the run is.
+    /// Script for `sh -c` after a success, run when no process of the run is left. It is supervised like the command.
+    /// `REAPER_OUTCOME` is in its environment.
     pub on_success: Option<String>,
-    /// The same where it has failed, died or run out of time.
+    /// The same for a run that failed, died or ran out of time.
     pub on_failure: Option<String>,
-    /// Removed, with all that is in them, after a success. A symbolic link is removed, and not what it leads to. Each is
-    /// resolved before the command starts; as root, a path is refused on which another user may write.
+    /// Paths that are removed recursively after a success. Of a symbolic link only the link is removed. Paths are
+    /// resolved before the command starts. As root, a path that another user may change is refused.
     pub clean_on_success: Vec<PathBuf>,
-    /// Where it is written down, so that it can be found and stopped, and what is left of it is ended even where this process
-    /// is killed. Where that cannot be done it is run all the same, unless it has a name, a limit, or is detached.
+    /// Directory of the run's record. Without a usable one the command runs all the same, unless it has a name or a
+    /// limit, or is detached.
     pub records: Option<Runs>,
-    /// What it is found by, of which there is one at a time.
+    /// Name of the run, unique among the open runs.
     pub name: Option<String>,
-    /// Of whom it is part, in the words of the caller.
+    /// Session that the run is part of, as the caller names it.
     pub session: Option<String>,
     pub agent: Option<String>,
-    /// How many of its kind there may be at a time. While it waits for its turn signals do to this process what they always do:
-    /// who stops it then ends this process.
+    /// Limit on the number of concurrent runs of a group. Signals have their normal effect while the run waits: SIGTERM
+    /// then ends this process.
     pub limit: Option<ConcurrencyLimit>,
-    /// The command is born in a cgroup of version 2 that it has for itself, below the one that this process is in, where that
-    /// is delegated to this user. Whoever is in there at the end is ended with it, at last by `cgroup.kill` (Linux 5.14): also
-    /// those who run under another user id, and, where this process is killed, those who have lost all lineage. What
-    /// [`Run::done_when`] asks is not in it. Starting takes some 10 ms more.
+    /// Whether the command starts in its own cgroup (version 2), below the cgroup of this process. That must be
+    /// delegated to this user.
+    ///
+    /// All processes in it are ended with the run, in the end by `cgroup.kill` (Linux 5.14). That includes processes of
+    /// other users and, if the supervisor is killed, those without a living ancestor. Processes of
+    /// [`Run::done_when`] are outside of it. The start takes about 10 ms more.
     pub cgroup: bool,
-    /// Whoever has started this process has let go of it.
+    /// Whether the run was started with `--detach`.
     pub detached: bool,
-    /// Permission to supervise it: this process has no children from before. See [`role`].
+    /// Proof that this process had no children before the run. See [`role`].
     pub supervisor: Option<Supervisor>,
-    /// Told how far it is.
+    /// Callback for the progress of the run.
     pub progress: Option<ProgressListener>,
     /// [`Run::clean_on_success`], resolved before the command starts.
     clean_paths: Vec<HeldPath>,
-    /// As what it is written down by now.
+    /// Record of the run, once it exists.
     recording: Option<RecordWriter>,
-    /// Directory of the cgroup that the command's is made in.
+    /// Directory of the cgroup below which that of the command is created.
     parent_cgroup: Option<PathBuf>,
 }
 
-/// Who is told how far a run is.
+/// Callback for the progress of a run.
 pub type ProgressListener = Box<dyn FnMut(Progress<'_>)>;
 
-/// How far a run is.
+/// Progress of a run.
 #[derive(Debug)]
 pub enum Progress<'a> {
-    /// It is written down.
+    /// The record has been created.
     Recorded(&'a RecordWriter),
-    /// It has to wait until fewer run.
+    /// The run waits for a slot of its concurrency limit.
     Waiting,
-    /// The command has been started, with this pid.
+    /// The command has started with this pid.
     Started(u32),
 }
 
-/// A command that leaves with status 0 once a run is done.
+/// A probe command that exits with status 0 once a run is done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DoneWhen {
-    /// For `sh -c`.
+    /// Script for `sh -c`.
     pub command: String,
-    /// From the end of one to the start of the next.
+    /// Time between the end of one probe and the start of the next.
     pub every: Duration,
 }
 
 impl Run {
-    /// Without any limit.
+    /// Creates a run without limits.
     pub fn new(command: Command) -> Run {
         Run {
             command,
@@ -183,16 +183,18 @@ impl Run {
         }
     }
 
-    /// Runs it to its end, and ends whatever is left of it then.
+    /// Runs the command until it ends or must end, then ends the rest of its tree.
     ///
-    /// Signals that reach this process meanwhile go to the command, but for those that the terminal has sent to both. One that
-    /// somebody else sends to the process group that both are of reaches the command twice: whether it has had it nobody can tell.
-    /// While what is left is being ended, one that asks for an end cuts the grace short. All children of this process
-    /// count as the command's: there must be no other ones ([`role`]), nor other threads that signals could go to.
+    /// Signals to this process are forwarded to the command, except those that the terminal has sent to both. A signal
+    /// that another process sends to their common process group reaches the command twice, because nothing tells whether
+    /// the command has received it. While the tree is being ended, a termination signal ends the grace at once.
+    ///
+    /// All children of this process count as the command's. So there must be no others ([`role`]), and no other threads
+    /// that could receive the signals.
     ///
     /// # Errors
-    /// The command cannot be started; nothing is left of it then. What cannot be ended is no error: it is in the report,
-    /// and so is what could not be done afterwards.
+    /// The run cannot be prepared, or the command cannot start; then no process of it is left. Processes that could not
+    /// be ended and failed hooks are part of the report instead.
     pub fn supervise(mut self) -> Result<RunReport, RunError> {
         sys::non_initial_pid_namespace().map_err(RunError::Proc)?;
         for path in &self.clean_on_success {
@@ -205,45 +207,45 @@ impl Run {
         if self.cgroup {
             self.parent_cgroup = Some(own().ok_or(CgroupError::NotShown)?);
         }
-        self.write_down()?;
-        let mut held = None;
-        let done = self.attend_recorded(&mut held);
+        self.create_record()?;
+        let mut signals = None;
+        let done = self.supervise_recorded(&mut signals);
         if let Some(recording) = self.recording.take() {
-            let over = match &done {
+            let result = match &done {
                 Ok(report) => RunResult::of(report),
                 Err(error) => RunResult {
                     status: error.status(),
                     ..RunResult::unobserved(recording.claim(error.outcome()), &error.to_string())
                 },
             };
-            if let Err(error) = recording.close(over) {
-                // Whoever comes next closes it, by what was claimed.
-                tracing::debug!("what has come of the run cannot be recorded: {error}");
+            if let Err(error) = recording.close(result) {
+                // Another process closes it later with the claimed outcome.
+                tracing::debug!("cannot record the result of the run: {error}");
             }
         }
-        // Not before: whoever asks for a stop until then must not end this process in its place.
-        drop(held);
+        // Only after the record is closed: until then `reaper stop` may send a SIGTERM, which must not end this process.
+        drop(signals);
         done
     }
 
-    /// Leaves in `held` what has signals wait.
-    fn attend_recorded(
+    /// Supervises the command and runs the hooks. Keeps the signals blocked in `signals` after the return.
+    fn supervise_recorded(
         &mut self,
-        held: &mut Option<BlockedSignals>,
+        signals: &mut Option<BlockedSignals>,
     ) -> Result<RunReport, RunError> {
-        // Before it is waited for: that it cannot be made is told at once.
-        let leaf = self.make_leaf()?;
+        // Before the wait for a slot, so that a failure is reported at once.
+        let cgroup = self.create_cgroup()?;
         let _slot = self.acquire_slot()?;
-        child::adopt_orphans().map_err(RunError::system("orphans cannot be adopted"))?;
+        child::adopt_orphans().map_err(RunError::system("cannot adopt orphans"))?;
         if let Some(recording) = &self.recording {
-            let noted = recording.note(&mut self.command);
-            noted.map_err(|source| RunError::System {
-                what: "the command cannot be recorded",
+            let recorded = recording.record_start(&mut self.command);
+            recorded.map_err(|source| RunError::System {
+                what: "cannot record the command",
                 source,
             })?;
         }
-        let held = held
-            .insert(BlockedSignals::begin().map_err(RunError::system("signals cannot be held"))?);
+        let signals = signals
+            .insert(BlockedSignals::begin().map_err(RunError::system("cannot block signals"))?);
         if self
             .recording
             .as_ref()
@@ -251,23 +253,23 @@ impl Run {
         {
             return Err(RunError::Stopped(Signal::SIGTERM));
         }
-        let mut report = supervise::attend(self, held, leaf)?;
-        hooks::run_hooks(self, held, &mut report);
+        let mut report = supervise::supervise_command(self, signals, cgroup)?;
+        hooks::run_hooks(self, signals, &mut report);
         Ok(report)
     }
 
-    fn write_down(&mut self) -> Result<(), RunError> {
+    fn create_record(&mut self) -> Result<(), RunError> {
         let needed = self.name.is_some() || self.limit.is_some() || self.detached;
-        let begun = match &self.records {
-            Some(runs) => runs.begin(self),
+        let created = match &self.records {
+            Some(runs) => runs.create_record(self),
             None if needed => Err(RecordError::NoPlace),
             None => return Ok(()),
         };
-        match begun {
+        match created {
             Ok(recording) => {
                 let recording = self.recording.insert(recording);
-                if let Some(tell) = &mut self.progress {
-                    tell(Progress::Recorded(recording));
+                if let Some(listener) = &mut self.progress {
+                    listener(Progress::Recorded(recording));
                 }
             }
             Err(error) if needed => return Err(RunError::Record(error)),
@@ -276,18 +278,18 @@ impl Run {
         Ok(())
     }
 
-    /// A cgroup for a command to begin in, where that is wanted; that it is there is written down.
-    fn make_leaf(&self) -> Result<Option<RunCgroup>, RunError> {
-        let Some(above) = &self.parent_cgroup else {
+    /// Creates and records the cgroup for a command, if the run is to use one.
+    fn create_cgroup(&self) -> Result<Option<RunCgroup>, RunError> {
+        let Some(parent) = &self.parent_cgroup else {
             return Ok(None);
         };
         let recording = self.recording.as_ref();
         let id = recording.map_or_else(record_writer::random_id, |own| own.id().to_owned());
-        let leaf = RunCgroup::make(&cgroup::directory(above, &id))?;
-        if let Some(Err(error)) = recording.map(|own| own.note_cgroup(leaf.id())) {
-            tracing::debug!("the cgroup of the command cannot be recorded: {error}");
+        let cgroup = RunCgroup::create(&cgroup::directory(parent, &id))?;
+        if let Some(Err(error)) = recording.map(|own| own.record_cgroup(cgroup.id())) {
+            tracing::debug!("cannot record the cgroup of the command: {error}");
         }
-        Ok(Some(leaf))
+        Ok(Some(cgroup))
     }
 
     fn acquire_slot(&mut self) -> Result<Option<limit::Slot>, RunError> {
@@ -297,24 +299,24 @@ impl Run {
             return Ok(None);
         };
         let id = recording.id().to_owned();
-        let slot = runs.take_slot(&limit, &id, || self.tell(Progress::Waiting));
+        let slot = runs.take_slot(&limit, &id, || self.report_progress(Progress::Waiting));
         slot.map(Some).map_err(RunError::Record)
     }
 
-    fn tell(&mut self, progress: Progress<'_>) {
-        if let Some(tell) = &mut self.progress {
-            tell(progress);
+    fn report_progress(&mut self, progress: Progress<'_>) {
+        if let Some(listener) = &mut self.progress {
+            listener(progress);
         }
     }
 }
 
-/// Why a command could not be run.
+/// Errors of a run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     #[error("{}: {source}{}", program.display(), hint(source))]
     Start { program: PathBuf, source: io::Error },
     #[error(
-        "what is left behind could not be found: /proc cannot be used: {0}; mount this pid namespace's own"
+        "cannot find what the command leaves behind: cannot use /proc: {0}; mount the /proc of this pid namespace"
     )]
     Proc(#[source] io::Error),
     #[error("{what}: {source}")]
@@ -331,12 +333,12 @@ pub enum RunError {
     Record(RecordError),
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
-    /// By this signal, or as if it had been.
-    #[error("it was stopped before its command was started")]
+    /// Stopped by this signal, or by a recorded stop request (as SIGTERM).
+    #[error("the run was stopped before its command started")]
     Stopped(Signal),
 }
 
-/// Status of a run that has been stopped, and whose command has none: as if SIGTERM had ended it.
+/// Exit status of a stopped run without a command's own status: that of a process killed by SIGTERM.
 const STOPPED: u8 = 128 + 15;
 
 impl RunError {
@@ -354,7 +356,8 @@ impl RunError {
         }
     }
 
-    /// As `env(1)` has it: 127 where there is no such program, 126 where it cannot be run, else 125.
+    /// Returns the exit status, as `env(1)` defines it: 127 if the program does not exist, 126 if it cannot be executed,
+    /// 125 for other errors. A stopped run has 128 plus the signal.
     pub fn status(&self) -> u8 {
         match self {
             RunError::Start { source, .. } if source.kind() == io::ErrorKind::NotFound => 127,
@@ -368,7 +371,7 @@ impl RunError {
 
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::NotFound => ": is it in PATH, and its interpreter there?",
+        io::ErrorKind::NotFound => ": is it in PATH, and does its interpreter exist?",
         io::ErrorKind::PermissionDenied => ": is it executable?",
         _ => "",
     }

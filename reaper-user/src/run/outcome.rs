@@ -1,18 +1,18 @@
-//! What has become of a run. Pure: what is known comes in.
+//! Decides the outcome of a run. Pure: the caller passes in the state.
 
 use std::time::Duration;
 
-/// How a command has ended.
+/// Exit of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandExit {
-    /// With this status.
+    /// Exited with this status.
     Exited(u8),
-    /// By a signal of this number.
+    /// Killed by the signal with this number.
     Killed(i32),
 }
 
 impl CommandExit {
-    /// What a shell says of it: the status, or 128 and the number of the signal.
+    /// Returns the status as a shell reports it: the exit status, or 128 plus the number of the signal.
     pub fn status(self) -> u8 {
         match self {
             CommandExit::Exited(status) => status,
@@ -21,43 +21,45 @@ impl CommandExit {
     }
 }
 
-/// What is known of a run at a moment.
+/// State of a run at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunState {
-    /// What the done-probe says, `None` without one.
+    /// Last result of the done-probe; `None` without a probe.
     pub done: Option<bool>,
-    /// How the command has ended, `None` as long as it lives.
+    /// Exit of the command; `None` while it runs.
     pub end: Option<CommandExit>,
-    /// Somebody has stopped it, by this signal.
+    /// Number of the signal by which the run was stopped.
     pub stop: Option<i32>,
-    /// Since its start, and how much it may be.
+    /// Time since the start of the command.
     pub age: Duration,
+    /// Limit for `age`.
     pub budget: Option<Duration>,
-    /// Since its last output, and how much it may be.
+    /// Time since the last output.
     pub silent: Duration,
+    /// Limit for `silent`.
     pub idle: Option<Duration>,
 }
 
-/// How a run has ended.
+/// Outcome of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunOutcome {
-    /// The done-probe says so, or without one, the command has left with status 0.
+    /// The done-probe succeeded or, without a probe, the command exited with status 0.
     Success,
-    /// The command has left with another status.
+    /// The command exited with another status.
     Failed,
-    /// The command is gone, by a signal, or with status 0 though the done-probe says that it is not done.
+    /// A signal killed the command, or it exited with status 0 while the done-probe failed.
     Death,
-    /// It has taken longer than it may.
+    /// The time limit expired.
     Timeout,
-    /// It has said nothing for longer than it may.
+    /// The limit on the time without output expired.
     Idle,
-    /// Somebody has stopped it: neither a success nor a failure.
+    /// A user or another process stopped the run: neither a success nor a failure.
     Cancelled,
 }
 
 impl RunOutcome {
-    /// As the report has it.
+    /// Returns the name that the report uses.
     pub fn as_str(self) -> &'static str {
         match self {
             RunOutcome::Success => "success",
@@ -69,26 +71,27 @@ impl RunOutcome {
         }
     }
 
-    /// Whether there is something to be looked into.
+    /// Returns whether the run counts as failed.
     pub fn is_failure(self) -> bool {
         !matches!(self, RunOutcome::Success | RunOutcome::Cancelled)
     }
 }
 
-/// What has become of a run by what is known of it, `None` while it is in progress.
+/// Returns the outcome of a run, or `None` while it is in progress.
 ///
-/// What the done-probe says goes before all else, with the end of the command too; whoever stops it is no
-/// cause of a failure; and who has ended has not run out of time.
-pub fn outcome(facts: &RunState) -> Option<RunOutcome> {
-    let over = |spent: Duration, limit: Option<Duration>| limit.is_some_and(|limit| spent >= limit);
-    match facts.end {
-        _ if facts.done == Some(true) => Some(RunOutcome::Success),
-        _ if facts.stop.is_some() => Some(RunOutcome::Cancelled),
-        Some(CommandExit::Exited(0)) if facts.done.is_none() => Some(RunOutcome::Success),
+/// A successful done-probe takes precedence over everything. A stop is never a failure. The time limits do not apply to
+/// a command that has exited.
+pub fn outcome(state: &RunState) -> Option<RunOutcome> {
+    let expired =
+        |spent: Duration, limit: Option<Duration>| limit.is_some_and(|limit| spent >= limit);
+    match state.end {
+        _ if state.done == Some(true) => Some(RunOutcome::Success),
+        _ if state.stop.is_some() => Some(RunOutcome::Cancelled),
+        Some(CommandExit::Exited(0)) if state.done.is_none() => Some(RunOutcome::Success),
         Some(CommandExit::Exited(0) | CommandExit::Killed(_)) => Some(RunOutcome::Death),
         Some(CommandExit::Exited(_)) => Some(RunOutcome::Failed),
-        None if over(facts.age, facts.budget) => Some(RunOutcome::Timeout),
-        None if over(facts.silent, facts.idle) => Some(RunOutcome::Idle),
+        None if expired(state.age, state.budget) => Some(RunOutcome::Timeout),
+        None if expired(state.silent, state.idle) => Some(RunOutcome::Idle),
         None => None,
     }
 }

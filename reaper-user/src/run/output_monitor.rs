@@ -1,6 +1,6 @@
-//! For how long a command has said nothing.
+//! Measures how long a command has written no output, for `--idle`.
 //!
-//! When it writes to a terminal the kernel tells; everything else goes through a pipe of this process's.
+//! Writes to a terminal are watched with inotify. All other output goes through a pipe, which this process copies on.
 
 mod terminal;
 
@@ -21,68 +21,69 @@ use super::RunError;
 use reaper_host::sys;
 use terminal::Terminal;
 
-/// How long what is still in a pipe is waited for when nobody of the tree is left to write to it.
-const REST: Duration = Duration::from_secs(1);
+/// Time limit without progress for the rest of the output, after the last process of the tree has exited.
+const REST_MAX: Duration = Duration::from_secs(1);
 
-/// See the module.
+/// Monitor of a command's stdout and stderr.
 pub(super) struct OutputMonitor {
-    passed: Arc<OutputActivity>,
+    activity: Arc<OutputActivity>,
     terminals: Vec<Terminal>,
-    /// Ends when all pipes have.
-    piped: Receiver<()>,
+    /// Channel that is disconnected when all copying threads have exited.
+    copying: Receiver<()>,
 }
 
-/// What is noted of what is written.
+/// Activity that the threads of the monitor record.
 struct OutputActivity {
-    /// When something came through a pipe last, in ns on the monotonic clock.
-    piped: AtomicU64,
-    /// When a terminal was written to last.
-    shown: AtomicU64,
-    /// How many have something in hand that is still to be written.
+    /// Time of the last output through a pipe (`CLOCK_MONOTONIC`, ns).
+    pipe_ns: AtomicU64,
+    /// Time of the last write to a terminal (`CLOCK_MONOTONIC`, ns).
+    terminal_ns: AtomicU64,
+    /// Number of threads that have read output and are writing it.
     writing: AtomicUsize,
 }
 
 impl OutputMonitor {
-    /// Has the command that is to be started write to a pipe wherever it would not write to a terminal; to one alone
-    /// where both would go to the same file, so that they stay in order.
+    /// Redirects each output of a command that is not a terminal to a pipe.
+    ///
+    /// If stdout and stderr are the same file they share one pipe, which keeps their order.
     pub(super) fn begin(command: &mut Command) -> Result<OutputMonitor, RunError> {
-        let cannot = |source| RunError::System {
-            what: "its output cannot be passed on",
+        let failed = |source| RunError::System {
+            what: "cannot monitor the output of the command",
             source,
         };
         let now = sys::monotonic();
-        let (done, piped) = channel();
-        let mut silence = OutputMonitor {
-            passed: Arc::new(OutputActivity {
-                piped: AtomicU64::new(now),
-                shown: AtomicU64::new(now),
+        let (done, copying) = channel();
+        let mut monitor = OutputMonitor {
+            activity: Arc::new(OutputActivity {
+                pipe_ns: AtomicU64::new(now),
+                terminal_ns: AtomicU64::new(now),
                 writing: AtomicUsize::new(0),
             }),
             terminals: Vec::new(),
-            piped,
+            copying,
         };
-        let out = silence.pipe(io::stdout(), &done).map_err(cannot)?;
-        let err = match (&out, same(&io::stdout(), &io::stderr())) {
+        let out = monitor.pipe(io::stdout(), &done).map_err(failed)?;
+        let err = match (&out, is_same_file(&io::stdout(), &io::stderr())) {
             (Some(out), true) => out.try_clone().map(Some),
-            // One terminal.
+            // Both are the same terminal.
             (None, true) => Ok(None),
-            (_, false) => silence.pipe(io::stderr(), &done),
+            (_, false) => monitor.pipe(io::stderr(), &done),
         };
-        if let Some(err) = err.map_err(cannot)? {
+        if let Some(err) = err.map_err(failed)? {
             command.stderr(err);
         }
         if let Some(out) = out {
             command.stdout(out);
         }
-        Ok(silence)
+        Ok(monitor)
     }
 
-    /// Once the command has them, this process holds no pipe open.
-    pub(super) fn let_go(command: &mut Command) {
+    /// Closes this process's write ends of the pipes, after the command has started.
+    pub(super) fn close_pipes(command: &mut Command) {
         command.stdout(Stdio::inherit()).stderr(Stdio::inherit());
     }
 
-    /// What is to be written to in place of an output, unless that is a terminal.
+    /// Returns a pipe that replaces an output, and starts to copy from it. Returns `None` for a terminal.
     fn pipe(
         &mut self,
         to: impl AsFd + IsTerminal,
@@ -91,42 +92,44 @@ impl OutputMonitor {
         let terminal = to.is_terminal();
         let to = File::from(to.as_fd().try_clone_to_owned()?);
         if terminal {
-            self.terminals.push(Terminal::begin(to, &self.passed)?);
+            self.terminals.push(Terminal::begin(to, &self.activity)?);
             return Ok(None);
         }
         let (from, pipe) = io::pipe()?;
-        let (passed, done) = (self.passed.clone(), done.clone());
-        let copying = move || copy_on(from, to, &passed, done);
+        let (activity, done) = (self.activity.clone(), done.clone());
+        let copying = move || copy(from, to, &activity, done);
         thread::Builder::new()
             .name("output".to_owned())
             .spawn(copying)?;
         Ok(Some(pipe))
     }
 
-    /// Returns how long nothing has been written.
+    /// Returns the time since the last output.
     pub(super) fn idle_for(&self) -> Duration {
         let now = sys::monotonic();
-        let last = |of: &AtomicU64| of.load(Ordering::Relaxed);
-        let last = last(&self.passed.piped).max(last(&self.passed.shown));
-        let told = now.saturating_sub(last);
+        let load = |time: &AtomicU64| time.load(Ordering::Relaxed);
+        let last = load(&self.activity.pipe_ns).max(load(&self.activity.terminal_ns));
+        let idle = Duration::from_nanos(now.saturating_sub(last));
         self.terminals
             .iter()
-            .filter_map(Terminal::written)
-            .fold(Duration::from_nanos(told), Duration::min)
+            .filter_map(Terminal::unwatched_idle)
+            .fold(idle, Duration::min)
     }
 
-    /// Waits until all that was written has been passed on, or somebody outside of the tree holds a pipe open. Whoever
-    /// reads it may take their time, up to where it is given up.
+    /// Waits until all output has been copied.
+    ///
+    /// A slow reader may take its time, until `give_up` returns true. Returns earlier if a process outside of the tree
+    /// holds a pipe open and writes nothing for [`REST_MAX`].
     pub(super) fn finish(self, give_up: impl Fn() -> bool) {
         loop {
-            let before = self.passed.piped.load(Ordering::Relaxed);
-            match self.piped.recv_timeout(REST) {
+            let before = self.activity.pipe_ns.load(Ordering::Relaxed);
+            match self.copying.recv_timeout(REST_MAX) {
                 Ok(()) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) => {
-                    let moved = self.passed.piped.load(Ordering::Relaxed) != before
-                        || self.passed.writing.load(Ordering::Relaxed) > 0;
-                    if !moved || give_up() {
+                    let is_active = self.activity.pipe_ns.load(Ordering::Relaxed) != before
+                        || self.activity.writing.load(Ordering::Relaxed) > 0;
+                    if !is_active || give_up() {
                         return;
                     }
                 }
@@ -135,23 +138,23 @@ impl OutputMonitor {
     }
 }
 
-/// Passes on what is read to the end. Dropping the sender says that it has come.
-fn copy_on(mut from: PipeReader, mut to: File, passed: &OutputActivity, _done: Sender<()>) {
+/// Copies a pipe until its end. The dropped sender reports that the thread has finished.
+fn copy(mut from: PipeReader, mut to: File, activity: &OutputActivity, _done: Sender<()>) {
     let mut buffer = vec![0; 64 << 10];
     loop {
         match from.read(&mut buffer) {
             Ok(0) => return,
             Ok(n) => {
-                passed.writing.fetch_add(1, Ordering::Relaxed);
-                passed.piped.store(sys::monotonic(), Ordering::Relaxed);
+                activity.writing.fetch_add(1, Ordering::Relaxed);
+                activity.pipe_ns.store(sys::monotonic(), Ordering::Relaxed);
                 let written = write_all(&mut to, &buffer[..n]);
-                passed.writing.fetch_sub(1, Ordering::Relaxed);
-                // If nobody reads any more, the command learns that as it would have without a pipe in between.
+                activity.writing.fetch_sub(1, Ordering::Relaxed);
+                // Closes the pipe if the reader has gone: the command then gets SIGPIPE, as it would without the pipe.
                 match written {
                     Ok(()) => {}
                     Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return,
                     Err(error) => {
-                        tracing::error!("its output cannot be passed on: {error}");
+                        tracing::error!("cannot write the output of the command: {error}");
                         return;
                     }
                 }
@@ -162,7 +165,7 @@ fn copy_on(mut from: PipeReader, mut to: File, passed: &OutputActivity, _done: S
     }
 }
 
-/// Waits where another has said that nobody shall.
+/// Writes all bytes. Waits on `EAGAIN`, because another process may have set `O_NONBLOCK` on the shared file description.
 fn write_all(to: &mut File, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match to.write(bytes) {
@@ -179,11 +182,10 @@ fn write_all(to: &mut File, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether two descriptors are on the same file.
-fn same(one: &impl AsFd, other: &impl AsFd) -> bool {
-    let name = |of: BorrowedFd<'_>| {
-        let stat = fstat(of).ok()?;
+fn is_same_file(one: &impl AsFd, other: &impl AsFd) -> bool {
+    let device_and_inode = |fd: BorrowedFd<'_>| {
+        let stat = fstat(fd).ok()?;
         Some((stat.st_dev, stat.st_ino))
     };
-    name(one.as_fd()).is_some_and(|one| Some(one) == name(other.as_fd()))
+    device_and_inode(one.as_fd()).is_some_and(|one| Some(one) == device_and_inode(other.as_fd()))
 }

@@ -1,4 +1,4 @@
-//! Asking a command whether a run is done.
+//! Runs the done-probe (`--done-when`): a command whose status 0 says that the run is done.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
@@ -15,155 +15,160 @@ use reaper_host::sys;
 use reaper_host::sys::child::{self, ChildChange, InheritedSignals};
 use reaper_host::sys::exit_poll::ExitPoll;
 
-/// How long one answer may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Time limit for one probe.
+const PROBE_MAX: Duration = Duration::from_secs(30);
 
-/// Asks again and again, one at a time.
+/// Done-probe of a run, of which at most one process runs at a time.
 pub(super) struct DoneProbe<'a> {
-    what: &'a DoneWhen,
+    done_when: &'a DoneWhen,
     inherited: InheritedSignals,
-    /// Who is being asked, since when, and whether the command was gone by then.
-    asked: Option<RunningProbe>,
-    /// When to ask next.
-    next: u64,
+    running: Option<RunningProbe>,
+    /// Time of the next probe (`CLOCK_MONOTONIC`, ns).
+    next_ns: u64,
+    /// Whether the last probe succeeded.
     done: bool,
-    last_word: bool,
-    /// It has been said that it gives no answers.
-    failing: bool,
+    /// Whether no more probes follow: one has finished that started after the command's exit, or they were cancelled.
+    is_final: bool,
+    /// Whether a warning about the probe has been logged.
+    warned: bool,
 }
 
 #[derive(Clone, Copy)]
 struct RunningProbe {
     pid: u32,
-    until: u64,
-    at_the_end: bool,
+    /// Time limit (`CLOCK_MONOTONIC`, ns).
+    deadline_ns: u64,
+    /// Whether the command had exited before the probe started.
+    after_exit: bool,
 }
 
 impl<'a> DoneProbe<'a> {
-    pub(super) fn new(what: &'a DoneWhen, inherited: InheritedSignals) -> DoneProbe<'a> {
+    pub(super) fn new(done_when: &'a DoneWhen, inherited: InheritedSignals) -> DoneProbe<'a> {
         DoneProbe {
-            what,
+            done_when,
             inherited,
-            asked: None,
-            next: sys::after(what.every),
+            running: None,
+            next_ns: sys::after(done_when.every),
             done: false,
-            last_word: false,
-            failing: false,
+            is_final: false,
+            warned: false,
         }
     }
 
-    /// Whether the last answer was yes.
+    /// Returns whether the last probe succeeded.
     pub(super) fn is_done(&self) -> bool {
         self.done
     }
 
-    /// Whether it has answered since the command has ended.
+    /// Returns whether no more probes follow.
     pub(super) fn is_final(&self) -> bool {
-        self.last_word
+        self.is_final
     }
 
-    /// Asks if it is time to, or the command has ended; gives up who does not answer.
-    pub(super) fn go_on(&mut self, ended: bool) {
+    /// Starts a probe if one is due or the command has exited. Kills a probe that takes too long.
+    pub(super) fn poll(&mut self, command_exited: bool) {
         let now = sys::monotonic();
-        match self.asked {
-            Some(asked) if asked.until <= now => {
-                self.complain(&format!("has not answered in {PATIENCE:?}"));
-                end_below(asked.pid);
-                self.answered(asked, false);
+        match self.running {
+            Some(running) if running.deadline_ns <= now => {
+                self.warn(&format!("has not exited within {PROBE_MAX:?}"));
+                kill_subtree(running.pid);
+                self.finish(running, false);
             }
             Some(_) => return,
             None => {}
         }
-        if !self.last_word && (ended || self.next <= now) && !self.done {
-            self.ask(ended);
+        if !self.is_final && (command_exited || self.next_ns <= now) && !self.done {
+            self.start(command_exited);
         }
     }
 
-    /// Nobody waits for an answer any more.
-    pub(super) fn give_up(&mut self) {
-        if let Some(asked) = self.asked {
-            end_below(asked.pid);
-            self.answered(asked, false);
+    /// Kills a running probe. No more probes follow.
+    pub(super) fn cancel(&mut self) {
+        if let Some(running) = self.running {
+            kill_subtree(running.pid);
+            self.finish(running, false);
         }
-        self.last_word = true;
+        self.is_final = true;
     }
 
-    /// When there is something to do, in ns on the monotonic clock.
+    /// Returns when [`Self::poll`] has something to do (`CLOCK_MONOTONIC`, ns).
     pub(super) fn deadline(&self) -> Option<u64> {
-        match self.asked {
-            Some(asked) => Some(asked.until),
-            None => (!self.last_word).then_some(self.next),
+        match self.running {
+            Some(running) => Some(running.deadline_ns),
+            None => (!self.is_final).then_some(self.next_ns),
         }
     }
 
-    /// A child of this process has changed.
-    pub(super) fn note(&mut self, pid: u32, change: ChildChange) {
-        match (self.asked, change) {
-            (Some(asked), ChildChange::Exited(_) | ChildChange::Killed(_)) if asked.pid == pid => {
-                self.answered(asked, change == ChildChange::Exited(0));
+    /// Handles a change of a child of this process, which may be the probe.
+    pub(super) fn on_child_change(&mut self, pid: u32, change: ChildChange) {
+        match (self.running, change) {
+            (Some(running), ChildChange::Exited(_) | ChildChange::Killed(_))
+                if running.pid == pid =>
+            {
+                self.finish(running, change == ChildChange::Exited(0));
             }
             _ => {}
         }
     }
 
-    fn ask(&mut self, at_the_end: bool) {
+    fn start(&mut self, after_exit: bool) {
         let mut command = Command::new("sh");
-        command.arg("-c").arg(&self.what.command);
+        command.arg("-c").arg(&self.done_when.command);
         command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        // What the terminal sends is not for it.
+        // Its own process group, so that the terminal does not signal it.
         command.process_group(0);
         self.inherited.restore_signals(&mut command);
-        // It is asked too often to be written down, so nobody else would know of it.
+        // The record does not name it: there are too many probes. So it must not outlive this process.
         child::kill_on_parent_death(&mut command);
         match command.spawn() {
             Ok(child) => {
-                self.asked = Some(RunningProbe {
+                self.running = Some(RunningProbe {
                     pid: child.id(),
-                    until: sys::after(PATIENCE),
-                    at_the_end,
+                    deadline_ns: sys::after(PROBE_MAX),
+                    after_exit,
                 });
             }
             Err(error) => {
-                self.complain(&format!("cannot be asked: {error}"));
-                self.next = sys::after(self.what.every);
-                self.last_word = at_the_end;
+                self.warn(&format!("cannot be started: {error}"));
+                self.next_ns = sys::after(self.done_when.every);
+                self.is_final = after_exit;
             }
         }
     }
 
-    fn answered(&mut self, asked: RunningProbe, done: bool) {
-        self.asked = None;
+    fn finish(&mut self, running: RunningProbe, done: bool) {
+        self.running = None;
         self.done = done;
-        self.last_word = asked.at_the_end;
-        self.next = sys::after(self.what.every);
+        self.is_final = running.after_exit;
+        self.next_ns = sys::after(self.done_when.every);
     }
 
-    fn complain(&mut self, why: &str) {
-        if !std::mem::replace(&mut self.failing, true) {
-            tracing::warn!("--done-when {}: {why}", self.what.command);
+    fn warn(&mut self, problem: &str) {
+        if !std::mem::replace(&mut self.warned, true) {
+            tracing::warn!("--done-when {}: {problem}", self.done_when.command);
         }
     }
 }
 
-/// Kills a child of this process, which has not been waited for, and all that descends from it.
-fn end_below(pid: u32) {
+/// Kills a child of this process and its descendants. The child must not have been waited for.
+fn kill_subtree(pid: u32) {
     let procfs = Procfs::default();
     let exits = match ExitPoll::new() {
         Ok(exits) => Arc::new(exits),
         Err(error) => return tracing::warn!("cannot wait for exits: {error}"),
     };
-    let mut endings = PollingReaper::new(exits, Times::default(), Signal::SIGKILL);
-    endings.hasten();
+    let mut reaper = PollingReaper::new(exits, Times::default(), Signal::SIGKILL);
+    reaper.hasten();
     let find = |_: &_| -> Result<Due, ProcfsError> {
         let child = || Ok(HashSet::from_iter([pid]));
         let all = procfs.subtrees(&HashSet::new(), child)?;
-        Ok(all.into_iter().map(|one| (one.key, None)).collect())
+        Ok(all.into_iter().map(|process| (process.key, None)).collect())
     };
-    // Once: what it has forked meanwhile goes with all the rest.
-    if let Err(error) = endings.round(find) {
+    // One round is enough: processes that it forks meanwhile are ended with the rest of the run.
+    if let Err(error) = reaper.round(find) {
         tracing::warn!("{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! A signal that `reaper run` received.
+//! Classifies the signals that `reaper run` receives.
 
 use nix::libc;
 use nix::sys::signal::Signal;
@@ -35,8 +35,8 @@ impl ReceivedSignal {
 
     /// Returns whether the terminal sent it to the whole process group of this process.
     ///
-    /// A hangup sends SIGHUP and SIGCONT to the session leader alone. Other signals from the kernel, such as SIGALRM, are
-    /// for this process alone.
+    /// A hangup sends SIGHUP and SIGCONT to the session leader alone. The kernel sends other signals, such as SIGALRM,
+    /// to one process.
     pub(super) fn sent_to_group(self) -> bool {
         let to_leader = getsid(None) == Ok(getpid());
         let by_terminal = match Signal::try_from(self.number) {

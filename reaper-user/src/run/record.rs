@@ -1,9 +1,17 @@
-//! What is written down of a run: a file of lines that is only ever appended to. Pure: bytes come in.
+//! Format of a run record: a file of lines that is only appended to. Pure: the caller passes in the bytes.
 //!
-//! Each line is a JSON object with one field, which says what it tells of: `run`, once, at the beginning; `cgroup`, when one
-//! has been made for a command; `command`, by each command as it starts; `claim`, by whoever would have the run end; `over`, once nothing is left of it. Of the
-//! last two the first one counts, so that all who read agree. A line without an end, or one that makes no sense, is one that
-//! could not be written, and counts for nothing.
+//! Each line is a JSON object with one field:
+//!
+//! | field | content | written |
+//! |---|---|---|
+//! | `run` | [`RunHeader`] | once, as the first line |
+//! | `cgroup` | [`CgroupCreated`] | when a cgroup was created for a command |
+//! | `command` | [`CommandStarted`] | by each command as it starts |
+//! | `claim` | [`Claim`] | by a process that wants the run to end |
+//! | `over` | [`RunResult`] | when no process of the run is left |
+//!
+//! The first `claim` and the first `over` count, so that all readers agree. Incomplete or invalid lines are ignored: their
+//! write has failed.
 
 use std::ffi::OsStr;
 use std::time::Duration;
@@ -14,12 +22,12 @@ use serde::{Deserialize, Serialize};
 use super::{CommandExit, RunOutcome, RunReport, STOPPED, Survivor};
 use reaper_model::event::ProcessKey;
 
-/// Raised with every change that older versions would misread.
+/// Version of the format. It increases with each change that older versions would misread.
 pub(super) const SCHEMA: u32 = 1;
-/// Bytes of a command line that are kept.
+/// Maximum length of a recorded command line in bytes.
 const COMMAND_MAX: usize = 1024;
 
-/// One line.
+/// A line of a record.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Line {
@@ -30,11 +38,11 @@ pub(super) enum Line {
     Over(Box<RunResult>),
 }
 
-/// A process, by what /proc tells of its start.
+/// Identity of a process, with its start time from /proc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordedProcess {
     pub pid: u32,
-    /// In ns since boot, known to the tick.
+    /// Start time in nanoseconds since boot, rounded down to a clock tick.
     pub start_ns: u64,
 }
 
@@ -47,7 +55,7 @@ impl RecordedProcess {
     }
 }
 
-/// What is known before the command starts.
+/// First line of a record, written before the command starts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunHeader {
     pub schema: u32,
@@ -59,14 +67,14 @@ pub struct RunHeader {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<String>,
     pub boot_id: String,
-    /// Inode of the namespace that pids are numbers in; 0 for the host's own.
+    /// Inode of the PID namespace; 0 for the initial one.
     pub pid_namespace: u32,
-    /// Who owns the command.
+    /// Supervisor of the run.
     pub wrapper: RecordedProcess,
     pub uid: u32,
-    /// The beginning of the program and its arguments.
+    /// Program and arguments, possibly truncated.
     pub command: Vec<String>,
-    /// Whether that is not all of it.
+    /// Whether `command` is truncated.
     #[serde(default)]
     pub truncated: bool,
     pub cwd: String,
@@ -76,48 +84,50 @@ pub struct RunHeader {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_ms: Option<u64>,
     pub grace_ms: u64,
-    /// Number of the one that is sent first.
+    /// Number of the first signal that is sent to end a process.
     pub signal: i32,
     #[serde(default)]
     pub leader_first: bool,
-    /// The group of which it is to have a place.
+    /// Group of the concurrency limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<String>,
-    /// Directory of the cgroup that its commands have for themselves, one after the other.
+    /// Directory of the run's own cgroup. The command and each hook get a new one with this name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
-    /// Whether its output goes to a file beside this one.
+    /// Whether the run is detached: its output then goes to `ID.log`.
     #[serde(default)]
     pub detached: bool,
 }
 
-/// A cgroup that has been made for a command, where [`RunHeader::cgroup`] says; `id` is its own until the machine is started anew.
+/// A cgroup that was created for a command, in the directory [`RunHeader::cgroup`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CgroupCreated {
+    /// Id of the cgroup, unique until the next boot.
     pub id: u64,
 }
 
-/// A command that has been started. `at` is on the monotonic clock.
+/// A command or hook that has been started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CommandStarted {
     #[serde(flatten)]
     pub process: RecordedProcess,
+    /// Time of the line (`CLOCK_MONOTONIC`, ns).
     pub at: u64,
 }
 
-/// How a run is to be recorded, as somebody has decided who then ends it.
+/// Decision on the outcome of a run, written by a process that then ends the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
     pub outcome: RunOutcome,
-    /// Pid of who claims.
+    /// Pid of the claiming process.
     pub by: u32,
 }
 
-/// What has come of a run.
+/// Result of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunResult {
     pub outcome: RunOutcome,
-    /// What its caller was told.
+    /// Exit status of `reaper run`.
     pub status: u8,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<u8>,
@@ -126,19 +136,21 @@ pub struct RunResult {
     pub ended_at: Timestamp,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub duration_ms: Option<u64>,
-    /// How many others were ended, and how many of these by SIGKILL.
+    /// Number of other processes that were ended.
     pub ended: usize,
+    /// Number of these that were ended by SIGKILL.
     pub killed: usize,
+    /// Processes that could not be ended.
     pub left: Vec<Survivor>,
-    /// What else there is to say.
+    /// Remarks and errors for the user.
     pub notes: Vec<String>,
 }
 
-/// What is said of a run that nobody saw the end of.
+// Notes for runs without a supervisor that reports their result.
 pub(super) const OWNER_GONE: &str = "its `reaper run` was killed";
-pub(super) const NEVER_BEGAN: &str = "its `reaper run` was gone before the command was started";
-pub(super) const OTHER_BOOT: &str = "the machine has been started anew since";
-pub(super) const UNWRITTEN: &str = "what has come of it could not be written down";
+pub(super) const NEVER_BEGAN: &str = "its `reaper run` was killed before the command started";
+pub(super) const OTHER_BOOT: &str = "the machine was rebooted since";
+pub(super) const UNWRITTEN: &str = "its result could not be written to the record";
 
 impl RunResult {
     pub(super) fn of(report: &RunReport) -> RunResult {
@@ -161,7 +173,7 @@ impl RunResult {
         }
     }
 
-    /// Of one that nobody saw the end of.
+    /// Creates the result of a run whose end no supervisor has observed.
     pub(super) fn unobserved(outcome: RunOutcome, note: &str) -> RunResult {
         RunResult {
             outcome,
@@ -183,44 +195,42 @@ impl RunResult {
     }
 }
 
-/// All that a file says.
+/// Contents of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunRecord {
     pub header: RunHeader,
-    /// The last cgroup that was made for it.
+    /// Last cgroup that was created for the run.
     pub cgroup: Option<CgroupCreated>,
-    /// The command first, then those that followed on it.
+    /// The command, then the hooks.
     pub commands: Vec<CommandStarted>,
     pub claim: Option<Claim>,
     pub result: Option<RunResult>,
 }
 
-/// Why a file is no record.
+/// Reasons why a file cannot be used as a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordParseError {
-    #[error("it is damaged")]
+    #[error("the file is damaged")]
     Damaged,
-    #[error(
-        "it is of a later version of reaper (its records are of version {0}, this one knows {SCHEMA})"
-    )]
+    #[error("a later version of reaper wrote it (record version {0}, this program reads {SCHEMA})")]
     Later(u32),
 }
 
 impl RunRecord {
-    /// Reads what a file has by now.
+    /// Parses the contents of a file.
     ///
     /// # Errors
-    /// It does not begin with a run.
+    /// The first line is not a [`RunHeader`] of this version.
     pub(super) fn parse(bytes: &[u8]) -> Result<RunRecord, RecordParseError> {
         let whole = bytes.split_inclusive(|byte| *byte == b'\n');
         let mut lines = whole.filter(|line| line.len() > 1 && line.ends_with(b"\n"));
         let first = lines.next().ok_or(RecordParseError::Damaged)?;
-        let start = match serde_json::from_slice(first) {
-            Ok(Line::Run(start)) if start.schema == SCHEMA => *start,
-            _ => return Err(later(first).unwrap_or(RecordParseError::Damaged)),
+        let header = match serde_json::from_slice(first) {
+            Ok(Line::Run(header)) if header.schema == SCHEMA => *header,
+            _ => return Err(later_version(first).unwrap_or(RecordParseError::Damaged)),
         };
         let mut record = RunRecord {
-            header: start,
+            header,
             cgroup: None,
             commands: Vec::new(),
             claim: None,
@@ -228,32 +238,32 @@ impl RunRecord {
         };
         for line in lines {
             match serde_json::from_slice(line) {
-                Ok(Line::Cgroup(made)) => record.cgroup = Some(made),
-                Ok(Line::Command(begun)) => record.commands.push(begun),
+                Ok(Line::Cgroup(created)) => record.cgroup = Some(created),
+                Ok(Line::Command(started)) => record.commands.push(started),
                 Ok(Line::Claim(claim)) => record.claim = record.claim.or(Some(claim)),
-                Ok(Line::Over(over)) => record.result = record.result.or(Some(*over)),
+                Ok(Line::Over(result)) => record.result = record.result.or(Some(*result)),
                 Ok(Line::Run(_)) | Err(_) => {}
             }
         }
         Ok(record)
     }
 
-    /// How it was decided to be recorded, if that was.
+    /// Returns the outcome of the result or, without one, of the claim.
     pub fn outcome(&self) -> Option<RunOutcome> {
-        let over = self.result.as_ref().map(|over| over.outcome);
-        over.or(self.claim.map(|claim| claim.outcome))
+        let outcome = self.result.as_ref().map(|result| result.outcome);
+        outcome.or(self.claim.map(|claim| claim.outcome))
     }
 }
 
-/// Whether it says of itself that it is of another version, and which.
-fn later(first: &[u8]) -> Option<RecordParseError> {
+/// Returns the error for a first line that names a later version of the format.
+fn later_version(first: &[u8]) -> Option<RecordParseError> {
     let line: serde_json::Value = serde_json::from_slice(first).ok()?;
     let schema = u32::try_from(line.get("run")?.get("schema")?.as_u64()?).ok()?;
     (schema > SCHEMA).then_some(RecordParseError::Later(schema))
 }
 
-/// The beginning of a command line, and whether that is not all.
-pub(super) fn preview<'a>(words: impl Iterator<Item = &'a OsStr>) -> (Vec<String>, bool) {
+/// Returns a command line of at most [`COMMAND_MAX`] bytes, and whether it is truncated.
+pub(super) fn truncate_command<'a>(words: impl Iterator<Item = &'a OsStr>) -> (Vec<String>, bool) {
     let (mut kept, mut room) = (Vec::new(), COMMAND_MAX);
     for word in words {
         if room == 0 {

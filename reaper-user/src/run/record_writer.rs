@@ -1,4 +1,4 @@
-//! Writing a run down, by its owner, and claiming how it ends, by whomever.
+//! Writes the record of a run. Also writes claims on its outcome, which any process may make.
 
 use std::fs::{self, File};
 use std::hash::{BuildHasher, RandomState};
@@ -14,7 +14,7 @@ use nix::fcntl::{FallocateFlags, Flock, FlockArg, fallocate};
 use super::cgroup;
 use super::record::{
     CgroupCreated, Claim, Line, RecordedProcess, RunHeader, RunRecord, RunResult, SCHEMA, millis,
-    preview,
+    truncate_command,
 };
 use super::runs::{self, CLOSED, LOG, NEW, OPEN, RecordError, RecordedRun, Runs};
 use super::{Run, RunOutcome};
@@ -22,14 +22,14 @@ use crate::export::write_object;
 use reaper_host::sys::host::boot_id;
 use reaper_host::sys::{self, child};
 
-/// Letters that are not taken for another, in an id.
-const LETTERS: &[u8; 32] = b"abcdefghijkmnopqrstuvwxyz2345679";
+/// Characters of an id, without those that look alike.
+const ID_CHARS: &[u8; 32] = b"abcdefghijkmnopqrstuvwxyz2345679";
 const ID_LENGTH: usize = 6;
-/// Bytes on the disk that are a run's from the start, for what is to be added: so it can be stopped, and what has come of it be
-/// told, where the disk has become full meanwhile.
-const ROOM: usize = 4096;
+/// Number of bytes that are reserved on the disk for later lines. So a run can be stopped and its result recorded even if
+/// the disk has become full.
+const RESERVED: usize = 4096;
 
-/// A run of this process that is written down. As long as this is there, all others know that the run has its owner.
+/// Record of a run of this process. Holds the lock, which tells other processes that the run has a supervisor.
 #[derive(Debug)]
 pub struct RecordWriter {
     runs: Runs,
@@ -37,15 +37,15 @@ pub struct RecordWriter {
     path: PathBuf,
     id: String,
     log: Option<File>,
-    /// Somebody may ask for what has come of it who is not told by this process.
-    lasting: bool,
+    /// Whether the result must be on the disk when the record is closed, because others may ask for it.
+    durable: bool,
 }
 
 impl Runs {
-    /// Writes down a run that is to begin. What this gives is on the disk.
-    pub(super) fn begin(&self, run: &Run) -> Result<RecordWriter, RecordError> {
+    /// Creates the record of a new run, and syncs it to the disk.
+    pub(super) fn create_record(&self, run: &Run) -> Result<RecordWriter, RecordError> {
         let failed = RecordError::file(self.dir());
-        let _once = match &run.name {
+        let _name_lock = match &run.name {
             Some(name) => {
                 let lock = self.lock()?;
                 self.check_name_free(name)?;
@@ -53,15 +53,15 @@ impl Runs {
             }
             None => None,
         };
-        let (id, mut file) = self.reserve().map_err(&failed)?;
+        let (id, mut file) = self.create_file().map_err(&failed)?;
         let path = self.path(&id, OPEN);
         let new = self.path(&id, NEW);
         let mut log = None;
-        let line = Line::Run(Box::new(start(run, &id).map_err(&failed)?));
+        let line = Line::Run(Box::new(header(run, &id).map_err(&failed)?));
         let written = || -> io::Result<()> {
             let mut bytes = Vec::new();
             write_object(&mut bytes, &line)?;
-            reserve_room(&file, bytes.len() + ROOM)?;
+            reserve_space(&file, bytes.len() + RESERVED)?;
             file.write_all(&bytes)?;
             file.sync_all()?;
             if run.detached {
@@ -74,7 +74,7 @@ impl Runs {
         }();
         if let Err(error) = written {
             for path in [&new, &path, &self.path(&id, LOG)] {
-                // Each may not be there.
+                // Fails for those that do not exist.
                 let _ = fs::remove_file(path);
             }
             return Err(failed(error));
@@ -85,7 +85,7 @@ impl Runs {
             path,
             id,
             log,
-            lasting: run.detached || run.name.is_some(),
+            durable: run.detached || run.name.is_some(),
         })
     }
 
@@ -93,7 +93,7 @@ impl Runs {
         let taken = |known: &RecordedRun| {
             known.record.result.is_none()
                 && known.record.header.name.as_deref() == Some(name)
-                // One that was killed with its container cannot be closed from here.
+                // A run that was killed with its container stays open, because it cannot be closed from here.
                 && known.has_supervisor().unwrap_or(true)
         };
         match self.list(false)?.into_iter().find(taken) {
@@ -105,8 +105,8 @@ impl Runs {
         }
     }
 
-    /// An id that no run has, and the file of it, which nobody else takes for a run yet.
-    fn reserve(&self) -> io::Result<(String, Flock<File>)> {
+    /// Creates and locks the file of an unused id. Its extension does not mark it as a run yet.
+    fn create_file(&self) -> io::Result<(String, Flock<File>)> {
         loop {
             let id = random_id();
             let mut options = File::options();
@@ -136,35 +136,35 @@ impl RecordWriter {
         &self.id
     }
 
-    /// Where the output of a detached one is to go.
+    /// Returns the file for the output of a detached run.
     pub fn log(&self) -> Option<&File> {
         self.log.as_ref()
     }
 
-    /// Has the command write down who it is as it starts.
-    pub(super) fn note(&self, command: &mut Command) -> io::Result<()> {
+    /// Makes the command append its pid and start time to the record before its exec.
+    pub(super) fn record_start(&self, command: &mut Command) -> io::Result<()> {
         child::note_start(command, self.file.try_clone()?);
         Ok(())
     }
 
-    /// Writes down that a cgroup has been made for a command of it.
-    pub(super) fn note_cgroup(&self, id: u64) -> io::Result<()> {
+    /// Records that a cgroup was created for a command.
+    pub(super) fn record_cgroup(&self, id: u64) -> io::Result<()> {
         runs::append(&self.file, &Line::Cgroup(CgroupCreated { id }))
     }
 
-    /// Whether somebody has claimed it who is not its owner.
+    /// Returns whether another process has claimed the run.
     pub(super) fn is_stop_requested(&self) -> bool {
         let record = self.record();
         let claim = record.and_then(|record| record.claim);
         claim.is_some_and(|claim| claim.by != std::process::id())
     }
 
-    /// Decides how it is recorded, unless somebody has before: gives what holds.
+    /// Claims an outcome for the run. Returns the outcome of the first claim, which may be another.
     pub(super) fn claim(&self, outcome: RunOutcome) -> RunOutcome {
         match claim(&self.file, outcome) {
             Ok(record) => record.outcome().unwrap_or(outcome),
             Err(error) => {
-                tracing::debug!("run {}: cannot be claimed: {error}", self.id);
+                tracing::debug!("run {}: cannot write a claim: {error}", self.id);
                 outcome
             }
         }
@@ -174,16 +174,16 @@ impl RecordWriter {
         RunRecord::parse(&runs::content(&self.file).ok()?).ok()
     }
 
-    /// Writes down what has come of it, and lets it go.
-    pub(super) fn close(self, over: RunResult) -> io::Result<()> {
-        close(&self.file, &self.path, over, self.lasting)?;
-        self.runs.prune_some();
+    /// Writes the result, and releases the record.
+    pub(super) fn close(self, result: RunResult) -> io::Result<()> {
+        close(&self.file, &self.path, result, self.durable)?;
+        self.runs.prune_if_many();
         Ok(())
     }
 }
 
-/// Has the disk keep so many bytes for a file. Some file systems cannot.
-fn reserve_room(file: &File, bytes: usize) -> io::Result<()> {
+/// Reserves disk space for a file. Does nothing on file systems that do not support that.
+fn reserve_space(file: &File, bytes: usize) -> io::Result<()> {
     let bytes = bytes as i64; // < 1 MiB
     match fallocate(file, FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, bytes) {
         Err(errno @ (Errno::ENOSPC | Errno::EDQUOT)) => Err(errno.into()),
@@ -191,7 +191,7 @@ fn reserve_room(file: &File, bytes: usize) -> io::Result<()> {
     }
 }
 
-/// Adds a claim to a record, unless there is one: all that is in it then.
+/// Adds a claim to a record that has none. Returns the resulting record.
 pub(super) fn claim(file: &File, outcome: RunOutcome) -> io::Result<RunRecord> {
     let parse = || {
         let record = RunRecord::parse(&runs::content(file)?);
@@ -206,23 +206,24 @@ pub(super) fn claim(file: &File, outcome: RunOutcome) -> io::Result<RunRecord> {
     parse()
 }
 
-/// Writes the last line of a record that is locked, and gives it the name of one that is closed: also where the line cannot be
-/// written, as nothing is left to be done for it. With `lasting` the line is on the disk then.
-pub(super) fn close(file: &File, path: &Path, over: RunResult, lasting: bool) -> io::Result<()> {
-    let mut written = runs::append(file, &Line::Over(Box::new(over)));
-    if lasting {
+/// Writes the result to a locked record, and renames it to that of a closed run. With `durable` it syncs the result.
+///
+/// Renames the record even if the result cannot be written, because nothing is left to do for the run.
+pub(super) fn close(file: &File, path: &Path, result: RunResult, durable: bool) -> io::Result<()> {
+    let mut written = runs::append(file, &Line::Over(Box::new(result)));
+    if durable {
         written = written.and_then(|()| file.sync_data());
     }
     fs::rename(path, path.with_extension(CLOSED)).and(written)
 }
 
-fn start(run: &Run, id: &str) -> io::Result<RunHeader> {
+fn header(run: &Run, id: &str) -> io::Result<RunHeader> {
     let program = std::iter::once(run.command.get_program());
-    let (command, truncated) = preview(program.chain(run.command.get_args()));
+    let (command, truncated) = truncate_command(program.chain(run.command.get_args()));
     let own = std::process::id();
     let start_ns = child::own_start(&mut [0; 1024]);
     let start_ns =
-        start_ns.ok_or_else(|| io::Error::other("/proc does not tell of this process"))?;
+        start_ns.ok_or_else(|| io::Error::other("cannot read the start time of this process"))?;
     let cwd = match run.command.get_current_dir() {
         Some(cwd) => cwd.to_owned(),
         None => std::env::current_dir().unwrap_or_default(),
@@ -247,20 +248,20 @@ fn start(run: &Run, id: &str) -> io::Result<RunHeader> {
         signal: run.signal as i32,
         leader_first: run.leader_first,
         limit: run.limit.as_ref().map(|limit| limit.group.clone()),
-        cgroup: run.parent_cgroup.as_ref().map(|above| {
-            let directory = cgroup::directory(above, id);
+        cgroup: run.parent_cgroup.as_ref().map(|parent| {
+            let directory = cgroup::directory(parent, id);
             directory.to_string_lossy().into_owned()
         }),
         detached: run.detached,
     })
 }
 
-/// It begins with a letter, so that it is no pid.
+/// Returns a random id. It begins with a letter, so that it cannot be taken for a pid.
 pub(super) fn random_id() -> String {
     let mut random = RandomState::new().hash_one(std::process::id());
     let mut id = String::new();
     while id.len() < ID_LENGTH {
-        let letter = char::from(LETTERS[(random % 32) as usize]);
+        let letter = char::from(ID_CHARS[(random % 32) as usize]);
         random /= 32;
         if !id.is_empty() || letter.is_ascii_alphabetic() {
             id.push(letter);

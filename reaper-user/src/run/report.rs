@@ -1,4 +1,4 @@
-//! What is told of a run when it is over.
+//! Report of a run that has ended.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use super::{CommandExit, RunOutcome};
 use crate::reap::{ReapFailure, ReapOutcome as Reaped, ReapResult};
 use reaper_host::source::procfs::Procfs;
 
-/// See the module.
+/// Report of a run, as `--json` and `--report` write it.
 #[derive(Debug, Serialize)]
 pub struct RunReport {
     pub schema: u32,
-    /// As which it is recorded, if it is.
+    /// Id of the record, if the run has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub run_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -23,33 +23,40 @@ pub struct RunReport {
     pub session: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent: Option<String>,
-    /// The program and its arguments.
+    /// Program and arguments.
     pub command: Vec<String>,
-    /// Of the command, as this process has started it.
+    /// Pid of the command.
     pub pid: u32,
     pub outcome: RunOutcome,
-    /// How the command itself has ended; `None` where it could not be ended.
+    /// Exit of the command itself; `None` if it could not be ended.
     #[serde(flatten)]
     pub end: Option<CommandExit>,
-    /// From its start until nothing was left of it.
+    /// Time from the start until no process of the run was left.
     #[serde(rename = "duration_ms", serialize_with = "as_millis")]
     pub duration: Duration,
-    /// How many others were ended, and how many of these by SIGKILL.
+    /// Number of other processes that were ended.
     pub ended: usize,
+    /// Number of these that were ended by SIGKILL.
     pub killed: usize,
-    /// Memory that they had, in bytes.
+    /// Memory of the ended processes, in bytes.
     #[serde(rename = "memory.rss")]
     pub memory_rss: u64,
-    /// Who could not be ended.
+    /// Processes that could not be ended.
     pub survivors: Vec<Survivor>,
-    /// What could not be done when it was over.
+    /// Failures of hooks and of the removal of paths.
     pub errors: Vec<String>,
 }
 
 impl RunReport {
-    /// What a shell is told: 0 for a success, the command's own status if it failed, died or was stopped (128 and the number of a
-    /// signal, 1 where it left with 0 and was not done), 124 where time ran out, 125 where something could not be done
-    /// afterwards.
+    /// Returns the exit status of `reaper run`.
+    ///
+    /// | outcome | status |
+    /// |---|---|
+    /// | success | 0 |
+    /// | failed, died | that of the command (128 plus the signal), 1 instead of 0 |
+    /// | cancelled | that of the command |
+    /// | timeout, idle | 124 |
+    /// | any, with `errors` | 125 |
     pub fn status(&self) -> u8 {
         let own = self.end.map_or(1, CommandExit::status);
         match self.outcome {
@@ -67,7 +74,7 @@ impl RunReport {
 pub struct Survivor {
     pub pid: u32,
     pub command: String,
-    /// What stands in the way.
+    /// Reason why it could not be ended.
     pub reason: String,
 }
 
@@ -88,15 +95,18 @@ fn as_millis<S: serde::Serializer>(time: &Duration, serializer: S) -> Result<S::
 }
 
 impl Survivor {
-    /// Returns the processes of a tree that could not be ended, and those `living` that were not found: /proc does not show
-    /// them, or they are new.
-    pub(super) fn all(endings: &[ReapResult], mut living: HashSet<u32>) -> Vec<Survivor> {
-        // Most leave nothing, and it takes a while to begin with /proc.
-        if endings.is_empty() && living.is_empty() {
+    /// Returns the processes of a tree that could not be ended.
+    ///
+    /// These are the failed `results`, and the `living` pids without a result: /proc hides them, or they are new.
+    pub(super) fn all(results: &[ReapResult], mut living: HashSet<u32>) -> Vec<Survivor> {
+        // The common case. `Procfs::default` takes a while.
+        if results.is_empty() && living.is_empty() {
             return Vec::new();
         }
         let procfs = Procfs::default();
-        let survivors = endings.iter().filter_map(|one| Survivor::of(one, &procfs));
+        let survivors = results
+            .iter()
+            .filter_map(|result| Survivor::of(result, &procfs));
         let mut survivors: Vec<Survivor> = survivors.collect();
         for survivor in &survivors {
             living.remove(&survivor.pid);
@@ -105,25 +115,25 @@ impl Survivor {
         unseen.sort_unstable();
         survivors.extend(unseen.into_iter().map(|pid| {
             let comm = procfs.comm(pid);
-            let why = match comm {
-                Some(_) => "it came while the others were being ended",
-                None => "another user's, and /proc does not show it",
+            let reason = match comm {
+                Some(_) => "it was started while the others were being ended",
+                None => "it belongs to another user, and /proc does not show it",
             };
             Survivor {
                 pid,
                 command: comm.unwrap_or_default(),
-                reason: why.to_owned(),
+                reason: reason.to_owned(),
             }
         }));
         survivors
     }
 
-    /// Returns one of those that were to be ended, if it lives on.
-    fn of(ending: &ReapResult, procfs: &Procfs) -> Option<Survivor> {
-        let why = match ending.outcome {
+    /// Returns the process of a result if it is still alive.
+    fn of(result: &ReapResult, procfs: &Procfs) -> Option<Survivor> {
+        let reason = match result.outcome {
             Reaped::Failed(ReapFailure::Eperm) => "it may not be signalled by this user".to_owned(),
             Reaped::Failed(ReapFailure::KillTimeout(state)) => {
-                format!("it does not die of SIGKILL (state {state})")
+                format!("it did not exit after SIGKILL (state {state})")
             }
             Reaped::Failed(ReapFailure::Errno(errno)) => nix::Error::from_raw(errno).to_string(),
             Reaped::Failed(ReapFailure::Stopped) | Reaped::NotSent(_) | Reaped::Exited(_) => {
@@ -131,24 +141,24 @@ impl Survivor {
             }
         };
         Some(Survivor {
-            pid: ending.key.pid,
-            command: procfs.comm(ending.key.pid).unwrap_or_default(),
-            reason: why,
+            pid: result.key.pid,
+            command: procfs.comm(result.key.pid).unwrap_or_default(),
+            reason,
         })
     }
 }
 
-/// Returns how many processes were ended, and how many of these by SIGKILL.
-pub(super) fn ended<'a>(endings: impl IntoIterator<Item = &'a ReapResult>) -> (usize, usize) {
-    let has_ended = |one: &&ReapResult| matches!(one.outcome, Reaped::Exited(_));
-    let ended = endings.into_iter().filter(has_ended);
-    ended.fold((0, 0), |(count, killed), one| {
-        let is_killed = one.signal == Some(Signal::SIGKILL);
+/// Returns the number of ended processes, and of those ended by SIGKILL.
+pub(super) fn ended<'a>(results: impl IntoIterator<Item = &'a ReapResult>) -> (usize, usize) {
+    let has_ended = |result: &&ReapResult| matches!(result.outcome, Reaped::Exited(_));
+    let ended = results.into_iter().filter(has_ended);
+    ended.fold((0, 0), |(count, killed), result| {
+        let is_killed = result.signal == Some(Signal::SIGKILL);
         (count + 1, killed + usize::from(is_killed))
     })
 }
 
-/// Children of this process, be it that /proc does not show them.
+/// Returns the children of this process, also those that /proc hides (`hidepid`).
 pub(super) fn children() -> HashSet<u32> {
     let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten();
     let lists = tasks

@@ -1,41 +1,44 @@
-//! The runs of a user, as they are written down: who runs now, and what has become of those before.
+//! The records of a user's runs: which runs are open, and what became of the closed ones.
 //!
-//! Each has a file in a directory that is its owner's alone: `ID.run` while it is open, `ID.over` when it has been closed, and
-//! `ID.log` beside it where the output of a detached one goes. What is in it tells [`super::record`].
+//! Each run has a file in a directory that only its user may write to: `ID.run` while the run is open, `ID.over` once it
+//! is closed. `ID.log` has the output of a detached run. [`super::record`] describes the contents.
 //!
-//! # Who may write
-//! Whoever owns a run holds a lock on its file (flock(2)), which the kernel gives back however that process ends. Who
-//! gets the lock has the word: a file `ID.run` that is not locked is one whose owner is gone. Two kinds of lines may be
-//! added without: `command`, by the command that is about to begin, and `claim`, by whoever would have the run end. The
-//! kernel puts lines that are appended one after the other, so that all see the same claim first, and by that alone it is decided
-//! how the run is recorded: a stop that comes as the time runs out, or as the command ends, gives one outcome.
+//! # Locks and claims
+//! The supervisor of a run holds a lock on its file (flock(2)), which the kernel releases however that process exits.
+//! So an unlocked `ID.run` is a run without a supervisor. Only the holder of the lock may write, with two exceptions:
+//! - a `command` line is appended by the starting command itself;
+//! - a `claim` line is appended by any process that wants the run to end.
 //!
-//! # What may be cut short
-//! - *Before the file has its name*: it is `ID.new`, and nothing has been started. Somebody removes it later.
-//! - *Between that and the start of the command*: the run is closed as one that never began.
-//! - *Between the making of its cgroup and the start of the command*: that of its name is removed, if nobody is in it.
-//! - *At the start*: the command itself writes down who it is before it becomes the program, and has the lock with its
-//!   owner until then. So none is started of which that is not known, but where the disk has become full.
-//! - *While it runs*: the next to come ends the command, and what descends from it; they are made to stand still first, so that
-//!   nothing is born unseen. What follows on the end, `--on-success` and `--on-failure`, is written down as the command is, and
-//!   ended as it is. Where the run has a cgroup for itself, whoever is in there is ended too, and the cgroup removed, if that of
-//!   the name is still the one that was made. Else some live on, unless a service runs, which knows them: who had lost their
-//!   own parent by then, and were adopted by the owner alone, so that nobody can tell them from a stranger's; who are started by
-//!   one of them as it is asked to end, and leaves at once; and what a `--done-when` that was being asked has started: itself it
-//!   is killed by the kernel with its owner, and is not written down, as it comes again and again.
-//! - *Between a claim and what follows on it*: the run is closed by what was claimed. Who has claimed a stop and was killed before the
-//!   owner was told has decided how the run is recorded, and whoever stops it next tells the owner.
-//! - *While it is being ended*: the same as while it runs; who was asked to end before is asked again, and who was made to
-//!   stand still by one that was killed in turn does so until then.
-//! - *Between the last line and the new name*: the run is over, and somebody else gives the name.
-//! - *The disk*: there is room in each record for what follows its first line, where the file system can keep some. Where a claim
-//!   cannot be written all the same, what is to be ended is ended without, and that is said.
-//! - *The machine*: a run is on the disk before its command begins, and what has come of it before its owner leaves, where it is
-//!   detached or has a name. The last line of others, whose caller is told, is not waited for, which would take as long as all the
-//!   rest: if the power fails within seconds of the end, such a run may be found open, or without that line. Of another boot nobody
-//!   is looked for, and nothing is signalled: all that is known then is what was claimed.
-//! - *Two machines*: where others may write to the file system, their locks may not be known here, and their boots and pids
-//!   are others. Nothing is written down there ([`RecordError::Remote`]).
+//! The kernel orders appended lines, so all readers see the same first claim. That claim alone decides the outcome. A
+//! stop that races with the timeout, or with the exit of the command, therefore gives one outcome for all.
+//!
+//! # What is left if a step is interrupted
+//! - *Before the file has its final name*: an `ID.new`, which is removed later. Nothing has been started.
+//! - *Before the command starts*: the run is closed as never started. An empty cgroup of its name is removed.
+//! - *During the start*: the command appends its own pid and start time before exec, and shares the lock until then. So
+//!   no command is started without a record, except if the disk is full.
+//! - *While the command runs*: the next process that calls [`Runs::close_dead`] ends the recorded commands (also
+//!   `--on-success` and `--on-failure`) and their descendants. It first stops (SIGSTOP) the whole tree, so that nothing
+//!   is forked unseen. If the run has its own cgroup, all processes in it are ended too, provided that the directory
+//!   still has the recorded id. Then the cgroup is removed.
+//!
+//!   Without a cgroup and without a running service, some processes survive. Orphans that the supervisor had adopted
+//!   look like processes outside of the run. A child is missed if its parent exits at SIGTERM right after the fork. So are
+//!   children of a running `--done-when` probe. The kernel kills the probe itself with the supervisor. It is not
+//!   recorded, because probes run often.
+//! - *After a claim*: the run is closed with the claimed outcome. If a stop was claimed but its SIGTERM not sent, the
+//!   next stop sends it.
+//! - *While the tree is being ended*: the same as while the command runs. Processes that have had SIGTERM get it again.
+//!   Processes that a killed closer has stopped stay stopped until then.
+//! - *Before the last rename*: the run has its result, and the next process renames the file.
+//! - *A full disk*: each record reserves space for its later lines, if the file system supports that. If a claim cannot
+//!   be written nevertheless, the processes are ended all the same, with a warning.
+//! - *A power failure*: a record is on disk before its command starts. The result of a detached or named run is on disk
+//!   before its supervisor exits. For other runs, whose caller gets the result, that sync would double the run time. So
+//!   after a power failure such a run may be open or lack its result. For runs of another boot no process is searched
+//!   or signalled: the claim alone gives the outcome.
+//! - *A shared file system*: locks of other machines may be invisible here, and boot ids and pids differ. So a network
+//!   file system is refused ([`RecordError::Remote`]).
 
 use std::fs::{self, DirBuilder, File, Metadata, Permissions};
 use std::io::{self, ErrorKind, Read, Seek, Write};
@@ -53,55 +56,61 @@ use crate::export::write_object;
 use reaper_host::sys::host::boot_id;
 use reaper_host::sys::{owner, paths, remote, xdg};
 
-/// How many of those that are closed are kept, and for how long.
+/// Number of records of closed runs that are kept.
 pub const CLOSED_MAX: usize = 100;
+/// Time for which records of closed runs are kept.
 pub const CLOSED_AGE: Duration = Duration::from_secs(30 * 86_400);
-/// How many there may be more before they are looked through.
+/// Number of records above [`CLOSED_MAX`] at which they are pruned.
 const CLOSED_SLACK: usize = 20;
-/// What a run's file is called while it is open, when it is closed, before it has been written, and where it cannot be read.
+/// Extension of the record of an open run.
 pub(super) const OPEN: &str = "run";
+/// Extension of the record of a closed run.
 pub(super) const CLOSED: &str = "over";
+/// Extension of a record that is being written.
 pub(super) const NEW: &str = "new";
+/// Extension of a record that cannot be parsed.
 const DAMAGED: &str = "damaged";
-/// Where its output goes.
+/// Extension of the output of a detached run.
 pub(super) const LOG: &str = "log";
-/// More than any record has.
+/// Maximum size of a record in bytes. Real ones are much smaller.
 const FILE_MAX: u64 = 1 << 20;
-/// How long the writing of a new one may take.
+/// Time after which an unfinished record, or a log without a record, is removed.
 const WRITING_MAX: Duration = Duration::from_secs(60);
 
-/// See the module.
+/// Directory with the records of runs.
 #[derive(Clone, Debug)]
 pub struct Runs {
     dir: PathBuf,
 }
 
-/// Why a run cannot be recorded, or none be found.
+/// Reasons why a run cannot be recorded or found.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    #[error("runs cannot be recorded: no directory is known: set HOME or XDG_STATE_HOME")]
+    #[error("cannot record runs: set XDG_STATE_HOME or HOME")]
     NoPlace,
-    #[error("runs cannot be recorded: {}: {source}", path.display())]
+    #[error("cannot record runs: {}: {source}", path.display())]
     File { path: PathBuf, source: io::Error },
     #[error(
-        "runs cannot be recorded: others than you may write to {} (owner {uid}, mode {mode:04o}), and what is there says who \
-         is ended: take that right away (chmod go-w, chown), or set XDG_STATE_HOME to another directory", dir.display()
+        "cannot record runs: other users may write to {} (owner {uid}, mode {mode:04o}), and the records decide which \
+         processes are ended; remove that permission (chmod go-w, chown), or set XDG_STATE_HOME to another directory",
+        dir.display()
     )]
     Exposed { dir: PathBuf, uid: u32, mode: u32 },
     #[error(
-        "runs cannot be recorded: {} is on a network file system ({kind}), where the runs of other machines may be: set \
+        "cannot record runs: {} is on a network file system ({kind}), which other machines may use too; set \
          XDG_STATE_HOME to a local directory", dir.display()
     )]
     Remote { dir: PathBuf, kind: &'static str },
     #[error(
-        "the name {name} is taken by run {id}, which lives: `reaper stop {name}` ends it, or choose another"
+        "the name {name} is in use by run {id}; end that run with `reaper stop {name}`, or choose another name"
     )]
     NameTaken { name: String, id: String },
     #[error(
-        "there is no run {0}, by id, beginning of an id, or name; only what `reaper run` has started is one: `reaper ps --all` lists them"
+        "there is no run {0} (an id, the start of an id, or a name); `reaper ps --all` lists the runs that `reaper run` \
+         has started"
     )]
     Unknown(String),
-    #[error("{word} may be any of the runs {}: write more of its id", ids.join(", "))]
+    #[error("{word} is ambiguous: it matches the runs {}; use more of the id", ids.join(", "))]
     Ambiguous { word: String, ids: Vec<String> },
 }
 
@@ -114,7 +123,7 @@ impl RecordError {
     }
 }
 
-/// A run that is written down.
+/// A run with a record.
 #[derive(Clone, Debug)]
 pub struct RecordedRun {
     pub record: RunRecord,
@@ -126,23 +135,23 @@ impl RecordedRun {
         &self.record.header.id
     }
 
-    /// Whether it has an owner that lives.
+    /// Returns whether the supervisor of the run is alive.
     ///
     /// # Errors
-    /// That cannot be told.
+    /// The record cannot be opened.
     pub fn has_supervisor(&self) -> io::Result<bool> {
         is_locked(&self.path)
     }
 
-    /// Where the output of a detached one is.
+    /// Returns the path of the output of a detached run.
     pub fn log(&self) -> PathBuf {
         self.path.with_extension(LOG)
     }
 }
 
 impl Runs {
-    /// Where those of this user are: `$XDG_STATE_HOME/reaper/runs`, by default `~/.local/state/reaper/runs`; root's are in
-    /// `/var/lib/reaper/runs` unless that variable is set.
+    /// Opens the directory of this user's runs: `$XDG_STATE_HOME/reaper/runs`, by default `~/.local/state/reaper/runs`.
+    /// For root without that variable it is `/var/lib/reaper/runs`.
     ///
     /// # Errors
     /// As [`Runs::open`].
@@ -155,15 +164,15 @@ impl Runs {
         Runs::open(&state.ok_or(RecordError::NoPlace)?.join("runs"))
     }
 
-    /// Those in a directory, which is made if it is not there.
+    /// Opens a directory of runs, and creates it if it does not exist.
     ///
     /// # Errors
-    /// It cannot be made or entered, or others may write to it, or other machines.
+    /// It cannot be created or read, other users may write to it, or it is on a network file system.
     pub fn open(dir: &Path) -> Result<Runs, RecordError> {
         let mut builder = DirBuilder::new();
-        let made = builder.recursive(true).mode(0o700).create(dir);
-        made.map_err(RecordError::file(dir))?;
-        // What a link leads to is not what was made for this.
+        let created = builder.recursive(true).mode(0o700).create(dir);
+        created.map_err(RecordError::file(dir))?;
+        // A symbolic link is refused: its target was not created for runs.
         let meta = fs::symlink_metadata(dir).map_err(RecordError::file(dir))?;
         if !meta.is_dir() {
             return Err(RecordError::file(dir)(ErrorKind::NotADirectory.into()));
@@ -176,15 +185,15 @@ impl Runs {
         if owner::is_writable_by_others(&meta) {
             return exposed(dir, &meta);
         }
-        // Whoever could put another directory in its place would say whom root ends.
-        let above = dir
+        // A user who could replace the directory could make root end any process.
+        let ancestors = dir
             .ancestors()
             .skip(1)
             .filter(|_| nix::unistd::geteuid().is_root());
-        for above in above.filter(|above| !above.as_os_str().is_empty()) {
-            let meta = fs::metadata(above).map_err(RecordError::file(above))?;
+        for ancestor in ancestors.filter(|ancestor| !ancestor.as_os_str().is_empty()) {
+            let meta = fs::metadata(ancestor).map_err(RecordError::file(ancestor))?;
             if owner::allows_replacement(&meta) {
-                return exposed(above, &meta);
+                return exposed(ancestor, &meta);
             }
         }
         let remote = remote::kind(dir).map_err(|errno| RecordError::file(dir)(errno.into()))?;
@@ -193,7 +202,7 @@ impl Runs {
             return Err(RecordError::Remote { dir, kind });
         }
         if meta.mode() & 0o077 != 0 {
-            // What was there may be root's.
+            // Fails if an existing directory belongs to root.
             let _ = fs::set_permissions(dir, Permissions::from_mode(0o700));
         }
         Ok(Runs {
@@ -205,8 +214,8 @@ impl Runs {
         &self.dir
     }
 
-    /// All that are open, and with `closed` those that are not, by the time of their start. One that cannot be read is set
-    /// aside, and that is warned of.
+    /// Returns the open runs, and with `closed` also the closed ones, by the time of their start. Renames damaged
+    /// records, with a warning.
     ///
     /// # Errors
     /// The directory cannot be listed.
@@ -215,12 +224,12 @@ impl Runs {
         for path in self.files()? {
             let kind = path.extension().unwrap_or_default();
             if kind == OPEN || closed && kind == CLOSED {
-                // It may have been closed since the directory was read.
-                let ended = || read(&path.with_extension(CLOSED)).filter(|_| closed);
-                all.extend(read(&path).or_else(ended));
+                // The run may have been closed, and its file renamed, since the directory was read.
+                let renamed = || read(&path.with_extension(CLOSED)).filter(|_| closed);
+                all.extend(read(&path).or_else(renamed));
             }
         }
-        // Or while it was read, and be there by both names.
+        // A run that was closed during the listing may be listed by both names.
         let open = |known: &RecordedRun| known.record.result.is_none();
         all.sort_by(|a, b| (a.id(), open(a)).cmp(&(b.id(), open(b))));
         all.dedup_by(|a, b| a.id() == b.id());
@@ -228,11 +237,11 @@ impl Runs {
         Ok(all)
     }
 
-    /// The run that is meant: by its id, its name, or the beginning of its id. Of those of a name it is the one that is
-    /// open, or else the last.
+    /// Finds a run by its id, its name, or the start of its id. Of runs with the same name it returns the open one, or
+    /// else the last.
     ///
     /// # Errors
-    /// It is none, or may be several.
+    /// No run matches, or several.
     pub fn find(&self, word: &str) -> Result<RecordedRun, RecordError> {
         let all = self.list(true)?;
         let is_named = |known: &&RecordedRun| known.record.header.name.as_deref() == Some(word);
@@ -244,17 +253,17 @@ impl Runs {
         if let Some(known) = all.iter().find(|known| known.id() == word).or_else(named) {
             return Ok(known.clone());
         }
-        let mut like = all
+        let mut matches = all
             .iter()
             .filter(|known| !word.is_empty() && known.id().starts_with(word));
-        match (like.next(), like.next()) {
+        match (matches.next(), matches.next()) {
             (Some(known), None) => Ok(known.clone()),
             (None, _) => Err(RecordError::Unknown(word.to_owned())),
             (Some(one), Some(other)) => Err(RecordError::Ambiguous {
                 word: word.to_owned(),
                 ids: {
-                    let like = [one, other].into_iter().chain(like);
-                    let mut ids: Vec<_> = like.map(|known| known.id().to_owned()).collect();
+                    let matches = [one, other].into_iter().chain(matches);
+                    let mut ids: Vec<_> = matches.map(|known| known.id().to_owned()).collect();
                     ids.sort_unstable();
                     ids
                 },
@@ -262,10 +271,10 @@ impl Runs {
         }
     }
 
-    /// Reads a run anew, wherever it is by now.
+    /// Reads a run again, whether it is still open or closed now.
     ///
     /// # Errors
-    /// It is not there any more.
+    /// Its record no longer exists.
     pub fn reload(&self, known: &RecordedRun) -> Result<RecordedRun, RecordError> {
         for kind in [OPEN, CLOSED, OPEN] {
             if let Some(known) = read(&known.path.with_extension(kind)) {
@@ -275,7 +284,7 @@ impl Runs {
         Err(RecordError::Unknown(known.id().to_owned()))
     }
 
-    /// Removes those that were closed long ago, or before many others, and what was begun and never came to be.
+    /// Removes records of runs that were closed long ago or before many others, and files of unfinished or damaged ones.
     pub fn prune(&self) {
         let (now, mut closed) = (SystemTime::now(), Vec::new());
         for path in self.files().unwrap_or_default() {
@@ -303,8 +312,8 @@ impl Runs {
         }
     }
 
-    /// The same where it is time to.
-    pub(super) fn prune_some(&self) {
+    /// Calls [`Runs::prune`] if there are too many closed runs.
+    pub(super) fn prune_if_many(&self) {
         let files = self.files().unwrap_or_default();
         let closed = files
             .iter()
@@ -318,13 +327,13 @@ impl Runs {
         self.dir.join(format!("{id}.{kind}"))
     }
 
-    /// All that is there.
+    /// Returns the paths of all files in the directory.
     pub(super) fn files(&self) -> Result<Vec<PathBuf>, RecordError> {
         let entries = fs::read_dir(&self.dir).map_err(RecordError::file(&self.dir))?;
         Ok(entries.flatten().map(|entry| entry.path()).collect())
     }
 
-    /// Held while it is made sure that something is there once.
+    /// Locks the directory, so that only one process at a time checks a name and creates its record.
     pub(super) fn lock(&self) -> Result<Flock<File>, RecordError> {
         let dir = File::open(&self.dir).map_err(RecordError::file(&self.dir))?;
         let locked = Flock::lock(dir, FlockArg::LockExclusive);
@@ -338,8 +347,7 @@ fn has_record(log: &Path) -> bool {
         .any(|kind| log.with_extension(kind).exists())
 }
 
-/// Opens a record: what is read is whole lines, and what is written is appended. Where nothing can be written it is for reading
-/// alone, and can be locked all the same.
+/// Opens a record for reading and appending. On a read-only file system it is opened for reading, and can still be locked.
 pub(super) fn open(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     let options = options.read(true).custom_flags(O_NOFOLLOW | O_NONBLOCK);
@@ -350,12 +358,12 @@ pub(super) fn open(path: &Path) -> io::Result<File> {
         file => file?,
     };
     if !file.metadata()?.is_file() {
-        return Err(io::Error::other("it is no ordinary file"));
+        return Err(io::Error::other("it is not a regular file"));
     }
     Ok(file)
 }
 
-/// All that a record says by now.
+/// Reads the contents of a record.
 pub(super) fn content(mut file: &File) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.rewind()?;
@@ -363,7 +371,7 @@ pub(super) fn content(mut file: &File) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Adds a line, apart from one before it that could not be written to its end.
+/// Appends a line. It begins with a line break, which separates it from an incomplete line before it.
 pub(super) fn append(mut file: &File, line: &super::record::Line) -> io::Result<()> {
     let mut bytes = vec![b'\n'];
     write_object(&mut bytes, line)?;
@@ -373,25 +381,25 @@ pub(super) fn append(mut file: &File, line: &super::record::Line) -> io::Result<
     }
 }
 
-/// The run in a file; `None` where it is gone, or cannot be used.
+/// Reads the run in a file. Returns `None` if the file is gone or cannot be used.
 fn read(path: &Path) -> Option<RecordedRun> {
     let bytes = match open(path).and_then(|file| content(&file)) {
         Ok(bytes) => bytes,
         Err(error) => {
             if error.kind() != ErrorKind::NotFound {
-                tracing::warn!("the record {} cannot be read: {error}", path.display());
+                tracing::warn!("cannot read the run record {}: {error}", path.display());
             }
             return None;
         }
     };
-    let mut record = usable(path, &bytes)?;
+    let mut record = parse_or_rename(path, &bytes)?;
     if record.result.is_none() && path.extension().unwrap_or_default() == CLOSED {
         let outcome = record.outcome().unwrap_or(RunOutcome::Death);
-        let why = match record.header.boot_id == boot_id(Path::new("/")) {
+        let note = match record.header.boot_id == boot_id(Path::new("/")) {
             true => UNWRITTEN,
             false => OTHER_BOOT,
         };
-        record.result = Some(RunResult::unobserved(outcome, why));
+        record.result = Some(RunResult::unobserved(outcome, note));
     }
     Some(RecordedRun {
         record,
@@ -399,47 +407,48 @@ fn read(path: &Path) -> Option<RecordedRun> {
     })
 }
 
-/// What is in it, if that can be used; what is damaged is set aside.
-pub(super) fn usable(path: &Path, bytes: &[u8]) -> Option<RunRecord> {
+/// Parses a record. Returns `None` if it cannot be used. Renames a damaged record.
+pub(super) fn parse_or_rename(path: &Path, bytes: &[u8]) -> Option<RunRecord> {
     let name = path.display();
-    let why = match RunRecord::parse(bytes) {
-        // It tells of who is ended: what is in a file is to be what it is called.
+    let problem = match RunRecord::parse(bytes) {
+        // The record decides which processes are ended, so it must also be that of its file name.
         Ok(record) if path.file_stem() == Some(record.header.id.as_ref()) => return Some(record),
         Ok(_) => RecordParseError::Damaged,
-        Err(why @ RecordParseError::Later(_)) => {
-            tracing::warn!("the record {name} is left alone: {why}");
+        Err(problem @ RecordParseError::Later(_)) => {
+            tracing::warn!("ignored run record {name}: {problem}");
             return None;
         }
-        Err(why) => why,
+        Err(problem) => problem,
     };
-    let aside = path.with_extension(DAMAGED);
-    match fs::rename(path, &aside) {
+    let new_name = path.with_extension(DAMAGED);
+    match fs::rename(path, &new_name) {
         Ok(()) => tracing::warn!(
-            "the record {name} cannot be used: {why}; it is set aside as {}, and what it was of is not ended",
-            aside.display()
+            "cannot use run record {name}: {problem}; renamed it to {}, and did not end the processes of its run",
+            new_name.display()
         ),
-        // Somebody else has.
+        // Another process has renamed it.
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => {
-            tracing::warn!("the record {name} cannot be used: {why}; nor set aside: {error}")
+            tracing::warn!("cannot use run record {name}: {problem}; cannot rename it: {error}")
         }
     }
     None
 }
 
-/// Locks a record: then its owner is gone. `None` where somebody has it and that is not to be waited for, or where it is
-/// closed meanwhile.
+/// Locks a record, which succeeds when its supervisor is gone.
+///
+/// Returns `None` if the record is closed. Without `wait`, also if another process holds the lock.
 pub(super) fn lock_record(path: &Path, wait: bool) -> io::Result<Option<Flock<File>>> {
     let mut file = match open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         file => file?,
     };
-    let how = match wait {
+    let mode = match wait {
         true => FlockArg::LockExclusive,
         false => FlockArg::LockExclusiveNonblock,
     };
     loop {
-        file = match Flock::lock(file, how) {
+        file = match Flock::lock(file, mode) {
             Ok(file) => return Ok(is_at(&file, path).then_some(file)),
             Err((_, Errno::EWOULDBLOCK)) => return Ok(None),
             Err((file, Errno::EINTR)) => file,
@@ -448,9 +457,9 @@ pub(super) fn lock_record(path: &Path, wait: bool) -> io::Result<Option<Flock<Fi
     }
 }
 
-/// Whether somebody has it locked.
+/// Returns whether a process holds the lock of a record.
 fn is_locked(path: &Path) -> io::Result<bool> {
-    // Not for writing: whoever waits for it to be closed by its writer would be woken by this.
+    // Not for writing: its close would wake a process that watches for `IN_CLOSE_WRITE`.
     let mut options = File::options();
     let options = options.read(true).custom_flags(O_NOFOLLOW | O_NONBLOCK);
     let file = match options.open(path) {
@@ -464,11 +473,11 @@ fn is_locked(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Whether a file is still what is called so.
+/// Returns whether the path still names this file.
 pub(super) fn is_at(file: &File, path: &Path) -> bool {
-    let of = |meta: fs::Metadata| (meta.dev(), meta.ino());
-    let its = file.metadata().map(of).ok();
-    its.is_some() && its == fs::symlink_metadata(path).map(of).ok()
+    let device_and_inode = |meta: fs::Metadata| (meta.dev(), meta.ino());
+    let opened = file.metadata().map(device_and_inode).ok();
+    opened.is_some() && opened == fs::symlink_metadata(path).map(device_and_inode).ok()
 }
 
 #[cfg(test)]

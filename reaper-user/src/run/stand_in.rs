@@ -1,12 +1,12 @@
 //! Waits for a run that a child process supervises.
 //!
 //! A process keeps its children when it becomes `reaper run` by exec: a shell's background job, or a process
-//! substitution. They are not the command's, and nothing of theirs may be signalled or waited for. The supervisor of a run
-//! counts all its children as the command's, and adopts their orphans. So where there are children already, the supervisor
-//! is a fresh fork, and this process only passes on signals, job control and the exit status.
+//! substitution. They do not belong to the command, and must not be signalled or waited for. But a supervisor counts all
+//! its children as the command's, and adopts their orphans. So a process with children forks a supervisor, and only
+//! forwards signals, job control and the exit status.
 //!
 //! ```text
-//!   reaper run ─┬─ sleep 971                    from before: not touched
+//!   reaper run ─┬─ sleep 971                    pre-existing: not touched
 //!               └─ reaper run (supervisor) ─── command ─── …
 //! ```
 
@@ -22,41 +22,43 @@ use crate::reap;
 use reaper_host::sys::child::{self, BlockedSignals, ChildChange};
 use reaper_host::sys::pidfd::Pidfd;
 
-/// Which process this one is.
+/// Role of this process in a run.
 #[derive(Debug)]
 pub enum Role {
     /// The supervisor.
     Supervisor(Supervisor),
-    /// The process that was started as `reaper run`. Its supervisor exited with this status.
+    /// The process that was started as `reaper run`. Its forked supervisor has exited with this status.
     StandIn(u8),
 }
 
-/// Permission to supervise a run: this process had no children when it was given.
+/// Proof that this process had no children, so that it may supervise a run.
 #[derive(Debug)]
 pub struct Supervisor {
-    /// The process that waits for this one, if it is not the same.
+    /// Process that waits for this one, if this one was forked.
     stand_in: Option<Pid>,
 }
 
 impl Supervisor {
-    /// Returns whether the process that waits for this one has died.
+    /// Returns whether the process that waits for this one has exited.
     pub(super) fn is_abandoned(&self) -> bool {
         self.stand_in.is_some_and(|stand_in| getppid() != stand_in)
     }
 }
 
-/// Decides which process supervises the run. A stand-in forks the supervisor, and this returns only when that has exited.
-/// Must be called before this process starts threads or children of its own.
+/// Decides which process supervises the run.
+///
+/// If this process has children it forks the supervisor, and in the parent this function returns when the supervisor has
+/// exited. Must be called before this process starts any threads or children.
 ///
 /// # Errors
 /// The supervisor cannot be started.
 pub fn role() -> Result<Role, RunError> {
-    let failed = RunError::system("the supervisor cannot be started");
+    let failed = RunError::system("cannot start the supervisor");
     let this = nix::unistd::getpid();
     if !child::has_children().map_err(&failed)? {
         return Ok(Role::Supervisor(Supervisor { stand_in: None }));
     }
-    // Before the fork: the command may be up, and be sent a signal, before this process runs again.
+    // Before the fork: the command may have started, and a signal for it may arrive, before this process runs again.
     let held = BlockedSignals::begin().map_err(&failed)?;
     match child::fork_dependent().map_err(&failed)? {
         None => {
@@ -72,10 +74,10 @@ pub fn role() -> Result<Role, RunError> {
     }
 }
 
-/// Passes signals and stops on until the supervisor has ended. Returns its status as a shell has it.
+/// Forwards signals and stops until the supervisor has exited. Returns its status as a shell reports it.
 fn stand_in(supervisor: Pid, held: BlockedSignals) -> nix::Result<u8> {
     let pid = supervisor.as_raw().cast_unsigned();
-    // The process id cannot be reused: only this process waits for it.
+    // The pid cannot have been reused: this process has not waited for it.
     let pidfd = Pidfd::open(pid)?;
     loop {
         while let Ok(Some(info)) = held.signals.read_signal() {
@@ -85,7 +87,7 @@ fn stand_in(supervisor: Pid, held: BlockedSignals) -> nix::Result<u8> {
                 && let Err(error) = reap::forward(&pidfd, received.number())
             {
                 tracing::debug!(
-                    "pid {pid}: signal {} cannot be forwarded: {error}",
+                    "pid {pid}: cannot forward signal {}: {error}",
                     received.number()
                 );
             }
@@ -95,7 +97,7 @@ fn stand_in(supervisor: Pid, held: BlockedSignals) -> nix::Result<u8> {
             Some(ChildChange::Killed(signal)) => {
                 drop(held);
                 if signal == Signal::SIGINT as i32 {
-                    // A shell that waits stops its loop only for a process that SIGINT has ended.
+                    // A shell aborts its script or loop only if SIGINT has killed its child.
                     let _ = raise(Signal::SIGINT);
                 }
                 return Ok(u8::try_from(128 + signal).unwrap_or(u8::MAX));

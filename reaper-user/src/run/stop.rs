@@ -1,4 +1,4 @@
-//! What others do to a run: stop it, wait for it, read what it says.
+//! Operations of other processes on a run: `reaper stop`, `wait` and `logs`.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -21,22 +21,22 @@ use reaper_host::kernel::ProcessTable;
 use reaper_host::source::procfs::{Liveness, Procfs};
 use reaper_host::sys::{self, pidfd::Pidfd};
 
-/// How long a run whose outcome is decided has to be over by itself, and how often that is asked.
-const SOON: Duration = Duration::from_secs(1);
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+/// Time for a run with a claimed outcome to close by itself, before a stop ends its grace.
+const CLOSE_MAX: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Why a run cannot be stopped, or waited for.
+/// Reasons why a run cannot be stopped or awaited.
 #[derive(Debug, thiserror::Error)]
 pub enum StopError {
     #[error(transparent)]
     Record(#[from] RecordError),
     #[error("run {id}: {source}")]
     Io { id: String, source: io::Error },
-    #[error("run {id} cannot be stopped: its owner, pid {pid}, {why}")]
+    #[error("run {id}: its supervisor (pid {pid}) {reason}")]
     Supervisor {
         id: String,
         pid: u32,
-        why: &'static str,
+        reason: &'static str,
     },
 }
 
@@ -47,35 +47,34 @@ fn failed(known: &RecordedRun) -> impl Fn(io::Error) -> StopError {
     }
 }
 
-fn refused(known: &RecordedRun, why: &'static str) -> StopError {
+fn refused(known: &RecordedRun, reason: &'static str) -> StopError {
     StopError::Supervisor {
         id: known.id().to_owned(),
         pid: known.record.header.wrapper.pid,
-        why,
+        reason,
     }
 }
 
-/// A handle on the owner of a run, if that is to be had and may be signalled; `None` where it is gone, which whoever waits for the
-/// run finds.
-fn owner(known: &RecordedRun) -> Result<Option<Pidfd>, StopError> {
+/// Opens a pidfd of the supervisor of a run. Returns `None` if it has exited; [`Runs::wait`] then closes the run.
+fn open_supervisor(known: &RecordedRun) -> Result<Option<Pidfd>, StopError> {
     let failed = failed(known);
-    let start = &known.record.header;
-    if sys::non_initial_pid_namespace().map_err(&failed)? != start.pid_namespace {
+    let header = &known.record.header;
+    if sys::non_initial_pid_namespace().map_err(&failed)? != header.pid_namespace {
         return Err(refused(
             known,
-            "is in another pid namespace: stop it from there, as with nsenter or docker exec",
+            "is in another pid namespace; stop the run from there, for example with nsenter or docker exec",
         ));
     }
-    // Before anything is claimed: the record itself may be wrong.
-    if start.wrapper.pid <= 1 {
+    // Before the claim: pid 1 is never signalled, and a record with pid 0 is wrong.
+    if header.wrapper.pid <= 1 {
         return Err(refused(
             known,
-            "is never signalled: end the container that it is the first process of",
+            "is the first process of its pid namespace, which is never signalled; stop its container instead",
         ));
     }
-    // Opened before it is known to be the owner's.
-    let pidfd = Pidfd::open(start.wrapper.pid);
-    match Procfs::default().probe(start.wrapper.key()) {
+    // Before the check of the start time, so that the pidfd is known to be that of the supervisor.
+    let pidfd = Pidfd::open(header.wrapper.pid);
+    match Procfs::default().probe(header.wrapper.key()) {
         Ok(Liveness::Alive { .. }) => {}
         Ok(Liveness::Gone) => return Ok(None),
         Err(error) => return Err(failed(io::Error::other(error))),
@@ -86,57 +85,60 @@ fn owner(known: &RecordedRun) -> Result<Option<Pidfd>, StopError> {
     }
 }
 
-/// Returns whether the run still has its owner. One that embeds runs may live on after it has closed its record, so this is
-/// asked right before each signal.
-fn is_owned(known: &RecordedRun, file: &File) -> Result<bool, StopError> {
-    let owned = match known.has_supervisor() {
+/// Returns whether the run still has its supervisor.
+///
+/// A program that embeds runs may live on after it has closed a record. So this is checked right before each signal.
+fn is_supervised(known: &RecordedRun, file: &File) -> Result<bool, StopError> {
+    let supervised = match known.has_supervisor() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => false,
-        owned => owned.map_err(failed(known))?,
+        supervised => supervised.map_err(failed(known))?,
     };
-    Ok(owned && runs::is_at(file, &known.path))
+    Ok(supervised && runs::is_at(file, &known.path))
 }
 
 impl Runs {
-    /// Has the owner of a run end it, which is then recorded as cancelled, unless it has come to another end by then. Does
-    /// not wait for that. A second stop cuts the grace short.
+    /// Tells the supervisor of a run to end it. Returns without waiting for the end.
+    ///
+    /// The outcome is then `cancelled`, unless another was claimed before. A second stop ends the grace at once.
     ///
     /// # Errors
-    /// The owner cannot be asked; one that is gone is no error.
+    /// The supervisor cannot be signalled. It is no error if it has exited.
     pub fn stop(&self, known: &RecordedRun) -> Result<(), StopError> {
         let failed = failed(known);
         let file = match runs::open(&known.path) {
-            // It is closed.
+            // The run is closed.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             file => file.map_err(&failed)?,
         };
-        let Some(owner) = owner(known)? else {
+        let Some(supervisor) = open_supervisor(known)? else {
             return Ok(());
         };
-        if !is_owned(known, &file)? {
+        if !is_supervised(known, &file)? {
             return Ok(());
         }
-        let is_over =
+        let is_closed =
             |record: &RunRecord| record.result.is_some() || !runs::is_at(&file, &known.path);
         let claimed = claim(&file, RunOutcome::Cancelled);
-        if claimed.as_ref().is_ok_and(is_over) {
+        if claimed.as_ref().is_ok_and(is_closed) {
             return Ok(());
         }
-        let decided = |record: &RunRecord| record.outcome() != Some(RunOutcome::Cancelled);
-        // If its outcome was decided before, it is about to be over, unless its end or a command that follows takes its time:
-        // that is cut short.
-        if claimed.as_ref().is_ok_and(decided) && self.is_over_soon(known)? {
+        let has_other_outcome =
+            |record: &RunRecord| record.outcome() != Some(RunOutcome::Cancelled);
+        // With another outcome claimed, the run is ending already. The signal is needed only if its processes or a hook
+        // take long.
+        if claimed.as_ref().is_ok_and(has_other_outcome) && self.closes_soon(known)? {
             return Ok(());
         }
-        if !is_owned(known, &file)? {
+        if !is_supervised(known, &file)? {
             return Ok(());
         }
         let pid = known.record.header.wrapper.pid;
         let sent = match claimed {
-            Ok(_) => terminate_own(&owner, pid, Signal::SIGTERM),
+            Ok(_) => terminate_own(&supervisor, pid, Signal::SIGTERM),
             Err(error) => {
                 let id = known.id();
-                tracing::warn!("run {id}: that it is stopped cannot be written down: {error}");
-                stop_supervisor(&owner, pid)
+                tracing::warn!("run {id}: cannot write the stop request to its record: {error}");
+                stop_supervisor(&supervisor, pid)
             }
         };
         match sent {
@@ -146,22 +148,22 @@ impl Runs {
         }
     }
 
-    /// Whether a run comes to its end by itself.
-    fn is_over_soon(&self, known: &RecordedRun) -> Result<bool, StopError> {
-        let until = Instant::now() + SOON;
+    /// Waits up to [`CLOSE_MAX`] for a result, and returns whether there is one.
+    fn closes_soon(&self, known: &RecordedRun) -> Result<bool, StopError> {
+        let until = Instant::now() + CLOSE_MAX;
         while self.reload(known)?.record.result.is_none() {
             if Instant::now() >= until {
                 return Ok(false);
             }
-            thread::sleep(LOOK_AGAIN);
+            thread::sleep(POLL_INTERVAL);
         }
         Ok(true)
     }
 
-    /// Waits until a run is over, and gives what has come of it. One whose owner is gone is closed.
+    /// Waits until a run is closed, and returns it with its result. Closes a run whose supervisor is gone.
     ///
     /// # Errors
-    /// It cannot be read any more, or not be closed from here.
+    /// The record no longer exists, or this process cannot close the run.
     pub fn wait(&self, known: &RecordedRun) -> Result<RecordedRun, StopError> {
         let failed = failed(known);
         loop {
@@ -178,20 +180,20 @@ impl Runs {
             if now.record.result.is_none() {
                 return Err(refused(
                     &now,
-                    "is gone, and the run cannot be closed from here: it is of another pid namespace, or this is part of it",
+                    "is gone, and this process cannot close the run: the run is in another pid namespace, or includes this process",
                 ));
             }
         }
     }
 
-    /// Passes on what a detached run has written, and with `follow` all that it writes until it is over.
+    /// Copies the output of a detached run, and with `follow` also its later output until the run is closed.
     ///
     /// # Errors
-    /// It was not detached, or cannot be read, or nobody reads what is passed on.
+    /// The run was not detached, its output cannot be read, or `to` cannot be written.
     pub fn logs(&self, known: &RecordedRun, to: &mut dyn Write, follow: bool) -> io::Result<()> {
         if !known.record.header.detached {
             return Err(io::Error::other(
-                "it was not detached: its output went to where it was started",
+                "the run was not detached, so its output went to the terminal or file of its caller",
             ));
         }
         let log = known.log();
@@ -201,17 +203,17 @@ impl Runs {
         }
         let watch = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
         watch.add_watch(&log, AddWatchFlags::IN_MODIFY)?;
-        // Its owner lets go of it at its end, whatever that is.
-        let ends = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_MOVE_SELF;
-        match watch.add_watch(&known.path, ends) {
+        // The supervisor closes the record when it exits, for whatever reason.
+        let closed = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_MOVE_SELF;
+        match watch.add_watch(&known.path, closed) {
             Ok(_) | Err(Errno::ENOENT) => {}
             Err(errno) => return Err(errno.into()),
         }
         loop {
-            let over = !known.has_supervisor()?;
+            let closed = !known.has_supervisor()?;
             io::copy(&mut from, to)?;
             to.flush()?;
-            if over {
+            if closed {
                 return Ok(());
             }
             let mut fds = [PollFd::new(watch.as_fd(), PollFlags::POLLIN)];

@@ -1,4 +1,4 @@
-//! Standing in for a command until it is over: what it is sent reaches it, and what becomes of it reaches the caller.
+//! Supervises a running command: forwards signals and job control to it, and decides the outcome of the run.
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -25,194 +25,200 @@ use reaper_host::sys::pidfd::Pidfd;
 
 /// Signals by which a terminal stops a process.
 const STOP_SIGNALS: [Signal; 3] = [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU];
-const NO_HANDLE: &str = "no handle on a process is to be had";
+const NO_PIDFD: &str = "cannot open a pidfd";
 
-/// A command that runs, and what is known of it.
+/// A running command and its state.
 pub(super) struct SupervisedCommand<'a> {
     pub(super) run: &'a Run,
-    held: &'a BlockedSignals,
+    blocked_signals: &'a BlockedSignals,
     pub(super) pid: u32,
     pidfd: Pidfd,
-    /// Confirms exits when its tree is ended.
+    /// Poll that confirms exits while the tree is being ended.
     pub(super) exits: Arc<ExitPoll>,
-    /// The cgroup that it was born in, if it has one for itself.
-    pub(super) leaf: Option<RunCgroup>,
+    /// The command's own cgroup, if it has one.
+    pub(super) cgroup: Option<RunCgroup>,
     pub(super) end: Option<CommandExit>,
-    /// When that was, in ns on the monotonic clock.
-    ended: u64,
-    /// Numbers of the signals that have come by which somebody asks for an end, and when each came last.
+    /// Time of the last change of the command (`CLOCK_MONOTONIC`, ns).
+    ended_ns: u64,
+    /// Numbers of the received termination signals, each with the time of its last arrival (`CLOCK_MONOTONIC`, ns).
     stop_signals: Vec<(i32, u64)>,
-    /// Whoever has claimed the run for a stop has said so.
-    stopped: Cell<bool>,
-    /// The word of a child has been read, and the children have not been asked since.
-    child_told: Cell<bool>,
+    /// Whether a stop request has arrived (see [`Self::take_stop_request`]).
+    stop_requested: Cell<bool>,
+    /// Whether a SIGCHLD was read since the last [`Self::wait_children`].
+    sigchld_read: Cell<bool>,
     probe: Option<DoneProbe<'a>>,
-    silence: Option<OutputMonitor>,
-    began: u64,
+    output: Option<OutputMonitor>,
+    /// Start time (`CLOCK_MONOTONIC`, ns).
+    start_ns: u64,
 }
 
-/// Runs it, up to where nothing is left of it.
-pub(super) fn attend(
+/// Runs the command of a run until no process of it is left.
+pub(super) fn supervise_command(
     run: &mut Run,
-    held: &BlockedSignals,
-    leaf: Option<RunCgroup>,
+    blocked_signals: &BlockedSignals,
+    cgroup: Option<RunCgroup>,
 ) -> Result<RunReport, RunError> {
-    // To be had for others only where it can be had for this one: asked before there is a tree to be ended.
-    Pidfd::open(std::process::id()).map_err(RunError::system(NO_HANDLE))?;
-    let exits = Arc::new(ExitPoll::new().map_err(RunError::system(NO_HANDLE))?);
-    held.inherited.restore_signals(&mut run.command);
-    let silence = run.idle.map(|_| OutputMonitor::begin(&mut run.command));
-    let silence = silence.transpose()?;
-    if let Some(signal) = held.pending_termination() {
+    // Without pidfds a tree could not be ended, so this fails before there is one.
+    Pidfd::open(std::process::id()).map_err(RunError::system(NO_PIDFD))?;
+    let exits = Arc::new(ExitPoll::new().map_err(RunError::system(NO_PIDFD))?);
+    blocked_signals.inherited.restore_signals(&mut run.command);
+    let output = run.idle.map(|_| OutputMonitor::begin(&mut run.command));
+    let output = output.transpose()?;
+    if let Some(signal) = blocked_signals.pending_termination() {
         return Err(RunError::Stopped(signal));
     }
-    if let Some(leaf) = &leaf {
-        leaf.take_in(&mut run.command)?;
+    if let Some(cgroup) = &cgroup {
+        cgroup.enter_on_start(&mut run.command)?;
     }
-    let began = sys::monotonic();
+    let start_ns = sys::monotonic();
     let started =
         run.command
             .spawn()
-            .map_err(|source| match (&leaf, child::not_entered(&source)) {
-                (Some(leaf), Some(errno)) => leaf.not_entered(errno.into()).into(),
+            .map_err(|source| match (&cgroup, child::not_entered(&source)) {
+                (Some(cgroup), Some(errno)) => cgroup.not_entered(errno.into()).into(),
                 _ => RunError::Start {
                     program: run.command.get_program().into(),
                     source,
                 },
             })?;
-    if silence.is_some() {
-        OutputMonitor::let_go(&mut run.command);
+    if output.is_some() {
+        OutputMonitor::close_pipes(&mut run.command);
     }
     let pid = started.id();
-    run.tell(Progress::Started(pid));
-    // It has not been waited for, so the pid is its own.
-    let pidfd = Pidfd::open(pid).map_err(RunError::system(NO_HANDLE))?;
+    run.report_progress(Progress::Started(pid));
+    // This process has not waited for the command, so the pid cannot have been reused.
+    let pidfd = Pidfd::open(pid).map_err(RunError::system(NO_PIDFD))?;
     let done_when = run.done_when.as_ref();
-    let mut attended = SupervisedCommand {
-        held,
+    let mut supervised = SupervisedCommand {
+        blocked_signals,
         pid,
         pidfd,
         exits,
-        leaf,
+        cgroup,
         end: None,
-        ended: 0,
+        ended_ns: 0,
         stop_signals: Vec::new(),
-        stopped: Cell::new(false),
-        child_told: Cell::new(false),
-        probe: done_when.map(|done_when| DoneProbe::new(done_when, held.inherited)),
-        silence,
-        began,
+        stop_requested: Cell::new(false),
+        sigchld_read: Cell::new(false),
+        probe: done_when.map(|done_when| DoneProbe::new(done_when, blocked_signals.inherited)),
+        output,
+        start_ns,
         run,
     };
-    let outcome = attended.await_outcome();
-    let outcome = match &attended.run.recording {
+    let outcome = supervised.await_outcome();
+    let outcome = match &supervised.run.recording {
         Some(recording) => recording.claim(outcome),
         None => outcome,
     };
-    let endings = attended.end_tree();
-    if let Some(silence) = attended.silence.take() {
-        silence.finish(|| {
-            attended
+    let results = supervised.end_tree();
+    if let Some(output) = supervised.output.take() {
+        output.finish(|| {
+            supervised
                 .read_signals()
                 .iter()
                 .any(ReceivedSignal::requests_termination)
         });
     }
-    let report = attended.report(outcome, &endings);
-    // Who is left is told of already.
-    let leaf = attended.leaf.take().filter(|_| report.survivors.is_empty());
-    if let Some(leaf) = leaf {
-        leaf.remove();
+    let report = supervised.report(outcome, &results);
+    // With survivors it cannot be removed. They are in the report already.
+    let cgroup = supervised
+        .cgroup
+        .take()
+        .filter(|_| report.survivors.is_empty());
+    if let Some(cgroup) = cgroup {
+        cgroup.remove();
     }
     Ok(report)
 }
 
 impl SupervisedCommand<'_> {
     fn await_outcome(&mut self) -> RunOutcome {
-        // What the terminal sent before the command was there has reached this process alone. What it has sent as the
-        // command came to be that may have twice: it has only just begun.
-        let mut both = false;
+        // In the first round all signals are forwarded: those of the terminal may have come before the command existed.
+        // The command may receive a signal that arrived during its start twice.
+        let mut skip_terminal_signals = false;
         loop {
-            let (now, over) = (sys::monotonic(), self.end.is_some());
+            let (now, command_exited) = (sys::monotonic(), self.end.is_some());
             self.wait_children();
-            // Afterwards: what was sent to the command and this process alike is there before the command has ended of it.
+            // After the children: a signal that has ended the command too is in the queue before its exit is reported.
             for received in self.read_signals() {
                 if received.requests_termination() {
-                    self.on_stop_signal(received, now, over);
+                    self.on_stop_signal(received, now, command_exited);
                 }
-                self.forward(received, both);
+                self.forward(received, skip_terminal_signals);
             }
-            both = true;
+            skip_terminal_signals = true;
             if let Some(probe) = &mut self.probe {
-                probe.go_on(self.end.is_some());
+                probe.poll(self.end.is_some());
             }
-            let facts = self.facts();
-            if let Some(outcome) = outcome(&facts) {
+            let state = self.state();
+            if let Some(outcome) = outcome(&state) {
                 return outcome;
             }
-            self.wait(self.deadline(&facts));
+            self.wait(self.time_left(&state));
         }
     }
 
-    fn facts(&self) -> RunState {
+    fn state(&self) -> RunState {
         let now = sys::monotonic();
-        // With a probe the end counts once that has been asked about it.
+        // With a probe, the exit counts only after a probe that started after it.
         let probe = self.probe.as_ref();
         let settled = probe.is_none_or(|probe| probe.is_final());
-        // What has ended takes no time any more, however long that is asked.
+        // The time limits apply only while the command runs, not to the last probe.
         let lives = self.end.is_none();
         RunState {
             done: probe.map(DoneProbe::is_done),
             end: self.end.filter(|_| settled),
             stop: self.stopped_by(),
-            age: Duration::from_nanos(now.saturating_sub(self.began)),
+            age: Duration::from_nanos(now.saturating_sub(self.start_ns)),
             budget: self.run.timeout.filter(|_| lives),
             silent: self
-                .silence
+                .output
                 .as_ref()
                 .map_or(Duration::ZERO, OutputMonitor::idle_for),
             idle: self.run.idle.filter(|_| lives),
         }
     }
 
-    /// `over`: nothing but the probe is waited for.
-    fn on_stop_signal(&mut self, received: ReceivedSignal, now: u64, over: bool) {
+    /// Notes a termination signal. If the command has exited already, only the probe still runs, and is cancelled.
+    fn on_stop_signal(&mut self, received: ReceivedSignal, now: u64, command_exited: bool) {
         self.stop_signals
             .retain(|(number, _)| *number != received.number());
         self.stop_signals.push((received.number(), now));
-        if over && let Some(probe) = &mut self.probe {
-            probe.give_up();
+        if command_exited && let Some(probe) = &mut self.probe {
+            probe.cancel();
         }
     }
 
-    /// Which of the signals that came the command has ended of, if any. One that catches it may leave with any status:
-    /// after SIGTERM that is what it was asked for, the others are also used for something else, and count for as long
-    /// as the grace.
+    /// Returns the received signal that has ended the command, if any.
+    ///
+    /// A command that catches a signal may exit with any status. SIGTERM always means a stop. The other signals have
+    /// more uses, so they count only if the status names them or the command exits within the grace.
     fn stopped_by(&self) -> Option<i32> {
-        if self.stopped.get() {
+        if self.stop_requested.get() {
             return Some(Signal::SIGTERM as i32);
         }
         let end = self.end?;
         let grace = sys::nanoseconds(self.run.times.grace);
         let explains = |(number, at): &&(i32, u64)| {
-            // As shells and the like do it that have seen to it.
-            let said = CommandExit::Exited(CommandExit::Killed(*number).status());
+            // Shells exit with this status if a signal has killed the last command.
+            let shell_status = CommandExit::Exited(CommandExit::Killed(*number).status());
             *number == Signal::SIGTERM as i32
-                || [CommandExit::Killed(*number), said].contains(&end)
-                || self.ended.saturating_sub(*at) < grace
+                || [CommandExit::Killed(*number), shell_status].contains(&end)
+                || self.ended_ns.saturating_sub(*at) < grace
         };
-        let mut before = self.stop_signals.iter().filter(|(_, at)| *at <= self.ended);
+        let signals = self.stop_signals.iter();
+        let mut before = signals.filter(|(_, at)| *at <= self.ended_ns);
         before.find(explains).map(|(number, _)| *number)
     }
 
-    /// When to look again, if nothing happens before.
-    fn deadline(&self, facts: &RunState) -> Option<Duration> {
-        let RunState { budget, idle, .. } = *facts;
+    /// Returns the time until a limit expires or the probe is due.
+    fn time_left(&self, state: &RunState) -> Option<Duration> {
+        let RunState { budget, idle, .. } = *state;
         let probe = self.probe.as_ref().and_then(DoneProbe::deadline);
         let probe = probe.map(|at| Duration::from_nanos(at.saturating_sub(sys::monotonic())));
         [
-            budget.map(|budget| budget.saturating_sub(facts.age)),
-            idle.map(|idle| idle.saturating_sub(facts.silent)),
+            budget.map(|budget| budget.saturating_sub(state.age)),
+            idle.map(|idle| idle.saturating_sub(state.silent)),
             probe,
         ]
         .into_iter()
@@ -220,9 +226,9 @@ impl SupervisedCommand<'_> {
         .min()
     }
 
-    /// Waits for a signal, for so long; not at all where one has been read that is still to be seen to.
+    /// Waits for a signal or until the timeout. Returns at once if a SIGCHLD was read but not handled yet.
     pub(super) fn wait(&self, timeout: Option<Duration>) {
-        if self.child_told.get() {
+        if self.sigchld_read.get() {
             return;
         }
         let round_up = |time: Duration| {
@@ -231,39 +237,41 @@ impl SupervisedCommand<'_> {
         };
         let timeout = timeout.map_or(PollTimeout::NONE, round_up);
         let mut fds = [PollFd::new(self.signals(), PollFlags::POLLIN)];
-        // It may be too early: then what there is to do is found not to be due.
+        // An early wake-up is harmless: the caller checks what is due.
         let _ = poll(&mut fds, timeout);
     }
 
-    /// What can be waited on for signals.
+    /// Returns the signalfd.
     pub(super) fn signals(&self) -> BorrowedFd<'_> {
-        self.held.signals.as_fd()
+        self.blocked_signals.signals.as_fd()
     }
 
-    /// The signals that have come, but for those that tell of children, which are asked for in any case.
+    /// Reads the signals that have arrived. Returns those to forward: not SIGCHLD, and not a stop request.
     pub(super) fn read_signals(&self) -> Vec<ReceivedSignal> {
         let mut pending = Vec::new();
-        while let Ok(Some(info)) = self.held.signals.read_signal() {
-            // What it writes where nobody reads is its own affair.
+        while let Ok(Some(info)) = self.blocked_signals.signals.read_signal() {
+            // The SIGPIPE of a write by this process, which is not for the command.
             let own = info.ssi_code == libc::SI_USER && info.ssi_pid == std::process::id();
             if info.ssi_signo == Signal::SIGCHLD as u32 {
-                self.child_told.set(true);
+                self.sigchld_read.set(true);
                 continue;
             }
-            let told = info.ssi_code == libc::SI_QUEUE && info.ssi_int == reap::STOP_SIGVAL;
-            if !self.take_stop_request(info.ssi_signo, told) && !own {
+            let marked = info.ssi_code == libc::SI_QUEUE && info.ssi_int == reap::STOP_SIGVAL;
+            if !self.take_stop_request(info.ssi_signo, marked) && !own {
                 pending.push(ReceivedSignal::of(&info));
             }
         }
         pending
     }
 
-    /// Whether that is the word of who has claimed the run to stop it, or has `told` so because that could not be written. It
-    /// is heard once: a second one cuts the grace short.
-    fn take_stop_request(&self, number: u32, told: bool) -> bool {
-        let first = number == Signal::SIGTERM as u32 && !self.stopped.get();
+    /// Returns whether a signal is the first stop request.
+    ///
+    /// Its sender has claimed the run in the record, or has `marked` the signal because it could not write the record.
+    /// A second request counts as a termination signal, which ends the grace.
+    fn take_stop_request(&self, number: u32, marked: bool) -> bool {
+        let first = number == Signal::SIGTERM as u32 && !self.stop_requested.get();
         let is_stopped = || match &self.run.recording {
-            Some(recording) => told || recording.is_stop_requested(),
+            Some(recording) => marked || recording.is_stop_requested(),
             None => false,
         };
         // The kernel sends SIGTERM when the process that waits for this one has died.
@@ -274,14 +282,14 @@ impl SupervisedCommand<'_> {
                 .is_some_and(Supervisor::is_abandoned)
         };
         let stop = first && (is_stopped() || is_abandoned());
-        self.stopped.set(self.stopped.get() || stop);
+        self.stop_requested.set(self.stop_requested.get() || stop);
         stop
     }
 
-    /// Waits for all who have exited; whether there are children left.
+    /// Reaps the children that have exited. Returns whether children are left.
     pub(super) fn wait_children(&mut self) -> bool {
-        // Before they are asked: of whoever ends from now on there is to be another.
-        self.child_told.set(false);
+        // Before the wait: a child that exits later sends another SIGCHLD.
+        self.sigchld_read.set(false);
         loop {
             match child::next_change() {
                 Ok(Some((pid, change))) if pid == self.pid => {
@@ -290,11 +298,11 @@ impl SupervisedCommand<'_> {
                         ChildChange::Killed(signal) => self.end = Some(CommandExit::Killed(signal)),
                         ChildChange::Stopped(signal) => self.on_command_stopped(signal),
                     }
-                    self.ended = sys::monotonic();
+                    self.ended_ns = sys::monotonic();
                 }
                 Ok(Some((pid, change))) => {
                     if let Some(probe) = &mut self.probe {
-                        probe.note(pid, change);
+                        probe.on_child_change(pid, change);
                     }
                 }
                 Ok(None) => return true,
@@ -304,29 +312,32 @@ impl SupervisedCommand<'_> {
         }
     }
 
-    /// Sends the command what this process was sent, unless it has had it as well: with `both` what the terminal sends to one it
-    /// sends to the other.
-    fn forward(&self, received: ReceivedSignal, both: bool) {
-        if self.end.is_some() || both && received.sent_to_group() && self.shares_terminal() {
+    /// Forwards a signal to the command.
+    ///
+    /// With `skip_terminal_signals`, signals that the terminal has sent to both are not forwarded.
+    fn forward(&self, received: ReceivedSignal, skip_terminal_signals: bool) {
+        if self.end.is_some()
+            || skip_terminal_signals && received.sent_to_group() && self.shares_process_group()
+        {
             return;
         }
-        // The shell sent the SIGCONT to the command too, which may have stopped the whole group since then.
+        // The shell has sent the SIGCONT to the command too. The command may have stopped the whole group since then.
         let is_late = received.number() == Signal::SIGCONT as i32
             && STOP_SIGNALS.into_iter().any(child::is_pending);
-        if is_late && self.shares_terminal() {
+        if is_late && self.shares_process_group() {
             return;
         }
         if let Err(error) = reap::forward(&self.pidfd, received.number()) {
             let (pid, number) = (self.pid, received.number());
-            tracing::debug!("pid {pid}: signal {number} cannot be forwarded: {error}");
+            tracing::debug!("pid {pid}: cannot forward signal {number}: {error}");
         }
     }
 
-    /// Sends the command alone the signal to end, and waits for at most the grace. Returns whether it exited.
+    /// Sends the first signal to the command alone, and waits for at most the grace. Returns whether it exited.
     pub(super) fn end_leader(&mut self) -> bool {
         let until = sys::after(self.run.times.grace);
         if let Err(error) = reap::terminate_own(&self.pidfd, self.pid, self.run.signal) {
-            tracing::debug!("pid {}: it cannot be asked to end: {error}", self.pid);
+            tracing::debug!("pid {}: cannot send {}: {error}", self.pid, self.run.signal);
         }
         loop {
             self.wait_children();
@@ -345,26 +356,26 @@ impl SupervisedCommand<'_> {
         }
     }
 
-    /// What the terminal sends to one of them it sends to both, so each goes its own way.
-    fn shares_terminal(&self) -> bool {
+    /// Returns whether the command is in the process group of this process, so that the terminal signals both.
+    fn shares_process_group(&self) -> bool {
         let pid = i32::try_from(self.pid).unwrap_or_default();
         getpgid(Some(Pid::from_raw(pid))) == Ok(getpgrp())
     }
 
-    /// Job control: whoever waits for this process is to see that the command has been stopped.
+    /// Stops this process too when a terminal signal has stopped the command, so that the shell sees a stopped job.
     fn on_command_stopped(&self, signal: i32) {
         let signal = Signal::try_from(signal);
         let Some(signal) = signal.ok().filter(|signal| STOP_SIGNALS.contains(signal)) else {
             return;
         };
-        if self.shares_terminal()
+        if self.shares_process_group()
             && let Err(error) = child::stop_self(signal)
         {
-            tracing::debug!("cannot stop as the command has: {error}");
+            tracing::debug!("cannot stop this process with the command: {error}");
         }
     }
 
     pub(super) fn age(&self) -> Duration {
-        Duration::from_nanos(sys::monotonic().saturating_sub(self.began))
+        Duration::from_nanos(sys::monotonic().saturating_sub(self.start_ns))
     }
 }

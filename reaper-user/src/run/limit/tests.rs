@@ -5,7 +5,7 @@ use std::thread;
 
 use super::*;
 
-/// The run that asks for a slot.
+/// Id of the run that takes a slot.
 const OWN: &str = "self22";
 
 fn limit(runs: usize) -> ConcurrencyLimit {
@@ -15,26 +15,26 @@ fn limit(runs: usize) -> ConcurrencyLimit {
     }
 }
 
-fn free() {
-    panic!("a slot is free")
+fn must_not_wait() {
+    panic!("no slot is must_not_wait")
 }
 
 #[test]
-fn all_that_wait_for_a_slot_get_it_in_turn() {
+fn waiting_runs_all_get_the_slot() {
     let dir = tempfile::tempdir().unwrap();
     let runs = Runs::open(dir.path()).unwrap();
-    let first = runs.take_slot(&limit(1), OWN, free).unwrap();
+    let first = runs.take_slot(&limit(1), OWN, must_not_wait).unwrap();
     let order = Mutex::new(Vec::new());
     thread::scope(|scope| {
         for n in 0..5 {
-            let (tell, told) = channel();
+            let (sender, waits) = channel();
             let (order, runs) = (&order, &runs);
             scope.spawn(move || {
-                let slot = runs.take_slot(&limit(1), OWN, || tell.send(()).unwrap());
+                let slot = runs.take_slot(&limit(1), OWN, || sender.send(()).unwrap());
                 order.lock().unwrap().push(n);
                 drop(slot.unwrap());
             });
-            told.recv().unwrap();
+            waits.recv().unwrap();
         }
         drop(first);
     });
@@ -44,7 +44,7 @@ fn all_that_wait_for_a_slot_get_it_in_turn() {
 }
 
 #[test]
-fn there_are_never_more_than_the_limit() {
+fn concurrent_runs_do_not_exceed_the_limit() {
     let dir = tempfile::tempdir().unwrap();
     let runs = Runs::open(dir.path()).unwrap();
     let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -63,21 +63,20 @@ fn there_are_never_more_than_the_limit() {
     assert!((1..=3).contains(&most), "{most} at once");
 }
 
-/// Whichever slot is released first wakes the run that waits.
 #[test]
-fn run_that_waits_gets_the_first_slot_that_is_released() {
+fn waiting_run_gets_the_first_released_slot() {
     let dir = tempfile::tempdir().unwrap();
     let runs = Runs::open(dir.path()).unwrap();
     for released in [0, 1, 2] {
         let mut held: Vec<_> = (0..3)
-            .map(|_| runs.take_slot(&limit(3), OWN, free).unwrap())
+            .map(|_| runs.take_slot(&limit(3), OWN, must_not_wait).unwrap())
             .collect();
         thread::scope(|scope| {
-            let (tell, told) = channel();
+            let (sender, waits) = channel();
             let runs = &runs;
-            let waits = move || tell.send(()).unwrap();
-            let waiting = scope.spawn(move || runs.take_slot(&limit(3), OWN, waits));
-            told.recv().unwrap();
+            let on_wait = move || sender.send(()).unwrap();
+            let waiting = scope.spawn(move || runs.take_slot(&limit(3), OWN, on_wait));
+            waits.recv().unwrap();
             drop(held.remove(released));
             waiting.join().unwrap().unwrap();
         });
@@ -85,7 +84,7 @@ fn run_that_waits_gets_the_first_slot_that_is_released() {
 }
 
 #[test]
-fn slot_of_a_run_that_was_killed_is_free() {
+fn slot_of_a_killed_run_is_free() {
     let dir = tempfile::tempdir().unwrap();
     let runs = Runs::open(dir.path()).unwrap();
     let group = dir.path().join("limits/x");
@@ -93,7 +92,7 @@ fn slot_of_a_run_that_was_killed_is_free() {
     for (name, content) in [("0.slot", "gone22-and-more"), ("9.slot", ""), ("junk", "")] {
         fs::write(group.join(name), content).unwrap();
     }
-    let slot = runs.take_slot(&limit(1), OWN, free).unwrap();
+    let slot = runs.take_slot(&limit(1), OWN, must_not_wait).unwrap();
     assert_eq!(fs::read_to_string(group.join("0.slot")).unwrap(), OWN);
     drop(slot);
 }

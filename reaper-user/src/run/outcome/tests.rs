@@ -4,12 +4,12 @@ use super::*;
 
 const LONG: Duration = Duration::from_secs(60);
 
-fn said(facts: RunState) -> Option<&'static str> {
-    outcome(&facts).map(RunOutcome::as_str)
+fn outcome_name(state: RunState) -> Option<&'static str> {
+    outcome(&state).map(RunOutcome::as_str)
 }
 
 #[test]
-fn each_outcome() {
+fn outcome_of_each_state() {
     let lives = RunState {
         age: LONG,
         silent: LONG,
@@ -19,13 +19,13 @@ fn each_outcome() {
         end: Some(end),
         ..lives
     };
-    let with = |done, facts| RunState {
+    let with = |done, state| RunState {
         done: Some(done),
-        ..facts
+        ..state
     };
-    let stopped = |facts| RunState {
+    let stopped = |state| RunState {
         stop: Some(15),
-        ..facts
+        ..state
     };
     let late = RunState {
         budget: Some(LONG),
@@ -35,7 +35,7 @@ fn each_outcome() {
         idle: Some(LONG),
         ..lives
     };
-    for (facts, expected) in [
+    for (state, expected) in [
         (lives, None),
         (with(false, lives), None),
         (with(true, lives), Some("success")),
@@ -69,18 +69,18 @@ fn each_outcome() {
         (stopped(late), Some("cancelled")),
         (stopped(with(true, lives)), Some("success")),
     ] {
-        assert_eq!(said(facts), expected, "{facts:?}");
+        assert_eq!(outcome_name(state), expected, "{state:?}");
     }
 }
 
 #[test]
-fn statuses_are_those_of_a_shell() {
+fn exit_status_is_that_of_a_shell() {
     assert_eq!(CommandExit::Exited(255).status(), 255);
     assert_eq!(CommandExit::Killed(15).status(), 143);
     assert_eq!(CommandExit::Killed(64).status(), 192);
 }
 
-fn facts() -> impl Strategy<Value = RunState> {
+fn any_state() -> impl Strategy<Value = RunState> {
     let time = || (0..5_u64).prop_map(Duration::from_secs);
     let end = prop_oneof![
         (0..=3_u8).prop_map(CommandExit::Exited),
@@ -107,23 +107,22 @@ fn facts() -> impl Strategy<Value = RunState> {
 }
 
 proptest! {
-    /// Who has ended stays so, whatever the clock says; and who is in progress can only get older.
+    /// A run in progress without an outcome had none earlier either.
     #[test]
-    fn time_changes_nothing_for_who_has_ended(one in facts(), later in 0..9_u64) {
+    fn time_does_not_change_the_outcome_of_an_ended_run(state in any_state(), later in 0..9_u64) {
         let more = Duration::from_secs(later);
-        let other = RunState { age: one.age + more, silent: one.silent + more, ..one };
-        if one.end.is_some() || one.stop.is_some() {
-            prop_assert_eq!(outcome(&one), outcome(&other));
-            prop_assert!(outcome(&one).is_some());
-        } else if outcome(&other).is_none() {
-            prop_assert_eq!(outcome(&one), None);
+        let older = RunState { age: state.age + more, silent: state.silent + more, ..state };
+        if state.end.is_some() || state.stop.is_some() {
+            prop_assert_eq!(outcome(&state), outcome(&older));
+            prop_assert!(outcome(&state).is_some());
+        } else if outcome(&older).is_none() {
+            prop_assert_eq!(outcome(&state), None);
         }
     }
 
-    /// Nobody who was stopped has failed.
     #[test]
-    fn a_stop_is_neutral(one in facts()) {
-        let stopped = RunState { stop: Some(15), ..one };
+    fn stopped_run_is_never_a_failure(state in any_state()) {
+        let stopped = RunState { stop: Some(15), ..state };
         prop_assert!(!outcome(&stopped).unwrap().is_failure());
     }
 }

@@ -1,8 +1,7 @@
-//! When a terminal was written to.
+//! Detects writes to the terminal of a command.
 //!
-//! The command keeps its terminal, and all that goes with it. One of this program's own in between would have keys and job
-//! control go wrong, as bash(1), less(1) and more(1) look for theirs at stderr. The kernel tells when somebody writes to it, whoever
-//! that is (inotify(7)).
+//! The command keeps its terminal. A pseudoterminal in between would break keys and job control, because bash(1),
+//! less(1) and more(1) look for their terminal at stderr. Instead inotify(7) reports each write, by any process.
 
 use std::fs::File;
 use std::io;
@@ -20,65 +19,68 @@ use nix::sys::stat::{fstat, major, minor};
 use super::OutputActivity;
 use reaper_host::sys;
 
-/// Where nobody tells, the terminal has the time itself, no more exactly than so (`tty_update_time`, drivers/tty/tty_io.c).
-const STEP: Duration = Duration::from_secs(8);
+/// Resolution of a terminal's mtime, which is used if the terminal cannot be watched (`tty_update_time` in
+/// drivers/tty/tty_io.c).
+const MTIME_STEP: Duration = Duration::from_secs(8);
 
-/// /dev/tty (Documentation/admin-guide/devices.txt).
-const OWN: (u64, u64) = (5, 0);
+/// Major and minor number of /dev/tty (Documentation/admin-guide/devices.txt).
+const DEV_TTY: (u64, u64) = (5, 0);
 
 /// A terminal that the command writes to.
 pub(super) struct Terminal {
     file: File,
-    /// `None`: nobody tells when it is written to.
+    /// `None` if the terminal cannot be watched.
     watch: Option<Watch>,
 }
 
-/// There as long as somebody listens.
+/// An inotify watch on a terminal. Its drop ends the thread that listens.
 struct Watch {
     inotify: Arc<Inotify>,
     watch: WatchDescriptor,
 }
 
 impl Terminal {
-    /// Has noted from now on when it is written to.
+    /// Starts to record writes to a terminal.
     ///
     /// # Errors
-    /// There is no thread to be had.
-    pub(super) fn begin(file: File, passed: &Arc<OutputActivity>) -> io::Result<Terminal> {
+    /// No thread can be started.
+    pub(super) fn begin(file: File, activity: &Arc<OutputActivity>) -> io::Result<Terminal> {
         let watch = match watch(&file) {
             Ok(watch) => Some(watch),
-            // This user watches too much (`fs.inotify.max_user_instances`), or may not watch this, or it is /dev/tty.
+            // The user has too many watches (`fs.inotify.max_user_instances`) or no permission, or it is /dev/tty.
             Err(errno) => {
                 tracing::debug!(
-                    "silence is known to {STEP:?}: the terminal cannot be watched: {errno}"
+                    "cannot watch the terminal: {errno}; idle time is accurate to {MTIME_STEP:?}"
                 );
                 None
             }
         };
         if let Some(Watch { inotify, .. }) = &watch {
-            let (told, passed) = (inotify.clone(), passed.clone());
+            let (inotify, activity) = (inotify.clone(), activity.clone());
             let thread = thread::Builder::new().name("output".to_owned());
-            thread.spawn(move || listen(&told, &passed))?;
+            thread.spawn(move || listen(&inotify, &activity))?;
         }
         Ok(Terminal { file, watch })
     }
 
-    /// How long ago it was written to, at most, where nobody tells of that.
-    pub(super) fn written(&self) -> Option<Duration> {
+    /// Returns the time since the last write by the terminal's mtime, if the terminal is not watched.
+    ///
+    /// The mtime lags by up to [`MTIME_STEP`], so that much is subtracted.
+    pub(super) fn unwatched_idle(&self) -> Option<Duration> {
         if self.watch.is_some() {
             return None;
         }
         let at = u64::try_from(self.file.metadata().ok()?.mtime()).ok()?;
         let at = at.saturating_mul(1_000_000_000);
         let ago = Duration::from_nanos(sys::wall_time().saturating_sub(at));
-        Some(ago.saturating_sub(STEP))
+        Some(ago.saturating_sub(MTIME_STEP))
     }
 }
 
 fn watch(terminal: &File) -> nix::Result<Watch> {
     let device = fstat(terminal)?.st_rdev;
-    // By that name the terminals of all sessions are written to.
-    if (major(device), minor(device)) == OWN {
+    // /dev/tty is one inode for the terminals of all sessions.
+    if (major(device), minor(device)) == DEV_TTY {
         return Err(Errno::EXDEV);
     }
     let path = format!("/proc/self/fd/{}", terminal.as_raw_fd());
@@ -90,12 +92,12 @@ fn watch(terminal: &File) -> nix::Result<Watch> {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // That is told too, and then nothing more.
+        // Sends `IN_IGNORED`, at which the thread ends.
         let _ = self.inotify.rm_watch(self.watch);
     }
 }
 
-fn listen(inotify: &Inotify, passed: &OutputActivity) {
+fn listen(inotify: &Inotify, activity: &OutputActivity) {
     loop {
         let events = match inotify.read_events() {
             Ok(events) => events,
@@ -106,6 +108,8 @@ fn listen(inotify: &Inotify, passed: &OutputActivity) {
         if events.iter().any(|event| is_last(event.mask)) {
             return;
         }
-        passed.shown.store(sys::monotonic(), Ordering::Relaxed);
+        activity
+            .terminal_ns
+            .store(sys::monotonic(), Ordering::Relaxed);
     }
 }

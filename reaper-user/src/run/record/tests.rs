@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::damage::arbitrary_bytes;
 
-/// A run of which nothing special is to be said.
-pub(in crate::run) fn start(id: &str) -> RunHeader {
+/// Returns the header of an ordinary run.
+pub(in crate::run) fn header(id: &str) -> RunHeader {
     RunHeader {
         schema: SCHEMA,
         id: id.to_owned(),
@@ -44,19 +44,16 @@ fn claim(outcome: RunOutcome, by: u32) -> Line {
     Line::Claim(Claim { outcome, by })
 }
 
-fn full() -> Vec<Line> {
-    let who = RecordedProcess {
+fn sample_lines() -> Vec<Line> {
+    let process = RecordedProcess {
         pid: 701,
         start_ns: 80_000_000,
     };
     vec![
-        Line::Run(Box::new(start("abcd"))),
+        Line::Run(Box::new(header("abcd"))),
         Line::Cgroup(CgroupCreated { id: 5 }),
         Line::Cgroup(CgroupCreated { id: 6 }),
-        Line::Command(CommandStarted {
-            process: who,
-            at: 9,
-        }),
+        Line::Command(CommandStarted { process, at: 9 }),
         claim(RunOutcome::Cancelled, 5),
         claim(RunOutcome::Timeout, 6),
         Line::Over(Box::new(RunResult::unobserved(RunOutcome::Cancelled, "x"))),
@@ -65,14 +62,14 @@ fn full() -> Vec<Line> {
 }
 
 #[test]
-fn the_first_word_counts() {
-    let record = RunRecord::parse(&text(&full())).unwrap();
-    assert_eq!(record.header, start("abcd"));
+fn first_claim_and_first_result_count() {
+    let record = RunRecord::parse(&text(&sample_lines())).unwrap();
+    assert_eq!(record.header, header("abcd"));
     assert_eq!(record.commands.len(), 1);
     assert_eq!(
         record.cgroup,
         Some(CgroupCreated { id: 6 }),
-        "what is there now"
+        "not the last cgroup"
     );
     assert_eq!(record.claim.unwrap().by, 5);
     assert_eq!(record.outcome(), Some(RunOutcome::Cancelled));
@@ -80,19 +77,19 @@ fn the_first_word_counts() {
 }
 
 #[test]
-fn a_line_that_was_cut_short_counts_for_nothing() {
-    let mut bytes = text(&full()[..2]);
+fn incomplete_line_is_ignored() {
+    let mut bytes = text(&sample_lines()[..2]);
     bytes.extend(b"\n{\"claim\":{\"outcome\":\"succ");
     let record = RunRecord::parse(&bytes).unwrap();
     assert_eq!(record.claim, None);
-    // Whoever writes next begins a line anew.
+    // The next writer begins with a line break.
     bytes.extend(b"\n{\"claim\":{\"outcome\":\"idle\",\"by\":3}}\n");
     let record = RunRecord::parse(&bytes).unwrap();
     assert_eq!(record.outcome(), Some(RunOutcome::Idle));
 }
 
 #[test]
-fn what_does_not_begin_with_a_run_is_none() {
+fn file_without_a_header_is_damaged() {
     for damaged in [
         &b""[..],
         b"\n\n",
@@ -103,7 +100,7 @@ fn what_does_not_begin_with_a_run_is_none() {
     ] {
         assert_eq!(RunRecord::parse(damaged), Err(RecordParseError::Damaged));
     }
-    let mut cut = text(&full()[..1]);
+    let mut cut = text(&sample_lines()[..1]);
     cut.pop();
     assert_eq!(RunRecord::parse(&cut), Err(RecordParseError::Damaged));
     let later = b"{\"run\":{\"schema\":2,\"what\":\"ever\"}}\n";
@@ -111,10 +108,10 @@ fn what_does_not_begin_with_a_run_is_none() {
 }
 
 #[test]
-fn a_command_line_is_kept_to_a_bound() {
+fn long_command_line_is_truncated() {
     let kept = |words: &[&str]| {
         let words: Vec<OsString> = words.iter().map(OsString::from).collect();
-        preview(words.iter().map(OsString::as_os_str))
+        truncate_command(words.iter().map(OsString::as_os_str))
     };
     assert_eq!(kept(&["a", "b"]), (vec!["a".into(), "b".into()], false));
     let (words, cut) = kept(&["x", &"é".repeat(5000), "y"]);
@@ -125,7 +122,7 @@ fn a_command_line_is_kept_to_a_bound() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_read_or_refused(bytes in arbitrary_bytes(text(&full()))) {
+    fn arbitrary_bytes_do_not_panic(bytes in arbitrary_bytes(text(&sample_lines()))) {
         if let Ok(record) = RunRecord::parse(&bytes) {
             prop_assert_eq!(record.header.schema, SCHEMA);
         }

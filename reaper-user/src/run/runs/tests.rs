@@ -6,7 +6,7 @@ use std::time::Instant;
 use nix::fcntl::{FallocateFlags, Flock, fallocate};
 
 use super::super::record::{
-    CommandStarted, Line, RecordedProcess, RunHeader, RunResult, tests::start,
+    CommandStarted, Line, RecordedProcess, RunHeader, RunResult, tests::header,
 };
 use super::super::{Run, RunOutcome};
 use super::*;
@@ -23,16 +23,16 @@ fn named(name: &str) -> Run {
     run
 }
 
-/// How long anything may take before a test gives up on it.
+/// Time limit for a condition that a test waits for.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// A process that is ended with this.
-struct Guest(Child);
+/// A process that is killed on drop.
+struct TestProcess(Child);
 
-impl Guest {
-    fn new(script: &str) -> Guest {
+impl TestProcess {
+    fn new(script: &str) -> TestProcess {
         let mut command = Command::new("sh");
-        Guest(
+        TestProcess(
             command
                 .args(["-c", script])
                 .process_group(0)
@@ -41,7 +41,7 @@ impl Guest {
         )
     }
 
-    fn who(&self) -> RecordedProcess {
+    fn identity(&self) -> RecordedProcess {
         let pid = self.0.id();
         let start_ns = Procfs::default().start_ticks(pid).unwrap() * TICK_NS;
         RecordedProcess { pid, start_ns }
@@ -52,35 +52,32 @@ impl Guest {
     }
 }
 
-impl Drop for Guest {
+impl Drop for TestProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// The record of a run whose owner is gone.
-fn leave(
+/// Writes the record of a run without a supervisor, and returns its path.
+fn write_dead_run(
     runs: &Runs,
     command: Option<RecordedProcess>,
     change: impl FnOnce(&mut RunHeader),
 ) -> PathBuf {
-    let mut start = start("left22");
-    start.boot_id = boot_id(Path::new("/"));
-    start.pid_namespace = reaper_host::sys::non_initial_pid_namespace().unwrap();
-    start.grace_ms = 300;
-    change(&mut start);
+    let mut header = header("left22");
+    header.boot_id = boot_id(Path::new("/"));
+    header.pid_namespace = reaper_host::sys::non_initial_pid_namespace().unwrap();
+    header.grace_ms = 300;
+    change(&mut header);
     let path = runs.path("left22", OPEN);
-    let mut bytes = serde_json::to_vec(&Line::Run(Box::new(start))).unwrap();
+    let mut bytes = serde_json::to_vec(&Line::Run(Box::new(header))).unwrap();
     bytes.push(b'\n');
     fs::write(&path, bytes).unwrap();
-    if let Some(who) = command {
+    if let Some(process) = command {
         append(
             &open(&path).unwrap(),
-            &Line::Command(CommandStarted {
-                process: who,
-                at: 1,
-            }),
+            &Line::Command(CommandStarted { process, at: 1 }),
         )
         .unwrap();
     }
@@ -88,18 +85,21 @@ fn leave(
 }
 
 #[test]
-fn what_is_written_down_is_its_owners_alone() {
+fn record_is_private_and_locked_while_its_run_is_open() {
     let dir = tempfile::tempdir().unwrap();
     let runs = runs(&dir);
     let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
     assert_eq!(mode(runs.dir()), 0o700);
-    let recording = runs.begin(&named("x")).unwrap();
+    let recording = runs.create_record(&named("x")).unwrap();
     let path = runs.path(recording.id(), OPEN);
     assert_eq!(mode(&path), 0o600);
     let known = runs.find("x").unwrap();
     assert!(known.has_supervisor().unwrap());
     assert_eq!(known.record.header.wrapper.pid, std::process::id());
-    assert!(runs.close_dead().unwrap().is_empty(), "it has its owner");
+    assert!(
+        runs.close_dead().unwrap().is_empty(),
+        "a supervised run was closed"
+    );
     drop(recording);
     assert!(!known.has_supervisor().unwrap());
     assert_eq!(runs.close_dead().unwrap().len(), 1);
@@ -107,7 +107,7 @@ fn what_is_written_down_is_its_owners_alone() {
 }
 
 #[test]
-fn a_directory_that_others_may_write_to_is_refused() {
+fn directory_writable_by_others_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     for mode in [0o777, 0o1777, 0o770] {
         fs::set_permissions(dir.path(), Permissions::from_mode(mode)).unwrap();
@@ -125,11 +125,11 @@ fn a_directory_that_others_may_write_to_is_refused() {
 }
 
 #[test]
-fn a_run_is_found_by_id_name_and_beginning() {
+fn run_is_found_by_id_name_and_start_of_id() {
     let dir = tempfile::tempdir().unwrap();
     let runs = runs(&dir);
-    let web = runs.begin(&named("web")).unwrap();
-    let taken = runs.begin(&named("web")).unwrap_err();
+    let web = runs.create_record(&named("web")).unwrap();
+    let taken = runs.create_record(&named("web")).unwrap_err();
     assert!(taken.to_string().contains(web.id()), "{taken}");
     let id = web.id().to_owned();
     for word in ["web", &id, &id[..4]] {
@@ -137,32 +137,32 @@ fn a_run_is_found_by_id_name_and_beginning() {
     }
     for word in ["", "we", "webb", "1", "-"] {
         let Err(RecordError::Unknown(_)) = runs.find(word) else {
-            panic!("{word:?} is found");
+            panic!("{word:?} finds a run");
         };
     }
     web.close(RunResult::unobserved(RunOutcome::Success, "x"))
         .unwrap();
-    // Of those that have had a name it is the last one, or the one that lives.
-    let next = runs.begin(&named("web")).unwrap();
+    // Of runs with the same name, the open one or else the last is found.
+    let next = runs.create_record(&named("web")).unwrap();
     assert_eq!(runs.find("web").unwrap().id(), next.id());
     assert_eq!(runs.find(&id).unwrap().id(), id);
-    for letter in ["aaaaa2", "aaaaa3"] {
-        let mut bytes = serde_json::to_vec(&Line::Run(Box::new(start(letter)))).unwrap();
+    for id in ["aaaaa2", "aaaaa3"] {
+        let mut bytes = serde_json::to_vec(&Line::Run(Box::new(header(id)))).unwrap();
         bytes.push(b'\n');
-        fs::write(runs.path(letter, CLOSED), bytes).unwrap();
+        fs::write(runs.path(id, CLOSED), bytes).unwrap();
     }
     let error = runs.find("aaaaa").unwrap_err().to_string();
     assert!(error.contains("aaaaa2, aaaaa3"), "{error}");
 }
 
-/// Whoever claims, all are told the same, and that is what is recorded.
+/// All claims return the same outcome, which is also the recorded one.
 #[test]
-fn a_stop_that_races_the_owner_gives_one_outcome() {
+fn concurrent_claims_give_one_outcome() {
     let dir = tempfile::tempdir().unwrap();
     let runs = runs(&dir);
     let mut stopped = 0;
     for n in 0..1000 {
-        let recording = runs.begin(&Run::new(Command::new("true"))).unwrap();
+        let recording = runs.create_record(&Run::new(Command::new("true"))).unwrap();
         let path = runs.path(recording.id(), OPEN);
         let claim = |outcome| {
             let file = open(&path).unwrap();
@@ -187,79 +187,86 @@ fn a_stop_that_races_the_owner_gives_one_outcome() {
         assert_eq!(record.claim.unwrap().outcome, own);
         assert_eq!(record.outcome(), Some(own));
     }
-    println!("{stopped} of 1000 were stopped in time");
+    println!("the stop was first in {stopped} of 1000 runs");
     assert!(runs.files().unwrap().len() <= CLOSED_MAX + CLOSED_SLACK);
 }
 
 #[test]
-fn what_a_lost_run_has_left_is_ended() {
+fn processes_of_a_dead_run_are_ended() {
     let dir = tempfile::tempdir().unwrap();
     let runs = runs(&dir);
-    let mut tree = Guest::new("sleep 600 & sleep 600 & wait");
-    let mut stranger = Guest::new("exec sleep 600");
-    leave(&runs, Some(tree.who()), |_| ());
-    // The shell may not have started its children yet: they come while it is being ended, and are found too.
+    let mut tree = TestProcess::new("sleep 600 & sleep 600 & wait");
+    let mut unrelated = TestProcess::new("exec sleep 600");
+    write_dead_run(&runs, Some(tree.identity()), |_| ());
+    // The shell may start its children only while it is being ended. They are found too.
     let closed = runs.close_dead().unwrap();
-    let over = closed[0].record.result.as_ref().unwrap();
-    assert_eq!(over.outcome, RunOutcome::Death);
-    assert!(over.ended >= 1 && over.left.is_empty(), "{over:?}");
-    assert!(!tree.lives() && stranger.lives());
+    let result = closed[0].record.result.as_ref().unwrap();
+    assert_eq!(result.outcome, RunOutcome::Death);
+    assert!(result.ended >= 1 && result.left.is_empty(), "{result:?}");
+    assert!(!tree.lives() && unrelated.lives());
     assert!(runs.close_dead().unwrap().is_empty());
     assert_eq!(
         runs.find("left22").unwrap().record.result.as_ref(),
-        Some(over)
+        Some(result)
     );
 }
 
 #[test]
-fn nothing_is_signalled_that_is_not_proven_to_be_its() {
+fn unproven_processes_are_not_signalled() {
     let dir = tempfile::tempdir().unwrap();
     let runs = runs(&dir);
-    let mut guest = Guest::new("exec sleep 600");
-    let who = guest.who();
-    let other = RecordedProcess {
-        start_ns: who.start_ns - TICK_NS,
-        ..who
+    let mut process = TestProcess::new("exec sleep 600");
+    let identity = process.identity();
+    let reused_pid = RecordedProcess {
+        start_ns: identity.start_ns - TICK_NS,
+        ..identity
     };
-    let of_another_boot = |start: &mut RunHeader| start.boot_id = "another".to_owned();
+    let another_boot = |header: &mut RunHeader| header.boot_id = "another".to_owned();
     for (command, change, closed) in [
-        // The pid is another's now.
         (
-            Some(other),
+            Some(reused_pid),
             Box::new(|_: &mut RunHeader| ()) as Box<dyn Fn(&mut RunHeader)>,
             true,
         ),
-        (Some(who), Box::new(of_another_boot), true),
-        (Some(who), Box::new(|start| start.boot_id.clear()), true),
-        (Some(who), Box::new(|start| start.pid_namespace ^= 1), false),
-        (None, Box::new(|start| start.wrapper = who), true),
+        (Some(identity), Box::new(another_boot), true),
+        (
+            Some(identity),
+            Box::new(|header| header.boot_id.clear()),
+            true,
+        ),
+        (
+            Some(identity),
+            Box::new(|header| header.pid_namespace ^= 1),
+            false,
+        ),
+        (None, Box::new(|header| header.wrapper = identity), true),
     ] {
-        let path = leave(&runs, command, change);
+        let path = write_dead_run(&runs, command, change);
         assert_eq!(runs.close_dead().unwrap().len(), usize::from(closed));
         assert_eq!(path.exists(), !closed);
-        assert!(guest.lives());
+        assert!(process.lives());
         let _ = fs::remove_file(&path);
     }
-    // Nor this process.
+    // A run that includes this process is not closed.
     let own = std::process::id();
     let start_ns = Procfs::default().start_ticks(own).unwrap() * TICK_NS;
-    leave(&runs, Some(RecordedProcess { pid: own, start_ns }), |_| ());
+    write_dead_run(&runs, Some(RecordedProcess { pid: own, start_ns }), |_| ());
     assert!(runs.close_dead().unwrap().is_empty());
 }
 
 #[test]
-fn what_was_claimed_holds_when_its_owner_is_gone() {
+fn dead_run_is_closed_with_its_claim_or_result() {
     let dir = tempfile::tempdir().unwrap();
     let runs = runs(&dir);
-    let guest = Guest::new("exec sleep 600");
-    let path = leave(&runs, Some(guest.who()), |_| ());
+    let process = TestProcess::new("exec sleep 600");
+    let path = write_dead_run(&runs, Some(process.identity()), |_| ());
     super::super::record_writer::claim(&open(&path).unwrap(), RunOutcome::Timeout).unwrap();
     let closed = runs.close_dead().unwrap();
     assert_eq!(closed[0].record.outcome(), Some(RunOutcome::Timeout));
-    // One that has nothing but its new name missing.
-    let path = leave(&runs, None, |_| ());
-    let over = RunResult::unobserved(RunOutcome::Success, "x");
-    append(&open(&path).unwrap(), &Line::Over(Box::new(over))).unwrap();
+    // A run with a result is only renamed.
+    let path = write_dead_run(&runs, None, |_| ());
+    let result = RunResult::unobserved(RunOutcome::Success, "x");
+    append(&open(&path).unwrap(), &Line::Over(Box::new(result))).unwrap();
     assert!(runs.close_dead().unwrap().is_empty());
     assert_eq!(
         runs.find("left22").unwrap().record.outcome(),
@@ -269,10 +276,10 @@ fn what_was_claimed_holds_when_its_owner_is_gone() {
 }
 
 #[test]
-fn what_is_damaged_is_set_aside_and_the_rest_works() {
+fn damaged_records_are_renamed_and_others_listed() {
     let dir = tempfile::tempdir().unwrap();
     let runs = runs(&dir);
-    let recording = runs.begin(&named("fine")).unwrap();
+    let recording = runs.create_record(&named("fine")).unwrap();
     for (name, bytes) in [
         ("bad222.run", &b"\0\0\0"[..]),
         ("bad223.over", b"{}\n"),
@@ -281,7 +288,7 @@ fn what_is_damaged_is_set_aside_and_the_rest_works() {
     ] {
         fs::write(runs.dir().join(name), bytes).unwrap();
     }
-    // One under another's name.
+    // A record with another id in its file name.
     fs::copy(
         runs.path(recording.id(), OPEN),
         runs.dir().join("bad225.run"),
@@ -299,7 +306,7 @@ fn what_is_damaged_is_set_aside_and_the_rest_works() {
 }
 
 #[test]
-fn those_that_are_closed_are_kept_to_a_bound() {
+fn old_records_of_closed_runs_are_pruned() {
     let dir = tempfile::tempdir().unwrap();
     let runs = runs(&dir);
     let age = |path: &Path, age: Duration| {
@@ -322,76 +329,79 @@ fn those_that_are_closed_are_kept_to_a_bound() {
     age(&runs.path("old222", NEW), WRITING_MAX * 2);
     runs.prune();
     let left = runs.files().unwrap();
-    let of = |kind: &str| {
+    let count = |kind: &str| {
         left.iter()
             .filter(|path| path.extension().unwrap() == kind)
             .count()
     };
-    assert_eq!((of(CLOSED), of(LOG), of(NEW)), (CLOSED_MAX, CLOSED_MAX, 1));
+    assert_eq!(
+        (count(CLOSED), count(LOG), count(NEW)),
+        (CLOSED_MAX, CLOSED_MAX, 1)
+    );
     assert!(!runs.path("x3", CLOSED).exists() && runs.path("x0", CLOSED).exists());
 }
 
-/// Each has its own grace, and they have it at the same time: none of these ends before all are asked to.
+/// None of the processes exits before all have had SIGTERM.
 #[test]
-fn the_dead_are_closed_beside_each_other() {
+fn dead_runs_are_closed_in_parallel() {
     let dir = tempfile::tempdir().unwrap();
     let runs = runs(&dir);
-    let asked = dir.path().display();
-    let guests: Vec<Guest> = (0..3)
+    let cwd = dir.path().display();
+    let processes: Vec<TestProcess> = (0..3)
         .map(|n| {
             let all = "until [ -e 0 ] && [ -e 1 ] && [ -e 2 ]; do sleep 0.01; done";
-            Guest::new(&format!(
-                "cd {asked}; trap ': > {n}; {all}; exit' TERM; : > up{n}; while :; do sleep 0.01; done"
+            TestProcess::new(&format!(
+                "cd {cwd}; trap ': > {n}; {all}; exit' TERM; : > up{n}; while :; do sleep 0.01; done"
             ))
         })
         .collect();
-    for (n, guest) in guests.iter().enumerate() {
+    for (n, process) in processes.iter().enumerate() {
         let (up, until) = (dir.path().join(format!("up{n}")), Instant::now() + DEADLINE);
         while !up.exists() {
-            assert!(Instant::now() < until, "guest {n} does not come up");
+            assert!(Instant::now() < until, "process {n} does not start");
             thread::sleep(Duration::from_millis(2));
         }
         let id = format!("left{n}");
-        let path = leave(&runs, Some(guest.who()), |start| {
-            start.id.clone_from(&id);
-            start.grace_ms = 20_000;
+        let path = write_dead_run(&runs, Some(process.identity()), |header| {
+            header.id.clone_from(&id);
+            header.grace_ms = 20_000;
         });
         fs::rename(path, runs.path(&id, OPEN)).unwrap();
     }
     let closed = runs.close_dead().unwrap();
-    let over = closed
+    let results = closed
         .iter()
         .filter_map(|known| known.record.result.as_ref());
     assert_eq!(closed.len(), 3);
-    assert!(over.clone().all(|over| over.killed == 0), "{closed:?}");
+    assert!(
+        results.clone().all(|result| result.killed == 0),
+        "{closed:?}"
+    );
     assert!(runs.list(false).unwrap().is_empty());
 }
 
-/// What is full can be neither written to nor waited for: it has had its room before.
+/// On a full disk no line can be added that needs another block.
 #[test]
-fn a_record_has_room_for_what_follows() {
+fn record_reserves_blocks_for_later_lines() {
     let dir = tempfile::tempdir().unwrap();
     let runs = runs(&dir);
     let probe = File::create(dir.path().join("probe")).unwrap();
     if let Err(errno) = fallocate(&probe, FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, 1) {
-        eprintln!("left out: this file system keeps no room: {errno}");
+        eprintln!("skipped: this file system cannot reserve space: {errno}");
         return;
     }
-    // Of each length, so that after one of them what follows begins a new block.
+    // With many lengths, so that the later lines of at least one cross a block.
     for length in (0..4096).step_by(256) {
         let mut run = named("x");
         run.session = Some("x".repeat(length));
-        let recording = runs.begin(&run).unwrap();
+        let recording = runs.create_record(&run).unwrap();
         let path = runs.path(recording.id(), OPEN);
         let blocks = |path: &Path| fs::metadata(path).unwrap().blocks();
         let before = blocks(&path);
-        let who = runs.find("x").unwrap().record.header.wrapper;
+        let process = runs.find("x").unwrap().record.header.wrapper;
         append(
             &open(&path).unwrap(),
-            &Line::Command(CommandStarted {
-                process: who,
-                at: 1,
-            }),
+            &Line::Command(CommandStarted { process, at: 1 }),
         )
         .unwrap();
         recording.claim(RunOutcome::Timeout);
@@ -401,49 +411,46 @@ fn a_record_has_room_for_what_follows() {
         let after = blocks(&path.with_extension(CLOSED));
         assert!(
             after <= before,
-            "{after} blocks after {before}, with {length} bytes more"
+            "{after} blocks at the end, {before} at the start, session of {length} bytes"
         );
     }
 }
 
-/// Killed with its container, it cannot be closed from here: its name is free all the same.
+/// The run was killed with its container, and cannot be closed from here.
 #[test]
-fn a_name_is_free_when_its_owner_is_gone() {
+fn name_of_a_run_without_supervisor_is_free() {
     let dir = tempfile::tempdir().unwrap();
     let runs = runs(&dir);
-    let left = leave(&runs, None, |start| {
-        start.name = Some("web".to_owned());
-        start.pid_namespace ^= 1;
+    let left = write_dead_run(&runs, None, |header| {
+        header.name = Some("web".to_owned());
+        header.pid_namespace ^= 1;
     });
-    let who = Guest::new("exec sleep 600").who();
+    let process = TestProcess::new("exec sleep 600").identity();
     append(
         &open(&left).unwrap(),
-        &Line::Command(CommandStarted {
-            process: who,
-            at: 1,
-        }),
+        &Line::Command(CommandStarted { process, at: 1 }),
     )
     .unwrap();
     assert!(runs.close_dead().unwrap().is_empty());
-    let owner = lock_record(&left, false).unwrap().expect("nobody has it");
-    let error = runs.begin(&named("web")).unwrap_err();
+    let lock = lock_record(&left, false).unwrap().expect("not locked");
+    let error = runs.create_record(&named("web")).unwrap_err();
     assert!(matches!(error, RecordError::NameTaken { .. }), "{error}");
-    drop(owner);
-    let recording = runs.begin(&named("web")).unwrap();
+    drop(lock);
+    let recording = runs.create_record(&named("web")).unwrap();
     assert_eq!(runs.find("web").unwrap().id(), recording.id());
 }
 
 #[test]
-fn a_lock_is_not_for_two() {
+fn locked_or_closed_record_cannot_be_locked() {
     let dir = tempfile::tempdir().unwrap();
     let runs = runs(&dir);
-    let path = leave(&runs, None, |_| ());
-    let first: Flock<File> = lock_record(&path, false).unwrap().expect("nobody has it");
+    let path = write_dead_run(&runs, None, |_| ());
+    let first: Flock<File> = lock_record(&path, false).unwrap().expect("not locked");
     assert!(lock_record(&path, false).unwrap().is_none());
     fs::rename(&path, path.with_extension(CLOSED)).unwrap();
     drop(first);
     assert!(
         lock_record(&path, false).unwrap().is_none(),
-        "it is not there"
+        "the record is closed"
     );
 }
