@@ -1,7 +1,7 @@
-//! The config file: what may stand in it, what it means, and what is said when it is wrong.
+//! The config file: its keys, their checks, and the diagnostics for mistakes.
 //!
-//! TOML, every key optional; see [`Config`] for the keys and [`reaper_model::rules::read`] for the language of rules. Reading notes the first problem of the
-//! settings and of each rule, with its line and column.
+//! The file is TOML, and every key is optional. [`Config`] describes the keys, [`reaper_model::rules::read`] the
+//! rule language. Parsing reports the first problem of the settings and of each rule, with line and column.
 
 mod error;
 pub mod show;
@@ -27,24 +27,24 @@ use reaper_model::rules::{self, Defaults, Rules, warn};
 use reaper_model::ruleset::{Action, Ruleset};
 use reaper_model::value::{self, choice, duration, number, show_duration, show_size, size, text};
 
-/// Bounds of durations, in milliseconds.
+// Bounds of durations, in milliseconds.
 const HOUR: u64 = 3_600_000;
 const TEN_YEARS: u64 = 3650 * 24 * HOUR;
-/// Bounds of sizes, in bytes.
+// Bounds of sizes, in bytes.
 const MIB: u64 = 1 << 20;
 const TIB: u64 = 1 << 40;
 
-/// Whether decisions are carried out.
+/// Whether the service carries out its decisions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     #[default]
     Enforce,
-    /// The same decisions, and no signal.
+    /// Makes the same decisions, but sends no signal.
     Observe,
 }
 
-/// Whose lifecycle events go to the stream.
+/// Processes with lifecycle events in the stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EventScope {
@@ -55,14 +55,14 @@ pub enum EventScope {
     All,
 }
 
-/// Whether the kernel itself sends the first signal to the children of an agent that exits.
+/// Whether the probes send the first signal to the children of an agent that exits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KernelReap {
-    /// Where it can.
+    /// If the kernel supports it.
     #[default]
     Auto,
-    /// Every signal is the service's.
+    /// The service sends all signals.
     Off,
 }
 
@@ -75,7 +75,7 @@ impl Mode {
     }
 }
 
-/// The settings of the service, checked.
+/// Checked settings and rules of the service.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(default = "Config::without_rules", deny_unknown_fields)]
 pub struct Config {
@@ -85,91 +85,92 @@ pub struct Config {
     /// `events = "agents" | "all"`
     #[serde(deserialize_with = "choice")]
     pub events: EventScope,
-    /// `source = "auto" | "ebpf" | "proc-connector" | "procfs"`: where events come from.
+    /// `source = "auto" | "ebpf" | "proc-connector" | "procfs"`: source of process events.
     #[serde(deserialize_with = "source", serialize_with = "write_source")]
     pub source: SourceChoice,
-    /// `scan_min_interval = "50ms"`: how often the process table is looked at where that is the source, while something
-    /// happens; from 5 ms to a minute.
+    /// `scan_min_interval = "50ms"`: interval between scans of the process table while processes change, if the table is
+    /// the source; from 5 ms to a minute.
     #[serde(
         deserialize_with = "duration::<_, 5, 60_000>",
         serialize_with = "write_duration"
     )]
     pub scan_min_interval: Duration,
-    /// `scan_max_interval = "2s"`: the same while nothing happens, and no less.
+    /// `scan_max_interval = "2s"`: the same while nothing changes; at least `scan_min_interval`.
     #[serde(
         deserialize_with = "duration::<_, 5, 60_000>",
         serialize_with = "write_duration"
     )]
     pub scan_max_interval: Duration,
-    /// `grace = "5s"`: from SIGTERM to SIGKILL, at most an hour.
+    /// `grace = "5s"`: time from SIGTERM to SIGKILL; at most an hour.
     #[serde(
         deserialize_with = "duration::<_, 0, HOUR>",
         serialize_with = "write_duration"
     )]
     pub grace: Duration,
-    /// `kill_timeout = "1s"`: from a SIGKILL without progress to a named failure; more than nothing.
+    /// `kill_timeout = "1s"`: time from a SIGKILL without progress to the report of a failure; from 1 ms to an hour.
     #[serde(
         deserialize_with = "duration::<_, 1, HOUR>",
         serialize_with = "write_duration"
     )]
     pub kill_timeout: Duration,
-    /// `ring_size = "8 MiB"`: bytes, a power of two from 64 KiB to 1 GiB.
+    /// `ring_size = "8 MiB"`: size of the ring buffer in bytes; a power of two from 64 KiB to 1 GiB.
     #[serde(deserialize_with = "ring_size", serialize_with = "write_size")]
     pub ring_size: u32,
-    /// `max_members = 65536`: for how many processes the kernel's map of members has room, from 1024
-    /// to 1048576.
+    /// `max_members = 65536`: capacity of the kernel map of members; from 1024 to 1048576.
     #[serde(deserialize_with = "number::<_, 1024, 1_048_576>")]
     pub max_members: u32,
-    /// `pin = true`: whether probes, maps and ring are pinned, so that tracking outlives the service.
+    /// `pin = true`: whether probes, maps and ring buffer are pinned, so that tracking continues without the service.
     pub pin: bool,
-    /// `pin_dir = "/sys/fs/bpf/reaper"`: where they are, an absolute path on a bpffs.
+    /// `pin_dir = "/sys/fs/bpf/reaper"`: directory of the pins; an absolute path on a bpffs.
     #[serde(deserialize_with = "absolute_path", serialize_with = "write_path")]
     pub pin_dir: PathBuf,
     /// `kernel_reap = "auto" | "off"`
     #[serde(deserialize_with = "choice")]
     pub kernel_reap: KernelReap,
-    /// `reap_leftovers = true`: whether leftovers that are older than the service are looked for at its start, and
-    /// those on strong evidence reaped.
+    /// `reap_leftovers = true`: whether the service searches for leftovers at its start, and reaps those with strong
+    /// evidence.
     pub reap_leftovers: bool,
-    /// `runtime_dir = "/run/reaper"`: where the lock files and the socket are, an absolute path.
+    /// `runtime_dir = "/run/reaper"`: directory of the lock files and the socket; an absolute path.
     #[serde(deserialize_with = "absolute_path", serialize_with = "write_path")]
     pub runtime_dir: PathBuf,
-    /// `socket = true`: whether the service answers on a socket there.
+    /// `socket = true`: whether the service answers requests on a socket in `runtime_dir`.
     pub socket: bool,
     /// `journal = true`: whether sessions, decisions and outcomes are written to a database.
     pub journal: bool,
-    /// `journal_dir = "/var/lib/reaper"`: where that is, an absolute path.
+    /// `journal_dir = "/var/lib/reaper"`: directory of the journal; an absolute path.
     #[serde(deserialize_with = "absolute_path", serialize_with = "write_path")]
     pub journal_dir: PathBuf,
-    /// `journal_max_age = "30d"`: for how long it keeps what was written, from an hour to ten years.
+    /// `journal_max_age = "30d"`: age at which journal entries are removed; from an hour to ten years.
     #[serde(
         deserialize_with = "duration::<_, HOUR, TEN_YEARS>",
         serialize_with = "write_duration"
     )]
     pub journal_max_age: Duration,
-    /// `journal_max_size = "64 MiB"`: how large it becomes, in bytes, from a MiB to a TiB.
+    /// `journal_max_size = "64 MiB"`: maximum size of the journal in bytes; from 1 MiB to 1 TiB.
     #[serde(
         deserialize_with = "size::<_, MIB, TIB>",
         serialize_with = "write_size"
     )]
     pub journal_max_size: u64,
-    /// `honor_keep = true`: whether what has `REAPER_KEEP=1` in its environment is kept.
+    /// `honor_keep = true`: whether processes with `REAPER_KEEP=1` in their environment are kept.
     #[serde(skip_deserializing)]
     pub honor_keep: bool,
     /// `[defaults]`
     #[serde(skip)]
     pub defaults: Defaults,
-    /// `[[agent]]`, `[[boundary]]`, `[[keep]]` and `[[rule]]`, followed by those of the catalogue that
-    /// `defaults` leaves on, or `enable` switches on, and that no rule of the file replaces by its name.
+    /// `[[agent]]`, `[[server]]`, `[[boundary]]`, `[[keep]]` and `[[rule]]`, followed by built-in rules.
+    ///
+    /// A built-in rule is included if `defaults` or `enable` switches it on. A rule of the file with the same name
+    /// replaces it.
     #[serde(skip)]
     pub rules: Ruleset,
-    /// What is hardly meant as it is written, though it can be used.
+    /// Problems that do not prevent the use of the file.
     #[serde(skip)]
     pub warnings: Vec<Diagnostic>,
 }
 
 impl Default for Config {
-    /// What an empty file means.
+    /// Returns the config of an empty file.
     fn default() -> Config {
         Config {
             rules: rules::built_in(),
@@ -178,20 +179,20 @@ impl Default for Config {
     }
 }
 
-/// The content of a file. For root, one that nobody else may change: it says who is killed.
+/// Reads a file. As root, refuses a file that other users may change, because it decides which processes are killed.
 fn read_trusted(path: &Path) -> Result<Vec<u8>, ConfigError> {
     let unreadable = |e| ConfigError::unreadable(path, &e);
-    // A pipe, of which opening and reading would wait for somebody who writes, is not waited for.
+    // `O_NONBLOCK`: the open of a pipe would wait for a writer.
     let mut file = File::options()
         .read(true)
         .custom_flags(nix::libc::O_NONBLOCK)
         .open(path)
         .map_err(unreadable)?;
     let metadata = file.metadata().map_err(unreadable)?;
-    // A directory says so itself.
+    // For a directory, the read fails with a better error.
     if !metadata.is_file() && !metadata.is_dir() {
-        let what = std::io::Error::other("it is no regular file: name one");
-        return Err(unreadable(what));
+        let error = std::io::Error::other("not a regular file");
+        return Err(unreadable(error));
     }
     if nix::unistd::geteuid().is_root() {
         let directory = match path.parent() {
@@ -199,8 +200,8 @@ fn read_trusted(path: &Path) -> Result<Vec<u8>, ConfigError> {
             Some(parent) => parent,
             None => Path::new("/"),
         };
-        let around = directory.metadata().map_err(unreadable)?;
-        if owner::is_writable_by_others(&metadata) || owner::allows_replacement(&around) {
+        let directory = directory.metadata().map_err(unreadable)?;
+        if owner::is_writable_by_others(&metadata) || owner::allows_replacement(&directory) {
             return Err(ConfigError::not_trusted(
                 path,
                 metadata.uid(),
@@ -217,7 +218,9 @@ impl Config {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// The file cannot be read, others than root may write to it though this program is root's, is not UTF-8, or is wrong in the ways [`Config::parse`] tells.
+    /// - The file cannot be read, or is not UTF-8.
+    /// - This process runs as root, and other users may change the file.
+    /// - The errors of [`Config::parse`].
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
         let bytes = read_trusted(path)?;
         let text = str::from_utf8(&bytes)
@@ -225,15 +228,15 @@ impl Config {
         Config::parse(text, path)
     }
 
-    /// Checks a text; `path` is only named in errors.
+    /// Parses and checks a text. `path` is only used in errors.
     ///
     /// # Errors
-    /// It is not TOML; or the first problem of the settings and of each rule: unknown keys, wrong types, values out of
-    /// bounds, bad patterns.
+    /// The text is not TOML, or the settings or rules have problems: unknown keys, wrong types, values out of bounds, bad
+    /// patterns. Names the first problem of the settings and of each rule.
     pub fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
         let (root, broken) = DeTable::parse_recoverable(text);
         if !broken.is_empty() {
-            // What could be recovered of a broken file would only give problems that follow from that.
+            // Problems in the recovered part would only be consequences of the syntax errors.
             return Err(ConfigError::not_toml(path, text, &broken));
         }
         let (config, rules) = match (
@@ -256,20 +259,20 @@ impl Config {
         })
     }
 
-    /// Reads all keys but those of rules.
+    /// Reads the keys that do not belong to rules.
     fn settings(root: &DeTable<'_>) -> Result<Config, value::Problem> {
         let mut config: Config = value::read(root, 0, &rules::KEYS, "")?;
         let (min, max) = (config.scan_min_interval, &mut config.scan_max_interval);
         if let Some(given) = root.get("scan_max_interval").filter(|_| *max < min) {
-            let what =
-                "`scan_max_interval`: it is less than `scan_min_interval`: write a longer duration";
-            return Err((given.span().start, what.into()));
+            let problem =
+                "`scan_max_interval` is less than `scan_min_interval`: write a longer duration";
+            return Err((given.span().start, problem.into()));
         }
         *max = min.max(*max);
         Ok(config)
     }
 
-    /// What there is in force of rules, in words.
+    /// Returns the numbers of rules in force, in words.
     pub fn summary(&self) -> String {
         let count = |actions: &[Action]| {
             let rules = self.rules.rules().iter();
@@ -285,7 +288,7 @@ impl Config {
         )
     }
 
-    /// Keys of the settings in which another config differs, and which a service takes over only when it starts.
+    /// Returns the keys of the settings that differ in `other` and that take effect only at a restart.
     pub fn restart_only_changes(&self, other: &Config) -> Vec<String> {
         let (own, others) = (show::fields(self), show::fields(other));
         let differs = own.into_iter().filter(|(key, value)| others[key] != *value);
@@ -294,7 +297,7 @@ impl Config {
             .collect()
     }
 
-    /// How often the process table is looked at.
+    /// Returns the intervals between scans of the process table.
     pub fn scan(&self) -> scan::ScanOptions {
         scan::ScanOptions {
             min_interval: self.scan_min_interval,
@@ -302,7 +305,7 @@ impl Config {
         }
     }
 
-    /// Whether the probes may send signals, where the kernel can: never in observe.
+    /// Returns whether the probes may send signals. Never in mode `observe`.
     pub fn may_kernel_reap(&self) -> bool {
         self.mode == Mode::Enforce && self.kernel_reap == KernelReap::Auto
     }
@@ -350,7 +353,7 @@ fn ring_size<'de, D: Deserializer<'de>>(value: D) -> Result<u32, D::Error> {
     match u32::try_from(bytes) {
         Ok(bytes) if bytes.is_power_of_two() => Ok(bytes),
         _ => Err(D::Error::custom(format!(
-            "{bytes} bytes are no power of two: write for instance {:?}",
+            "{bytes} bytes is not a power of two: write, for example, {:?}",
             show_size(1 << bytes.ilog2())
         ))),
     }

@@ -1,4 +1,4 @@
-//! What is said of a config that cannot be used: `path:line:col: what is wrong`, a line each.
+//! Errors of a config file. Each problem is one line: `path:line:column: problem`.
 
 use std::fmt;
 use std::io;
@@ -6,25 +6,25 @@ use std::path::{Path, PathBuf};
 
 use crate::export::printable;
 
-/// One thing that is wrong.
+/// A problem in a config file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
-    /// Line and column, both from 1, the column in characters; `None` if it is of the file as a whole.
+    /// Line and column in characters, both from 1; `None` if the problem concerns the whole file.
     pub place: Option<(usize, usize)>,
     pub what: String,
 }
 
-/// Why a config cannot be used. Reads as one line for each problem, in the order of the file.
+/// All problems that make a config unusable. Displayed as one line for each, in the order of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
     pub path: PathBuf,
-    /// At least one.
+    /// Problems, at least one.
     pub problems: Vec<Diagnostic>,
 }
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A line for each problem, whatever the names in it contain.
+        // Line breaks in names are escaped, so that each problem stays on its line.
         let path = printable(&self.path.to_string_lossy(), usize::MAX);
         for (nth, Diagnostic { place, what }) in self.problems.iter().enumerate() {
             let what = printable(what, usize::MAX);
@@ -44,21 +44,24 @@ impl ConfigError {
     pub(super) fn unreadable(path: &Path, error: &io::Error) -> ConfigError {
         let what = match error.kind() {
             io::ErrorKind::NotFound => {
-                "no such file: write it, or leave out `--config` to run with the defaults".into()
+                "no such file: create it, or omit `--config` to use the defaults".into()
             }
             io::ErrorKind::IsADirectory => "this is a directory: name a TOML file".into(),
             io::ErrorKind::PermissionDenied => {
                 "permission denied: make it readable for this user".into()
             }
-            _ => format!("cannot be read: {}", error.to_string().to_lowercase()),
+            _ => format!(
+                "cannot read this file: {}",
+                error.to_string().to_lowercase()
+            ),
         };
         ConfigError::of_file(path, what)
     }
 
     pub(super) fn not_trusted(path: &Path, uid: u32, mode: u32) -> ConfigError {
         let what = format!(
-            "others than root may change it, or put another in its place (owner {uid}, mode {:04o}), and it says \
-             who is killed: `chown root` and `chmod go-w` it and its directory",
+            "users other than root may change or replace this file (owner {uid}, mode {:04o}), and it decides which \
+             processes are killed: apply `chown root` and `chmod go-w` to it and its directory",
             mode & 0o7777
         );
         ConfigError::of_file(path, what)
@@ -87,7 +90,7 @@ impl ConfigError {
         }
     }
 
-    /// Of problems at byte offsets into `text`.
+    /// Creates the error for problems at byte offsets in `text`.
     pub(super) fn at(path: &Path, text: &str, mut problems: Vec<(usize, String)>) -> ConfigError {
         problems.sort_by_key(|(at, _)| *at);
         let problem = |(at, what)| Diagnostic {

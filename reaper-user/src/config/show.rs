@@ -1,4 +1,4 @@
-//! A config written out again: as TOML that means the same, or as JSON.
+//! Writes a config as equivalent TOML, or as JSON, for `reaper config show`.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use reaper_model::rules::{catalogue, conversation};
 use reaper_model::ruleset::{Action, Condition, Pattern, Rule, SessionIs, Syntax};
 use reaper_model::value::show_duration;
 
-/// The settings, and the rules in force in the order in which they are asked.
+/// Returns the settings, and the rules in force in the order of their evaluation, as TOML.
 pub fn toml(config: &Config) -> String {
     let mut out = toml_settings(config);
-    out.push_str("# All that is in force is below.\n");
+    out.push_str("# All rules in force follow, so the built-in ones are switched off here.\n");
     out.push_str("defaults = { agents = false, boundaries = false, keeps = false }\n");
     for rule in config.rules.rules() {
         let (table, keys) = (table_of(rule), keys_of(rule));
@@ -26,12 +26,12 @@ pub fn toml(config: &Config) -> String {
     out
 }
 
-/// The settings of an empty file, and the built-in rules as they are written.
+/// Returns the default settings as TOML, with the text of the built-in rules.
 pub fn toml_defaults() -> String {
     format!("{}\n{}", toml_settings(&Config::default()), catalogue::TEXT)
 }
 
-/// The same as [`toml`].
+/// Returns the same as [`toml`], as JSON.
 pub fn json(config: &Config) -> Value {
     let rules = config
         .rules
@@ -41,16 +41,16 @@ pub fn json(config: &Config) -> Value {
     json!({ "settings": fields(config), "rules": rules.collect::<Vec<_>>() })
 }
 
-/// The settings of an empty file, and the built-in rules, those that are off with `"enabled": false`.
+/// Returns the default settings and all built-in rules. Those that are off by default have `"enabled": false`.
 pub fn json_defaults() -> Value {
     let rules = catalogue::entries();
     let rules = rules
         .iter()
-        .map(|written| json_rule(&written.rule, written.enabled));
+        .map(|entry| json_rule(&entry.rule, entry.enabled));
     json!({ "settings": fields(Config::default()), "rules": rules.collect::<Vec<_>>() })
 }
 
-/// A rule with the keys that it has in a file.
+/// Returns a rule with the keys that it has in a file.
 fn json_rule(rule: &Rule, enabled: bool) -> Value {
     let mut all = Map::new();
     all.insert("action".into(), rule.action.name().into());
@@ -59,10 +59,10 @@ fn json_rule(rule: &Rule, enabled: bool) -> Value {
     Value::Object(all)
 }
 
-/// The fields of a struct that are set.
-pub(super) fn fields(of: impl Serialize) -> Map<String, Value> {
-    let Ok(Value::Object(mut fields)) = serde_json::to_value(of) else {
-        unreachable!("a struct of texts, numbers and flags is an object");
+/// Returns the fields of a struct that are set.
+pub(super) fn fields(value: impl Serialize) -> Map<String, Value> {
+    let Ok(Value::Object(mut fields)) = serde_json::to_value(value) else {
+        unreachable!("a struct of strings, numbers and booleans serializes to an object");
     };
     let is_empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
     fields.retain(|_, value| !value.is_null() && !is_empty(value));
@@ -74,7 +74,7 @@ fn toml_settings(config: &Config) -> String {
     fields(config).into_iter().map(line).collect()
 }
 
-/// Whether it asks for nothing that a `[[keep]]` could not say.
+/// Returns whether a rule can be written as `[[keep]]`.
 fn is_plain_keep(rule: &Rule) -> bool {
     let when = &rule.when;
     rule.action == Action::Keep
@@ -95,14 +95,14 @@ fn table_of(rule: &Rule) -> &'static str {
     }
 }
 
-/// What stands in the table of a rule.
+/// Returns the keys in the table of a rule.
 fn keys_of(rule: &Rule) -> Map<String, Value> {
     let mut keys = fields(&rule.when);
-    let usual = match rule.action {
+    let default = match rule.action {
         Action::Keep => SessionIs::Any,
         _ => SessionIs::Gone,
     };
-    if rule.when.session == usual {
+    if rule.when.session == default {
         keys.remove("session");
     }
     keys.insert("name".into(), (&*rule.name).into());
@@ -123,7 +123,7 @@ fn keys_of(rule: &Rule) -> Map<String, Value> {
     keys
 }
 
-/// What all alternatives ask for, and the alternatives.
+/// Returns the conditions on the program: those that all alternatives share, and the rest as `any`.
 fn program(rule: &Rule) -> Map<String, Value> {
     let all: Vec<Vec<(String, Value)>> = rule
         .matchers
@@ -135,14 +135,14 @@ fn program(rule: &Rule) -> Map<String, Value> {
         .collect();
     let mut common = Map::new();
     for (key, value) in all.first().into_iter().flatten() {
-        let asked = (key.clone(), value.clone());
-        if all.iter().all(|one| one.contains(&asked)) {
-            common.entry(key).or_insert(asked.1);
+        let pair = (key.clone(), value.clone());
+        if all.iter().all(|one| one.contains(&pair)) {
+            common.entry(key).or_insert(pair.1);
         }
     }
     let rest = |common: &Map<String, Value>| -> Vec<Map<String, Value>> {
-        let asked = |(key, value): &&(String, Value)| common.get(key) != Some(value);
-        let one = |one: &Vec<(String, Value)>| one.iter().filter(asked).cloned().collect();
+        let is_own = |(key, value): &&(String, Value)| common.get(key) != Some(value);
+        let one = |one: &Vec<(String, Value)>| one.iter().filter(is_own).cloned().collect();
         all.iter().map(one).collect()
     };
     let mut any = rest(&common);
@@ -150,7 +150,7 @@ fn program(rule: &Rule) -> Map<String, Value> {
         return common;
     }
     if any.iter().any(Map::is_empty) {
-        // One asks for no more than all do.
+        // One alternative has only the shared conditions. An empty alternative is not allowed, so nothing is shared.
         common.clear();
         any = rest(&common);
     }
@@ -167,7 +167,7 @@ fn condition(condition: &Condition) -> (String, Value) {
     (format!("{not}{name}{regex}"), texts.into())
 }
 
-/// How a rule reads arguments, as far as it says so.
+/// Returns the keys `value_options` and `command_at`, if they are set.
 fn syntax(syntax: &Syntax) -> impl Iterator<Item = (String, Value)> {
     let options: Vec<&str> = syntax.value_options.iter().map(|o| &**o).collect();
     let options = (!options.is_empty()).then(|| ("value_options".to_owned(), options.into()));
@@ -176,7 +176,7 @@ fn syntax(syntax: &Syntax) -> impl Iterator<Item = (String, Value)> {
     options.into_iter().chain(command)
 }
 
-/// A string of JSON is one of TOML, but for one character.
+/// Returns a value as TOML. A JSON string is a TOML string, except that TOML requires DEL to be escaped.
 fn toml_value(value: &Value) -> String {
     match value {
         Value::Array(all) => {

@@ -7,7 +7,7 @@ use super::*;
 use reaper_model::event::Image;
 use reaper_model::ruleset::{Action, Class};
 
-/// A directory that is removed at the end.
+/// A directory that is removed on drop.
 struct Dir(PathBuf);
 
 impl Dir {
@@ -28,7 +28,7 @@ fn parse(text: &str) -> Result<Config, ConfigError> {
     Config::parse(text, Path::new("r.toml"))
 }
 
-/// All that is reported of a text, a line each.
+/// Asserts that a text is refused with these problems, one per line.
 #[track_caller]
 fn wrong(text: &str, expected: &str) {
     assert_eq!(parse(text).expect_err(text).to_string(), expected, "{text}");
@@ -45,7 +45,7 @@ fn names(config: &Config, action: Action) -> Vec<&str> {
 }
 
 #[test]
-fn an_empty_file_means_the_defaults() {
+fn empty_file_has_the_defaults() {
     let config = parse("").unwrap();
     assert_eq!(config.mode, Mode::Enforce);
     assert_eq!(config.events, EventScope::Agents);
@@ -105,7 +105,7 @@ fn an_empty_file_means_the_defaults() {
 }
 
 #[test]
-fn every_key_is_read() {
+fn all_keys_are_read() {
     let config = parse(
         r#"
         mode = "observe"
@@ -186,13 +186,13 @@ fn every_key_is_read() {
     assert_eq!(
         class("b", "/opt/b", b"bb\0"),
         Class::Plain,
-        "what is common does not hold"
+        "the shared condition does not hold"
     );
     assert!(matches!(class("c", "/c", b"c\0"), Class::Boundary(_)));
 }
 
 #[test]
-fn a_rule_of_the_user_comes_first_and_replaces_a_built_in_one_of_its_name() {
+fn user_rule_precedes_and_replaces_built_in_rule() {
     let config =
         parse("[[keep]]\nname = 'tmux'\ncomm = 'tmux'\n[[agent]]\nname = 'zz'\ncomm = 'zz'")
             .unwrap();
@@ -203,7 +203,7 @@ fn a_rule_of_the_user_comes_first_and_replaces_a_built_in_one_of_its_name() {
 }
 
 #[test]
-fn parts_of_the_catalogue_can_be_switched_off() {
+fn defaults_switch_off_parts_of_the_catalogue() {
     let config = parse("[defaults]\nagents = false\nkeeps = false").unwrap();
     assert_eq!(
         config.defaults,
@@ -221,10 +221,10 @@ fn parts_of_the_catalogue_can_be_switched_off() {
 }
 
 #[test]
-fn files() {
+fn file_errors_name_the_problem() {
     let dir = Dir::new("files");
     let file = dir.0.join("r.toml");
-    let said = |path: &Path| {
+    let message = |path: &Path| {
         let error = Config::load(path).unwrap_err().to_string();
         error
             .strip_prefix(&path.display().to_string())
@@ -232,13 +232,13 @@ fn files() {
             .to_owned()
     };
     assert_eq!(
-        said(&file),
-        ": no such file: write it, or leave out `--config` to run with the defaults"
+        message(&file),
+        ": no such file: create it, or omit `--config` to use the defaults"
     );
-    assert_eq!(said(&dir.0), ": this is a directory: name a TOML file");
+    assert_eq!(message(&dir.0), ": this is a directory: name a TOML file");
     std::fs::write(&file, b"mode = 'observe'\nx = 'a\xffb'\n").unwrap();
     assert_eq!(
-        said(&file),
+        message(&file),
         ":2:7: byte 0xff is not UTF-8: save the file as UTF-8"
     );
     std::fs::write(&file, "mode = 'observe'\n").unwrap();
@@ -246,13 +246,13 @@ fn files() {
 }
 
 #[test]
-fn what_would_have_to_be_waited_for_is_no_config() {
+fn pipe_is_refused_without_waiting() {
     let dir = tempfile::tempdir().unwrap();
     let pipe = dir.path().join("c.toml");
     nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRUSR).unwrap();
     let error = Config::load(&pipe).unwrap_err().to_string();
     assert!(
-        error.contains("c.toml") && error.contains("no regular file"),
+        error.contains("c.toml") && error.contains("not a regular file"),
         "{error}"
     );
 }

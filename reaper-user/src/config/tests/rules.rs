@@ -7,7 +7,7 @@ fn named<'a>(config: &'a Config, name: &str) -> &'a reaper_model::ruleset::Rule 
 }
 
 #[test]
-fn all_that_a_rule_can_say_is_read() {
+fn all_keys_of_a_rule_are_read() {
     let config = parse(
         r#"
         [[rule]]
@@ -77,14 +77,14 @@ fn keeps_and_rules_are_in_the_order_of_the_file() {
     let text = "[[rule]]\nname = 'a'\naction = 'reap'\ncomm = 'a'\n[[keep]]\nname = 'b'\ncomm = 'b'\n\
                 [[rule]]\nname = 'c'\naction = 'report'\ncomm = 'c'\n";
     let config = parse(text).unwrap();
-    let judging = config.rules.rules().iter();
-    let judging = judging.filter(|rule| !rule.action.is_of_program());
-    let names: Vec<_> = judging.map(|rule| &*rule.name).take(4).collect();
+    let deciding = config.rules.rules().iter();
+    let deciding = deciding.filter(|rule| !rule.action.is_of_program());
+    let names: Vec<_> = deciding.map(|rule| &*rule.name).take(4).collect();
     assert_eq!(names, ["a", "b", "c", "other-uid"]);
 }
 
 #[test]
-fn built_in_rules_are_switched_on_and_off_by_name() {
+fn enable_and_enabled_switch_built_in_rules() {
     let has = |text: &str, name: &str| {
         let config = parse(text).unwrap();
         config.rules.rules().iter().any(|rule| &*rule.name == name)
@@ -109,7 +109,7 @@ fn built_in_rules_are_switched_on_and_off_by_name() {
 }
 
 #[test]
-fn rules_that_make_no_sense_are_refused() {
+fn invalid_rules_are_refused() {
     let rule = |text: &str| format!("[[rule]]\nname = 'x'\n{text}");
     for (text, said) in [
         (
@@ -171,7 +171,7 @@ fn rules_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn what_can_never_hold_or_is_never_asked_is_warned_of() {
+fn unreachable_rules_are_warned_of() {
     let keep = |name: &str, what: &str| format!("[[keep]]\nname = '{name}'\n{what}\n");
     let rule =
         |name: &str, what: &str| format!("[[rule]]\nname = '{name}'\naction = 'report'\n{what}\n");
@@ -278,7 +278,7 @@ fn what_can_never_hold_or_is_never_asked_is_warned_of() {
 }
 
 #[test]
-fn what_is_shown_is_a_config_that_means_the_same() {
+fn shown_config_parses_to_the_same_config() {
     let own = r#"
         mode = "observe"
         grace = "1m 30s"

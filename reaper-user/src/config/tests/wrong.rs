@@ -1,4 +1,4 @@
-//! Texts that say something wrong, and what is said of them.
+//! Invalid configs and their error messages.
 
 use super::*;
 
@@ -176,7 +176,7 @@ fn bad_durations() {
     assert_eq!(parse("grace = '0s'").unwrap().grace, Duration::ZERO);
     wrong(
         "scan_min_interval = '10s'\nscan_max_interval = '1s'",
-        "r.toml:2:21: `scan_max_interval`: it is less than `scan_min_interval`: write a longer duration",
+        "r.toml:2:21: `scan_max_interval` is less than `scan_min_interval`: write a longer duration",
     );
     let longer = parse("scan_min_interval = '10s'").unwrap();
     assert_eq!(longer.scan_max_interval, Duration::from_secs(10));
@@ -190,11 +190,11 @@ fn bad_sizes() {
     );
     wrong(
         "ring_size = '8 MB'",
-        "r.toml:1:13: `ring_size`: 8000000 bytes are no power of two: write for instance \"4 MiB\"",
+        "r.toml:1:13: `ring_size`: 8000000 bytes is not a power of two: write, for example, \"4 MiB\"",
     );
     wrong(
         "ring_size = '96 KiB'",
-        "r.toml:1:13: `ring_size`: 98304 bytes are no power of two: write for instance \"64 KiB\"",
+        "r.toml:1:13: `ring_size`: 98304 bytes is not a power of two: write, for example, \"64 KiB\"",
     );
     let bounds = "is out of bounds: write a size from \"64 KiB\" to \"1 GiB\"";
     wrong(
