@@ -5,7 +5,7 @@ pub mod cli;
 pub mod config;
 #[cfg(test)]
 #[path = "../host/src/damage.rs"]
-#[allow(dead_code, reason = "some of it is for the tests of reaper-host")]
+#[allow(dead_code, reason = "the tests of reaper-host use the rest")]
 mod damage;
 pub mod engine;
 pub mod export;

@@ -226,7 +226,7 @@ impl EscapeScenario {
                 assert_eq!(works_there, name == "placed", "{event}");
             }
         }
-        let line = "by the mark CLAUDE_PID in its environment";
+        let line = "by the environment marker CLAUDE_PID";
         assert!(self.said.contains(line), "{}", self.said);
     }
 

@@ -443,7 +443,7 @@ fn closed_with_nested_rest() {
     let text = fs::read_to_string(world.dir().join("stdout")).expect("read the text");
     let line = text.lines().find(|line| line.contains("closed"));
     let words = format!(
-        "0 kept, 0 failed, the rest belongs to {}, 1 waits",
+        "0 kept, 0 failed; nested sessions remain: {} (1 waiting)",
         inner.pid
     );
     assert_says(line.unwrap_or_default(), &[&outer.pid.to_string(), &words]);

@@ -1,4 +1,4 @@
-//! Times and names of processes as they are written: times of day, and names that are never reused.
+//! Converts event times and process keys to what the stream shows: wall-clock times, and ids that are never reused.
 
 use std::fmt::Display;
 use std::sync::LazyLock;
@@ -10,7 +10,7 @@ use serde::{Serialize, Serializer};
 use reaper_host::sys;
 use reaper_model::event::ProcessKey;
 
-/// This boot, as of the first record: a clock that is set later does not bring records out of order.
+/// This boot, read at the first record. A later change of the system clock therefore does not reorder records.
 static BOOT: LazyLock<Boot> = LazyLock::new(|| Boot {
     time: i128::from(sys::wall_time()) - i128::from(sys::boot_time()),
     id: sys::host::Host::read().boot_id,
@@ -18,19 +18,19 @@ static BOOT: LazyLock<Boot> = LazyLock::new(|| Boot {
 });
 
 struct Boot {
-    /// Nanoseconds since the Unix epoch.
+    /// Time of the boot in nanoseconds since the Unix epoch.
     time: i128,
-    /// The kernel's random id of it.
+    /// Boot id of the kernel.
     id: String,
     zone: TimeZone,
 }
 
-/// Returns the time of day of an event, given in nanoseconds since boot.
+/// Returns the wall-clock time of an event, given in nanoseconds since boot.
 pub fn wall_time(boot_ns: u64) -> Timestamp {
     Timestamp::from_nanosecond(BOOT.time + i128::from(boot_ns)).unwrap_or_default()
 }
 
-/// Returns the local time of day of an event, in milliseconds.
+/// Returns the local time of day of an event, with milliseconds.
 pub fn time_of_day(boot_ns: u64) -> impl Display {
     wall_time(boot_ns)
         .to_zoned(BOOT.zone.clone())
@@ -38,7 +38,7 @@ pub fn time_of_day(boot_ns: u64) -> impl Display {
         .to_string()
 }
 
-/// A process name that is never reused: boot id, start time, pid.
+/// Process id that is never reused: boot id, start time, pid.
 pub struct EntityId(pub ProcessKey);
 
 impl Serialize for EntityId {

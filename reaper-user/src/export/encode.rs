@@ -1,4 +1,4 @@
-//! JSON of values that serde cannot derive: those that take several keys, and types of other crates.
+//! JSON of values that serde cannot derive: values with several keys, and types of other crates.
 
 use std::borrow::Cow;
 
@@ -12,10 +12,10 @@ use crate::reap::{ReapOutcome, SentSignal};
 use reaper_model::event::{ExitStatus, Image, ProcessKey};
 use reaper_model::leftover::Leftover;
 
-/// What a serializer returns.
+/// Result of a serializer.
 type Encoded<S> = Result<<S as Serializer>::Ok, <S as Serializer>::Error>;
 
-/// How a process ended; without keys where that is unknown.
+/// Exit status of a process; no keys if it is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExitInfo {
     #[serde(rename = "process.exit.code", skip_serializing_if = "Option::is_none")]
@@ -25,7 +25,7 @@ pub struct ExitInfo {
         skip_serializing_if = "Option::is_none"
     )]
     pub signal: Option<String>,
-    /// Unknown to the journal.
+    /// Whether it dumped core. Not stored in the journal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub core_dumped: Option<bool>,
 }
@@ -45,23 +45,23 @@ impl From<ExitStatus> for ExitInfo {
     }
 }
 
-// The functions for `serialize_with` are named for what they write.
+// Functions for `serialize_with`, named after what they write.
 
 pub fn exit_status<S: Serializer>(status: &ExitStatus, serializer: S) -> Encoded<S> {
     ExitInfo::from(*status).serialize(serializer)
 }
 
-/// Writes bytes of the kernel, which need not be UTF-8.
+/// Writes bytes from the kernel, which may be invalid UTF-8.
 pub fn lossy<S: Serializer>(bytes: &[u8], serializer: S) -> Encoded<S> {
     serializer.serialize_str(&String::from_utf8_lossy(bytes))
 }
 
-/// Writes nanoseconds since boot as a time of day.
+/// Writes a time in nanoseconds since boot as wall-clock time.
 pub fn time<S: Serializer>(boot_ns: &Option<u64>, serializer: S) -> Encoded<S> {
     boot_ns.map(wall_time).serialize(serializer)
 }
 
-/// Returns the arguments of a program without its secrets.
+/// Returns the arguments of a program with secrets redacted.
 pub fn command_args(image: &Image) -> Vec<String> {
     redact::arguments(image.args())
         .map(|arg| String::from_utf8_lossy(&arg).into_owned())
@@ -73,19 +73,19 @@ pub fn entity_id<S: Serializer>(key: &ProcessKey, serializer: S) -> Encoded<S> {
 }
 
 pub fn root<S: Serializer>(key: &ProcessKey, serializer: S) -> Encoded<S> {
-    named(["entity_id", "process.pid"], Some(*key), serializer)
+    id_and_pid(["entity_id", "process.pid"], Some(*key), serializer)
 }
 
 pub fn old_parent<S: Serializer>(key: &Option<ProcessKey>, serializer: S) -> Encoded<S> {
-    named(["old_parent_id", "old_parent_pid"], *key, serializer)
+    id_and_pid(["old_parent_id", "old_parent_pid"], *key, serializer)
 }
 
 pub fn adopter<S: Serializer>(key: &ProcessKey, serializer: S) -> Encoded<S> {
-    named(["adopter_id", "adopter_pid"], Some(*key), serializer)
+    id_and_pid(["adopter_id", "adopter_pid"], Some(*key), serializer)
 }
 
 /// Writes the id and the pid of a process under these keys.
-fn named<S: Serializer>(
+fn id_and_pid<S: Serializer>(
     [id, pid]: [&str; 2],
     key: Option<ProcessKey>,
     serializer: S,
@@ -157,7 +157,7 @@ pub fn outcome<S: Serializer>(outcome: &ReapOutcome, serializer: S) -> Encoded<S
     keys.serialize(serializer)
 }
 
-/// Writes whether an earlier service was found, and what was taken up from it.
+/// Writes whether the state of an earlier service was resumed, and its counts.
 pub fn resumed<T: Serialize, S: Serializer>(found: &Option<T>, serializer: S) -> Encoded<S> {
     #[derive(Serialize)]
     struct Keys<'a, T> {

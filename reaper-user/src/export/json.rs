@@ -1,4 +1,4 @@
-//! The stream: one flat JSON object a line, OpenTelemetry's names for what a process has.
+//! The JSON form of the stream: one flat object per line, with OpenTelemetry names for process attributes.
 
 use std::io::{self, Write};
 
@@ -10,7 +10,7 @@ use super::clock::wall_time;
 use super::record::{EventBody, EventRecord};
 use super::text::is_unprintable;
 
-/// Version of the stream: raised when a key changes its meaning or goes.
+/// Version of the stream. It increases when a key is removed or changes its meaning.
 pub const SCHEMA: u32 = 2;
 
 #[derive(Serialize)]
@@ -24,7 +24,7 @@ struct Line<'a> {
     body: &'a EventBody,
 }
 
-/// Writes one record as one line.
+/// Writes a record as one line.
 pub fn write(out: &mut impl Write, record: &EventRecord, seq: u64) -> io::Result<()> {
     let line = Line {
         schema: SCHEMA,
@@ -37,28 +37,28 @@ pub fn write(out: &mut impl Write, record: &EventRecord, seq: u64) -> io::Result
     write_object(out, &line)
 }
 
-/// A value as one line of JSON, as harmless as those of the stream.
+/// Returns a value as one line of JSON, escaped like the stream.
 pub fn to_json(value: &impl Serialize) -> Vec<u8> {
     let mut out = Vec::new();
-    // Fails only where a map has keys that are no text.
+    // Fails only for a map with keys that are not strings.
     if let Err(error) = write_object(&mut out, value) {
-        tracing::error!("cannot write an answer as JSON: {error}; this is a bug");
+        tracing::error!("cannot serialize a value as JSON: {error}; this is a bug");
     }
     out
 }
 
-/// Writes a value as one line, as harmless as those of the stream.
+/// Writes a value as one line of JSON, escaped like the stream.
 ///
 /// # Errors
-/// Of the writer.
+/// Those of the writer.
 pub fn write_object(out: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
     let mut serializer = serde_json::Serializer::with_formatter(&mut *out, EscapingFormatter);
     value.serialize(&mut serializer)?;
     out.write_all(b"\n")
 }
 
-/// Escapes more than JSON asks for: what some terminals take for a command (DEL, C1), some readers for the end of a line, and
-/// what hides or reorders text. It reads back as the same text.
+/// Escapes more characters than JSON requires: DEL and C1, which control some terminals, line separators, and characters
+/// that hide or reorder text. A parser reads the original text.
 struct EscapingFormatter;
 
 impl Formatter for EscapingFormatter {

@@ -1,84 +1,93 @@
-//! Explanations of leftovers from before the service started.
+//! Explains decisions about leftovers to people.
 
 use super::text::duration;
 use reaper_model::leftover::{
     KeepReason, Leftover, LeftoverEvidence, LeftoverVerdict, Uncertainty,
 };
 
-/// Explains why a leftover is reaped or not, and by which evidence it was found.
-pub fn leftover_text(stray: &Leftover) -> String {
-    let evidence = match stray.evidence {
+/// Returns why a leftover is reaped or not, with the evidence that it is one.
+pub fn leftover_text(leftover: &Leftover) -> String {
+    let evidence = match leftover.evidence {
         LeftoverEvidence::DeadOwner { variable, pid } => {
-            format!("{variable}={pid}, and that process is gone")
+            format!("{variable}={pid}, and that process has exited")
         }
-        LeftoverEvidence::ToolShell => "the shell of a tool, orphaned".into(),
-        LeftoverEvidence::Recorded { root: 0 } => "born while others of it were ended".into(),
+        LeftoverEvidence::ToolShell => "orphaned shell of a tool".into(),
+        LeftoverEvidence::Recorded { root: 0 } => "forked while its session was being ended".into(),
         LeftoverEvidence::Recorded { root } => {
-            format!("of the recorded session of {root}, which is gone")
+            format!("recorded member of the session of {root}, which has exited")
         }
         LeftoverEvidence::Mark { variable } => format!("{variable} in its environment"),
     };
-    let why = match &stray.verdict {
+    let reason = match &leftover.verdict {
         LeftoverVerdict::Reap => return evidence,
-        LeftoverVerdict::Report(doubt) => match doubt {
+        LeftoverVerdict::Report(uncertainty) => match uncertainty {
             Uncertainty::OwnerAlive(pid) => return format!("detached; its agent {pid} lives"),
             Uncertainty::OwnerUncertain(pid) => {
-                format!("whether its agent {pid} lives cannot be told from here")
+                format!("cannot determine whether its agent {pid} lives")
             }
-            Uncertainty::NoOwner => "nothing tells which agent that was".into(),
-            Uncertainty::OwnerUnknown(pid) => format!(
-                "nobody knows who {pid} was, since no session of it is recorded: only by `reaper scan --reap`"
-            ),
+            Uncertainty::NoOwner => "its agent cannot be identified".into(),
+            Uncertainty::OwnerUnknown(pid) => {
+                format!("no session with root {pid} is recorded; only `reaper scan --reap` ends it")
+            }
             Uncertainty::AgentAlive(pid) => format!("agent {pid} lives and may own it"),
             Uncertainty::AgentUncertain(pid) => {
-                format!("process {pid} cannot be read: it may be its agent, or carry the same marker")
+                format!(
+                    "process {pid} cannot be read; that may be its agent, or carry the same marker"
+                )
             }
             Uncertainty::SharedMarker(pid) => format!(
                 "process {pid}, a living agent or an ancestor of one, carries the same marker"
             ),
             Uncertainty::ChangedUid => {
-                "it may run under another user than its agent: sudo, su and the like hand marks on".into()
-            }
-            Uncertainty::NotOrphan => "it is no orphan: its parent lives, or cannot be read".into(),
-            Uncertainty::Young => "too young to be told from one that is at work".into(),
-            Uncertainty::Multiplexed => {
-                "a terminal multiplexer, a terminal or what else it was started from may have handed that on"
+                "it may run as another user than its agent: sudo and su pass the environment on"
                     .into()
-            },
-            Uncertainty::TerminalSession(pid) => {
-                format!("the shell of its terminal, {pid}, has that too and is no leftover")
             }
-            Uncertainty::AgentUnknown => "no rule knows its agent any more, which may live".into(),
-            Uncertainty::Agent => "it is an agent itself, or one that lives is below it".into(),
+            Uncertainty::NotOrphan => "it is not an orphan, or its parent cannot be read".into(),
+            Uncertainty::Young => "too young to be distinguished from a shell in use".into(),
+            Uncertainty::Multiplexed => {
+                "it may have the marker from a terminal multiplexer, a terminal or another launcher"
+                    .into()
+            }
+            Uncertainty::TerminalSession(pid) => {
+                format!(
+                    "the shell of its terminal, {pid}, has the same marker and is not a leftover"
+                )
+            }
+            Uncertainty::AgentUnknown => {
+                "the rule of its agent no longer exists, so the agent may live".into()
+            }
+            Uncertainty::Agent => "it is an agent, or a living agent descends from it".into(),
         },
         LeftoverVerdict::Wait { rule, rest, kin } => {
             let rest = duration(*rest);
-            let waits = format!("rule {rule} gives it time from when it was found, {rest} more");
-            with(*kin, waits)
+            let waits = format!("rule {rule} delays the decision, {rest} more");
+            with_relative(*kin, waits)
         }
         LeftoverVerdict::Keep { spare, rule, kin } => {
             let rule = rule.as_deref().unwrap_or_default();
             let kept = match spare {
-                KeepReason::NeverSelf => "this program runs below it".into(),
+                KeepReason::NeverSelf => "this program descends from it".into(),
                 KeepReason::KeepMarker => "REAPER_KEEP=1".into(),
-                KeepReason::KeptByUser => "a user has asked for it".into(),
+                KeepReason::KeptByUser => "a user keeps it".into(),
                 KeepReason::KeepRule => format!("kept by rule {rule}"),
-                KeepReason::OtherUid => format!("another user's than what it descends from ({rule})"),
+                KeepReason::OtherUid => {
+                    format!("it runs as another user than its ancestors ({rule})")
+                }
                 KeepReason::Boundary => format!("boundary {rule}"),
                 KeepReason::Terminal => "a terminal".into(),
-                KeepReason::OwnUnit => format!("runs in {rule}"),
-                KeepReason::Unreadable => "what might keep it cannot be read".into(),
+                KeepReason::OwnUnit => format!("runs in its own unit {rule}"),
+                KeepReason::Unreadable => "facts that might keep it cannot be read".into(),
             };
-            with(*kin, kept)
+            with_relative(*kin, kept)
         }
     };
-    format!("{why} ({evidence})")
+    format!("{reason} ({evidence})")
 }
 
-/// Puts the process that a verdict was taken over from first, if there is one.
-fn with(kin: Option<u32>, why: String) -> String {
-    match kin {
-        Some(pid) => format!("with {pid}: {why}"),
-        None => why,
+/// Prefixes a reason with the ancestor or descendant to which it applies, if that is not the process itself.
+fn with_relative(relative: Option<u32>, reason: String) -> String {
+    match relative {
+        Some(pid) => format!("with {pid}: {reason}"),
+        None => reason,
     }
 }

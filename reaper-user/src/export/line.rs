@@ -1,4 +1,4 @@
-//! The stream for people: time, agent, what happened, pid, command, and what there is to say of it.
+//! The stream for people. The columns of a line are time, agent, event, pid, command and detail.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -13,7 +13,8 @@ use super::record::{
     EventBody, EventRecord, KeepDuration, Lifecycle, ProcessRef, Resumed, ResumedRoot, SessionRef,
 };
 use super::text::{
-    by, command, duration, exit_status_text, freed, held, more, printable, process_label, rest,
+    command, duration, exit_status_text, forked_by, freed, printable, process_count, process_label,
+    remaining_sessions, tree_memory,
 };
 use super::words::{evidence_ref_text, reason_text};
 use crate::reap::{ReapOutcome, ReleaseReason, SentBy};
@@ -21,9 +22,9 @@ use reaper_model::event::ProcessKey;
 use reaper_model::leftover::LeftoverVerdict;
 use reaper_model::ruleset::SessionKind;
 
-/// Characters of a directory that are shown.
+/// Maximum number of characters of a directory.
 const PATH_MAX: usize = 128;
-/// Characters of the reason for a mode that are shown.
+/// Maximum number of characters of the reason for a mode.
 const REASON_MAX: usize = 512;
 
 const PLAIN: Style = Style::new();
@@ -33,8 +34,9 @@ const NOTE: Style = AnsiColor::Cyan.on_default();
 const WARN: Style = AnsiColor::Yellow.on_default();
 const BAD: Style = AnsiColor::Red.on_default().bold();
 
-/// Whether a record is a line for people: an orphan is told of once its adopter is known, and what
-/// every process does only where all of it was asked for.
+/// Returns whether a record is shown to people.
+///
+/// Lifecycle records are shown only on request. An orphan is shown with its `reparent` record, which names the adopter.
 pub fn is_shown(record: &EventRecord, lifecycle: bool) -> bool {
     match record.body {
         EventBody::Lifecycle { .. } => lifecycle,
@@ -43,11 +45,11 @@ pub fn is_shown(record: &EventRecord, lifecycle: bool) -> bool {
     }
 }
 
-/// Writes one record as one line; colours are the writer's to take out.
+/// Writes a record as one line with colours, which the writer may remove.
 pub fn write(out: &mut impl Write, record: &EventRecord) -> io::Result<()> {
     let time = time_of_day(record.time);
-    let (style, event, subject, detail) = words(&record.body);
-    // Names of rules and agents, scopes and reasons: a line break in one would forge a line.
+    let (style, event, subject, detail) = columns(&record.body);
+    // A line break in the name of a rule or agent, a scope or a reason would forge a line.
     let detail = printable(&detail, usize::MAX);
     let (agent, pid, command) = match subject {
         LineSubject::None => {
@@ -72,15 +74,15 @@ pub fn write(out: &mut impl Write, record: &EventRecord) -> io::Result<()> {
     }
 }
 
-/// Whom a line is about.
+/// Subject of a line.
 enum LineSubject<'a> {
     None,
     Root(&'a str, ProcessKey),
     Process(&'a ProcessRef),
 }
 
-fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
-    use LineSubject::{None as Nobody, Process, Root};
+fn columns(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
+    use LineSubject::{None as NoSubject, Process, Root};
     match body {
         EventBody::Ready {
             mode,
@@ -89,7 +91,7 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
             processes,
             scope,
             resumed,
-            pin_dir: pinned,
+            pin_dir,
             ..
         } => {
             let scope = if scope.is_empty() {
@@ -103,7 +105,7 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
                 "watching {scope} through {source}, {processes} processes found, mode {mode}{}; ",
                 reason.unwrap_or_default()
             );
-            detail += &match pinned {
+            detail += &match pin_dir {
                 Some(directory) => format!("pinned in {}", printable(directory, PATH_MAX)),
                 None => "tracking ends with this program".into(),
             };
@@ -116,27 +118,30 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
                 let backlog = ByteSize::b(backlog);
                 let _ = write!(
                     detail,
-                    "; taken up: {sessions} sessions, {backlog} of events, {lost} lost"
+                    "; resumed {sessions} sessions and {backlog} of queued events, {lost} events lost"
                 );
             }
-            (GOOD, "ready", Nobody, detail)
+            (GOOD, "ready", NoSubject, detail)
         }
         EventBody::Lifecycle { what, process, .. } => match what {
             Lifecycle::Fork => match &process.evidence {
-                Some(grounds) => {
-                    let by = format!("inferred by {}", evidence_ref_text(grounds));
-                    (DIM, "fork", Process(process), by)
+                Some(evidence) => {
+                    let detail = format!("inferred by {}", evidence_ref_text(evidence));
+                    (DIM, "fork", Process(process), detail)
                 }
-                None => (DIM, "fork", Process(process), by(process.parent)),
+                None => (DIM, "fork", Process(process), forked_by(process.parent)),
             },
             Lifecycle::Exec => (DIM, "exec", Process(process), String::new()),
             Lifecycle::Move => {
-                let unit = "in another cgroup".to_owned();
-                (DIM, "migrate", Process(process), unit)
+                let detail = "in another cgroup".to_owned();
+                (DIM, "migrate", Process(process), detail)
             }
-            Lifecycle::Exit {
-                exit_status: how, ..
-            } => (DIM, "exit", Process(process), exit_status_text(*how)),
+            Lifecycle::Exit { exit_status, .. } => (
+                DIM,
+                "exit",
+                Process(process),
+                exit_status_text(*exit_status),
+            ),
         },
         EventBody::Orphan { process, .. } => (NOTE, "orphan", Process(process), String::new()),
         EventBody::Reparent {
@@ -173,10 +178,10 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
             let detail = match (outer, starter, kind) {
                 (Some(outer), _, _) => format!("inside {}", name(outer)),
                 (None, Some(starter), SessionKind::Server) => {
-                    format!("started by {}, lives on after it", name(starter))
+                    format!("started by {}, outlives it", name(starter))
                 }
                 (None, Some(server), SessionKind::Agent) => {
-                    format!("below the server {}, lives on after it", name(server))
+                    format!("below the server {}, outlives it", name(server))
                 }
                 (None, None, _) => String::new(),
             };
@@ -186,13 +191,13 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
             session,
             root,
             members,
-            root_exited: root_gone,
+            root_exited,
         } => {
             let subject = match root {
                 ResumedRoot::Alive(process) => Process(process),
                 ResumedRoot::Exited { key, .. } => Root(&session.agent, *key),
             };
-            let gone = if *root_gone {
+            let gone = if *root_exited {
                 ", the agent is gone"
             } else {
                 ""
@@ -203,14 +208,14 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
             session,
             kind,
             root,
-            exit_status: how,
+            exit_status,
             members,
         } => {
             let event = match kind {
                 SessionKind::Agent => "agent exit",
                 SessionKind::Server => "server exit",
             };
-            let detail = format!("{}, {members} left behind", exit_status_text(*how));
+            let detail = format!("{}, {members} left behind", exit_status_text(*exit_status));
             (WARN, event, Root(&session.agent, *root), detail)
         }
         EventBody::SessionRelaunch {
@@ -219,7 +224,7 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
             NOTE,
             "relaunched",
             Process(process),
-            format!("{} handed over to it", old_root.pid),
+            format!("replaces the root {}", old_root.pid),
         ),
         EventBody::SessionClose {
             session,
@@ -234,7 +239,7 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
         } => {
             let good = *failed == 0 && *lost_before == 0;
             let style = if good { GOOD } else { BAD };
-            let why = match kept_reasons.as_slice() {
+            let reasons = match kept_reasons.as_slice() {
                 [] => String::new(),
                 reasons => {
                     let words: Vec<&str> =
@@ -242,12 +247,11 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
                     format!(" ({})", words.join(", "))
                 }
             };
-            let mut detail = format!("{reaped} reaped, {kept} kept{why}, {failed} failed");
+            let mut detail = format!("{reaped} reaped, {kept} kept{reasons}, {failed} failed");
             detail += &freed(memory);
-            detail += &rest(nested);
+            detail += &remaining_sessions(nested);
             if *lost_before > 0 {
-                detail +=
-                    &format!("; {lost_before} events were lost meanwhile, something may be left");
+                detail += &format!("; {lost_before} events were lost, so processes may be left");
             }
             (
                 style,
@@ -260,41 +264,38 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
             NOTE,
             "boundary",
             Process(process),
-            format!("{rule}: not ours from here on"),
+            format!("rule {rule}: membership ends here"),
         ),
-        EventBody::Decision {
-            process,
-            decision: names,
-        } => {
-            let style = if names.verdict == "reap" { WARN } else { PLAIN };
-            let rule = names
+        EventBody::Decision { process, decision } => {
+            let is_due = decision.verdict == "reap";
+            let style = if is_due { WARN } else { PLAIN };
+            let rule = decision
                 .rule
                 .as_ref()
                 .map(|rule| format!(" ({rule})"))
                 .unwrap_or_default();
-            let by = process.evidence.as_ref().map(evidence_ref_text);
-            let by = by.map(|by| format!(", by {by}")).unwrap_or_default();
-            let held = names.memory.map(held).unwrap_or_default();
+            let evidence = process.evidence.as_ref().map(evidence_ref_text);
+            let evidence = evidence.map(|evidence| format!(", by {evidence}"));
+            let evidence = evidence.unwrap_or_default();
+            let memory = decision.memory.map(tree_memory).unwrap_or_default();
+            let reason = reason_text(decision.reason);
             (
                 style,
-                names.verdict,
+                decision.verdict,
                 Process(process),
-                format!("{}{rule}{by}{held}", reason_text(names.reason)),
+                format!("{reason}{rule}{evidence}{memory}"),
             )
         }
-        EventBody::Leftover {
-            process,
-            leftover: stray,
-        } => {
-            let is_due = stray.verdict == LeftoverVerdict::Reap;
+        EventBody::Leftover { process, leftover } => {
+            let is_due = leftover.verdict == LeftoverVerdict::Reap;
             let style = if is_due { WARN } else { PLAIN };
-            let agent = printable(&stray.agent, 32);
-            let why = printable(&leftover_text(stray), 200);
+            let agent = printable(&leftover.agent, 32);
+            let reason = printable(&leftover_text(leftover), 200);
             (
                 style,
-                stray.verdict.name(),
+                leftover.verdict.name(),
                 Process(process),
-                format!("left behind by {agent}: {why}"),
+                format!("left behind by {agent}: {reason}"),
             )
         }
         EventBody::Keep {
@@ -303,15 +304,19 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
             kept,
             processes,
         } => {
-            let (event, what) = match kept {
+            let (event, change) = match kept {
                 None => ("unkeep", "no longer kept".into()),
                 Some(KeepDuration { until, tree }) => {
-                    let tree = if *tree { " with all below it" } else { "" };
-                    let end = if until.is_some() { " for a time" } else { "" };
+                    let tree = if *tree { " with its descendants" } else { "" };
+                    let end = if until.is_some() {
+                        " for a limited time"
+                    } else {
+                        ""
+                    };
                     ("keep", format!("kept{tree}{end}"))
                 }
             };
-            let detail = format!("{what}, by user {by}{}", more(*processes));
+            let detail = format!("{change}, by user {by}{}", process_count(*processes));
             (NOTE, event, Process(process), detail)
         }
         EventBody::Signal { process, sent } => {
@@ -336,25 +341,25 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
                 .map(|ns| format!(", {} after the first signal", duration(ns)))
                 .unwrap_or_default();
             match outcome {
-                ReapOutcome::Exited(how) => {
+                ReapOutcome::Exited(status) => {
                     let memory = memory.map(|memory| freed(&memory.into()));
-                    let detail = exit_status_text(*how) + &after + &memory.unwrap_or_default();
+                    let detail = exit_status_text(*status) + &after + &memory.unwrap_or_default();
                     (GOOD, "ended", Process(process), detail)
                 }
-                ReapOutcome::Failed(why) => (
+                ReapOutcome::Failed(failure) => (
                     BAD,
                     "FAILED",
                     Process(process),
-                    format!("{}{after}", FailureName(why)),
+                    format!("{}{after}", FailureName(failure)),
                 ),
-                ReapOutcome::NotSent(why) => {
-                    let (style, event, detail) = match why {
+                ReapOutcome::NotSent(reason) => {
+                    let (style, event, detail) = match reason {
                         ReleaseReason::UidUnreadable => {
-                            (NOTE, "not sent", "what it is cannot be read")
+                            (NOTE, "not sent", "its user cannot be read")
                         }
                         ReleaseReason::ObserveMode => (DIM, "observed", ""),
                         ReleaseReason::AlreadyExited => (DIM, "gone", "before a signal was sent"),
-                        ReleaseReason::NotDue(why) => (NOTE, "not sent", why.name()),
+                        ReleaseReason::NotDue(reason) => (NOTE, "not sent", reason.name()),
                         ReleaseReason::PidReused => {
                             (NOTE, "not sent", "its pid belongs to another process now")
                         }
@@ -369,11 +374,11 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
             total,
             ..
         } => {
-            let what = match *reason {
-                "restart" => format!("nobody read meanwhile, {total} events lost"),
-                "member_map_full" => format!("{total} processes without room in the kernel's map"),
+            let cause = match *reason {
+                "restart" => format!("no service was running, {total} events lost"),
+                "member_map_full" => format!("{total} processes exceed the kernel map of members"),
                 "record_malformed" => format!("{total} events unreadable"),
-                "source_failed" => format!("events come through {source} from now on"),
+                "source_failed" => format!("the event source failed, {source} replaces it"),
                 _ => format!("{total} events lost"),
             };
             let style = match *reason {
@@ -381,32 +386,30 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
                 _ if *total > 0 => BAD,
                 _ => NOTE,
             };
-            let detail = format!("{what}: nothing new is decided until it is made up for");
-            (style, "gap", Nobody, detail)
+            let detail =
+                format!("{cause}; new decisions wait until a scan has recovered what is missing");
+            (style, "gap", NoSubject, detail)
         }
         EventBody::GapClose {
-            processes_recovered: found,
-            exits_recovered: gone,
+            processes_recovered: processes,
+            exits_recovered: exits,
             duration: took,
             ..
         } => (
             GOOD,
             "gap closed",
-            Nobody,
+            NoSubject,
             format!(
-                "after {}: {found} processes and {gone} ends found that nobody had told of",
+                "after {}: {processes} processes and {exits} exits recovered",
                 duration(*took)
             ),
         ),
-        EventBody::MemberMapFull {
-            count,
-            capacity: room,
-        } => (
+        EventBody::MemberMapFull { count, capacity } => (
             BAD,
             "map full",
-            Nobody,
+            NoSubject,
             format!(
-                "{count} processes beyond the {room} of max_members: followed only while this service runs"
+                "{count} processes exceed max_members ({capacity}); they are tracked only while this service runs"
             ),
         ),
         EventBody::CaughtUp {
@@ -415,34 +418,34 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
         } => (
             GOOD,
             "caught up",
-            Nobody,
+            NoSubject,
             format!("{records} events in {}", duration(*took)),
         ),
         EventBody::Dropped { by, count } => {
-            let what = match *by {
-                "journal" => "records of the journal: it is not written fast enough",
+            let cause = match *by {
+                "journal" => "journal records: writing the journal is too slow",
                 _ => "lines of this stream: its reader is too slow",
             };
-            (BAD, "dropped", Nobody, format!("{count} {what}"))
+            (BAD, "dropped", NoSubject, format!("{count} {cause}"))
         }
         EventBody::ConfigReload { done, message } => {
-            let (style, what) = if *done {
+            let (style, event) = if *done {
                 (GOOD, "config")
             } else {
                 (BAD, "config rejected")
             };
-            (style, what, Nobody, message.replace('\n', "; "))
+            (style, event, NoSubject, message.replace('\n', "; "))
         }
         EventBody::Malformed { count, reason } => (
             BAD,
             "malformed",
-            Nobody,
+            NoSubject,
             format!("{count} skipped: {reason}"),
         ),
         EventBody::Summary {
             count,
             reason,
-            pin_dir: armed,
+            pin_dir,
         } => {
             let mut detail = format!(
                 "{reason}: {} sessions, {} reaped, {} kept, {} failed; {} signals sent, {} events read, {} lost",
@@ -455,11 +458,11 @@ fn words(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
                 count.lost
             );
             detail += &freed(&count.memory);
-            if let Some(directory) = armed {
+            if let Some(directory) = pin_dir {
                 let directory = printable(directory, PATH_MAX);
-                let _ = write!(detail, "; left armed in {directory}");
+                let _ = write!(detail, "; the probes stay pinned in {directory}");
             }
-            (GOOD, "stopped", Nobody, detail)
+            (GOOD, "stopped", NoSubject, detail)
         }
     }
 }

@@ -1,8 +1,7 @@
-//! What is seen and done, told to whoever listens: readable lines and JSON lines.
+//! The event stream: what the service observes and does, as lines for people and as JSON lines.
 //!
-//! The engine gathers [`EventRecord`]s and hands them over in batches, after the signals have been sent; a
-//! thread of its own formats and writes them. It may fall behind, and then loses records and says how
-//! many, but it never holds the engine up.
+//! The engine collects [`EventRecord`]s and passes them on in batches, after the signals are sent. The writer thread
+//! formats and writes them. If it falls behind it drops records and reports their number, but it never blocks the engine.
 
 mod clock;
 mod consumer;

@@ -1,4 +1,4 @@
-//! Names of outcomes and signals, the same in lines, JSON and the journal.
+//! Names of outcomes and signals, shared by lines, JSON and journal.
 
 use std::borrow::Cow;
 use std::fmt::Display;
@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 
 use crate::reap::{ReapFailure, ReapOutcome, ReleaseReason};
 
-/// The word under `outcome`.
+/// Returns the value of the key `outcome`.
 pub fn outcome_name(outcome: &ReapOutcome) -> &'static str {
     match outcome {
         ReapOutcome::Exited(_) => "ended",
@@ -16,7 +16,7 @@ pub fn outcome_name(outcome: &ReapOutcome) -> &'static str {
     }
 }
 
-/// The word under `reason` of an outcome: why a process lives on, or was let go.
+/// Returns the value of the key `reason` of an outcome: why a process was not ended, or was not signalled.
 pub fn outcome_reason(outcome: &ReapOutcome) -> Option<Cow<'static, str>> {
     Some(match outcome {
         ReapOutcome::Exited(_) => return None,
@@ -29,7 +29,7 @@ pub fn outcome_reason(outcome: &ReapOutcome) -> Option<Cow<'static, str>> {
     })
 }
 
-/// A signal's name, or its number if it has none.
+/// Name of a signal, or `SIG` and its number if it has none.
 pub struct SignalName(pub u8);
 
 impl Display for SignalName {
@@ -41,7 +41,7 @@ impl Display for SignalName {
     }
 }
 
-/// Why a process could not be ended, in one word.
+/// Name of the reason why a process could not be ended.
 pub struct FailureName<'a>(pub &'a ReapFailure);
 
 impl Display for FailureName<'_> {

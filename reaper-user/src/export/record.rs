@@ -1,4 +1,4 @@
-//! One line of the stream before it is a line. In JSON the keys of an event are its fields, in the order in which they stand here.
+//! Records of the event stream. The JSON keys of an event are its fields, in the order of their declaration.
 
 use std::fmt::{self, Display};
 use std::sync::Arc;
@@ -19,15 +19,16 @@ use reaper_model::leftover::Leftover;
 use reaper_model::ruleset::SessionKind;
 use reaper_model::session::Session;
 
-/// Something to tell, and when it happened (ns since boot).
+/// A record of the stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventRecord {
+    /// Time of the event in nanoseconds since boot.
     pub time: u64,
     pub body: EventBody,
 }
 
 impl EventRecord {
-    /// Whether it tells of what processes do, and not of what is decided and done about them.
+    /// Returns whether it reports what a process does, and not what the service decides or does.
     pub fn is_lifecycle(&self) -> bool {
         matches!(
             self.body,
@@ -35,7 +36,7 @@ impl EventRecord {
         )
     }
 
-    /// Whether only the journal has it: the stream has each session closed once.
+    /// Returns whether the record is only for the journal: the stream reports the close of a session once.
     pub fn is_journal_only(&self) -> bool {
         matches!(
             self.body,
@@ -47,15 +48,15 @@ impl EventRecord {
     }
 }
 
-/// A session by the names it has outside.
+/// Public identity of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionRef {
     pub agent: Arc<str>,
-    /// The process that was its root first; the session's name is made of it.
+    /// First root of the session, which is part of its id.
     pub first_root: ProcessKey,
 }
 
-/// A session's name outside: its agent, and pid and start of the process that was its root first.
+/// Public id of a session: agent, and pid and start time of the first root.
 pub struct SessionIdText<'a>(pub &'a SessionRef);
 
 impl Display for SessionIdText<'_> {
@@ -80,12 +81,12 @@ impl Serialize for SessionRef {
     }
 }
 
-/// Writes only the name of a session.
+/// Writes only the id of a session.
 fn session_id<S: Serializer>(session: &SessionRef, serializer: S) -> Result<S::Ok, S::Error> {
     SessionIdText(session).serialize(serializer)
 }
 
-/// Writes only the name of a session, if there is one.
+/// Writes only the id of a session, if there is one.
 fn other_session_id<S: Serializer>(
     session: &Option<SessionRef>,
     serializer: S,
@@ -102,7 +103,7 @@ impl From<&Session> for SessionRef {
     }
 }
 
-/// A process as it was when something happened to it.
+/// State of a process at the time of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessRef {
     pub key: ProcessKey,
@@ -112,7 +113,7 @@ pub struct ProcessRef {
     pub uids: Uids,
     pub session: Option<SessionRef>,
     pub provenance: Provenance,
-    /// What makes it a member, where that is concluded.
+    /// Evidence that it is a member, if the membership was inferred.
     pub evidence: Option<EvidenceRef>,
 }
 
@@ -170,12 +171,12 @@ impl Serialize for ProcessRef {
             map.serialize_entry("session_id", &SessionIdText(session))?;
             map.serialize_entry("agent", &session.agent)?;
         }
-        if let Some(by) = &self.evidence {
-            map.serialize_entry("evidence", by.evidence)?;
-            if let Some(variable) = by.variable {
+        if let Some(evidence) = &self.evidence {
+            map.serialize_entry("evidence", evidence.evidence)?;
+            if let Some(variable) = evidence.variable {
                 map.serialize_entry("evidence_variable", variable)?;
             }
-            if let Some(directory) = &by.directory {
+            if let Some(directory) = &evidence.directory {
                 map.serialize_entry("evidence_directory", directory)?;
             }
         }
@@ -183,14 +184,14 @@ impl Serialize for ProcessRef {
     }
 }
 
-/// What makes a process a member, where that is concluded.
+/// Evidence by which a process was inferred to be a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EvidenceRef {
-    /// `process_group`, `kernel_session`, `cgroup`, `marker` or `cwd`.
+    /// Kind: `process_group`, `kernel_session`, `cgroup`, `marker` or `cwd`.
     pub evidence: &'static str,
-    /// The variable of its environment that says so.
+    /// Environment variable of a `marker`.
     pub variable: Option<&'static str>,
-    /// The agent's directory, in which or below which it works.
+    /// Directory of the agent that contains the process's `cwd`.
     pub directory: Option<String>,
 }
 
@@ -205,13 +206,13 @@ impl EvidenceRef {
     }
 }
 
-/// What happens to every process.
+/// Lifecycle events of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum Lifecycle {
     Fork,
     Exec,
-    /// It is in another cgroup.
+    /// Migration to another cgroup.
     Move,
     Exit {
         #[serde(flatten, serialize_with = "encode::exit_status")]
@@ -221,24 +222,24 @@ pub enum Lifecycle {
     },
 }
 
-/// Memory that was given back: what processes had right after their first signal, added up once the end
-/// of each is confirmed. A zombie has none.
+/// Memory of ended processes, measured right after their first signal and added once the exit is confirmed.
+///
+/// A zombie has none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FreedMemory {
-    /// Bytes that were resident; pages that several of them shared count for each.
+    /// Resident bytes. A page that several of the processes share counts for each.
     #[serde(rename = "memory.rss")]
     pub rss: u64,
-    /// Bytes that were swapped out.
+    /// Bytes in swap.
     #[serde(rename = "memory.swap")]
     pub swap: u64,
-    /// Ended ones of which there was no reading: they were too quick, or it was not this service that
-    /// signalled them.
+    /// Number of processes without a measurement: they exited too early, or this service did not signal them.
     #[serde(rename = "memory.unmeasured")]
     pub unmeasured: u64,
 }
 
 impl FreedMemory {
-    /// Counts one that has ended.
+    /// Adds an ended process.
     pub fn add(&mut self, memory: Option<ProcessMemory>) {
         match memory {
             Some(ProcessMemory { rss, swap }) => {
@@ -252,56 +253,56 @@ impl FreedMemory {
 
 impl From<ProcessMemory> for FreedMemory {
     fn from(memory: ProcessMemory) -> FreedMemory {
-        let mut given_back = FreedMemory::default();
-        given_back.add(Some(memory));
-        given_back
+        let mut freed = FreedMemory::default();
+        freed.add(Some(memory));
+        freed
     }
 }
 
-/// What is left of a nested session when the one that it is nested in is closed.
+/// A nested session that is still open when its outer session closes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NestedSummary {
     #[serde(rename = "session_id", serialize_with = "session_id")]
     pub session: SessionRef,
     /// Pid of its first root.
     pub root_pid: u32,
-    /// Members that are kept.
+    /// Number of kept members.
     pub kept: u32,
-    /// Members that wait for a rule's delay.
+    /// Number of members that wait for the delay of a rule.
     pub waiting: u32,
 }
 
-/// How often things happened; the last line of the stream tells.
+/// Totals of the service, in the last record of the stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Totals {
     pub sessions: u64,
     pub reaped: u64,
-    /// Processes that are kept though their agent is gone, at that time.
+    /// Number of processes that are kept now although their agent is gone.
     pub kept: u64,
     pub failed: u64,
     pub signals: u64,
     pub events: u64,
     pub lost: u64,
-    /// Of those reaped.
+    /// Memory of the reaped processes.
     #[serde(flatten)]
     pub memory: FreedMemory,
 }
 
-/// What was found of the service before.
+/// State that was resumed from an earlier service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Resumed {
-    /// Sessions that it had open.
+    /// Number of open sessions.
     #[serde(rename = "resumed_sessions")]
     pub sessions: usize,
-    /// Bytes that were waiting in the ring.
+    /// Number of unread bytes in the ring buffer.
     #[serde(rename = "backlog_bytes")]
     pub backlog: u64,
-    /// Records that found no room in the ring while nobody read it.
+    /// Number of records that were lost because the ring buffer was full.
     #[serde(rename = "lost_before")]
     pub lost: u64,
 }
 
-/// The parts of a decision that are told.
+/// Names of the parts of a decision.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DecisionNames {
     #[serde(rename = "decision")]
@@ -309,25 +310,25 @@ pub struct DecisionNames {
     pub reason: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<Arc<str>>,
-    /// Of the whole tree, where a rule decides about the root of a session that lives.
+    /// Memory of the whole tree, if a rule decides about the living root of a session.
     #[serde(flatten)]
     pub memory: Option<TreeMemory>,
 }
 
-/// For how long, and with whom, a process is kept.
+/// Duration and extent of a keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct KeepDuration {
-    /// In ns since boot; `None`: until it ends.
+    /// End in nanoseconds since boot; `None` if the process is kept until it exits.
     #[serde(
         serialize_with = "encode::time",
         skip_serializing_if = "Option::is_none"
     )]
     pub until: Option<u64>,
-    /// With all that descends from it.
+    /// Whether its descendants are kept too.
     pub tree: bool,
 }
 
-/// The process that adopts an orphan.
+/// Process that adopts an orphan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Adopter {
     #[serde(flatten, serialize_with = "encode::adopter")]
@@ -336,7 +337,7 @@ pub struct Adopter {
     pub comm: Vec<u8>,
 }
 
-/// The root of a session that is resumed.
+/// Root of a resumed session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum ResumedRoot {
@@ -349,29 +350,30 @@ pub enum ResumedRoot {
     },
 }
 
+/// Content of a record, by kind of event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum EventBody {
     Ready {
         mode: &'static str,
-        /// Why the service only observes, whatever the config says.
+        /// Reason why the service only observes although the config says otherwise.
         #[serde(skip_serializing_if = "Option::is_none")]
         mode_reason: Option<String>,
         source: &'static str,
-        /// The better sources that could not be used.
+        /// Higher-priority sources that cannot be used.
         rejected_sources: Vec<RejectedSource>,
         processes: usize,
         scope: Vec<String>,
         version: &'static str,
-        /// In bytes; `None` where the source has none.
+        /// Size of the ring buffer in bytes; `None` if the source has none.
         #[serde(skip_serializing_if = "Option::is_none")]
         ring_size: Option<u64>,
-        /// Whether the probes send the first signal where they can.
+        /// Whether the probes may send the first signal.
         kernel_reap: bool,
-        /// Directory of the pins; without them tracking ends with this process.
+        /// Directory of the pins; without pins tracking ends with this process.
         #[serde(skip_serializing_if = "Option::is_none")]
         pin_dir: Option<String>,
-        /// What was taken up from the service before, if there was one.
+        /// State that was resumed from an earlier service, if there was one.
         #[serde(flatten, serialize_with = "encode::resumed")]
         resumed: Option<Resumed>,
     },
@@ -396,12 +398,12 @@ pub enum EventBody {
         provenance: Provenance,
         #[serde(flatten, serialize_with = "encode::old_parent")]
         old_parent: Option<ProcessKey>,
-        /// Empty if it is not known any more.
+        /// Name of the old parent; empty if unknown.
         #[serde(skip)]
         old_parent_comm: Vec<u8>,
         #[serde(flatten)]
         adopter: Option<Adopter>,
-        /// Whether it has no adopter because the init of its PID namespace has exited.
+        /// Whether there is no adopter because the init of the PID namespace has exited.
         #[serde(
             rename = "no_adopter_reason",
             serialize_with = "encode::namespace_ending",
@@ -415,14 +417,14 @@ pub enum EventBody {
         #[serde(rename = "session_kind")]
         kind: SessionKind,
         rule: Arc<str>,
-        /// The session that it is nested in.
+        /// Session in which it is nested.
         #[serde(
             rename = "outer_session_id",
             serialize_with = "other_session_id",
             skip_serializing_if = "Option::is_none"
         )]
         outer: Option<SessionRef>,
-        /// The session of the process that started the root, where it is not nested in that.
+        /// Session of the process that started the root, if the new session is not nested in it.
         #[serde(
             rename = "starter_session_id",
             serialize_with = "other_session_id",
@@ -430,14 +432,14 @@ pub enum EventBody {
         )]
         starter: Option<SessionRef>,
     },
-    /// All that had gathered since the service before is read, decided about and, where it was due, signalled.
+    /// The backlog of an earlier service is read and decided, and due members are signalled.
     CaughtUp {
         records: u64,
-        /// In ns, since this service began to take it up.
+        /// Nanoseconds since the service began to read the backlog.
         #[serde(rename = "duration_ns")]
         duration: u64,
     },
-    /// Taken up from the service before.
+    /// A session of an earlier service is resumed.
     SessionResume {
         #[serde(skip)]
         session: SessionRef,
@@ -468,18 +470,18 @@ pub enum EventBody {
     SessionClose {
         #[serde(flatten)]
         session: SessionRef,
-        /// Whether it was reported closed before, with other counts.
+        /// Whether the close was reported before, with other counts.
         #[serde(skip)]
         is_repeat: bool,
-        /// Records that were lost while it was open: there may be members nobody knows of.
+        /// Number of records lost while the session was open. If there are any, members may be unknown.
         lost_before: u64,
         reaped: u32,
-        /// Members that live and are kept.
+        /// Number of living members that are kept.
         kept: u32,
-        /// Why, each reason once.
+        /// Reasons why they are kept, each once.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         kept_reasons: Vec<&'static str>,
-        /// Sessions nested in it that have living members.
+        /// Nested sessions that have living members.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         nested: Vec<NestedSummary>,
         failed: u32,
@@ -503,30 +505,30 @@ pub enum EventBody {
         #[serde(flatten)]
         decision: DecisionNames,
     },
-    /// A leftover of an agent that nobody watched, which is to be reaped or reported.
+    /// A decision about a leftover.
     Leftover {
         #[serde(flatten)]
         process: ProcessRef,
         #[serde(flatten, serialize_with = "encode::leftover")]
         leftover: Leftover,
     },
-    /// The config was read anew: it is in force as far as `message` says, or it is not and nothing has changed.
+    /// The config was reloaded. `message` says what has changed, or why the config was rejected.
     ConfigReload {
         #[serde(rename = "result", serialize_with = "encode::reload_result")]
         done: bool,
         message: String,
     },
-    /// A user has asked for a process to be kept, or has taken that back.
+    /// A user has requested a keep, or has removed it.
     Keep {
         #[serde(flatten)]
         process: ProcessRef,
-        /// Uid of who has asked.
+        /// Uid of the user.
         #[serde(rename = "by_uid")]
         by: u32,
-        /// `None`: no longer.
+        /// Keep; `None` if it was removed.
         #[serde(flatten)]
         kept: Option<KeepDuration>,
-        /// How many it is about, itself included.
+        /// Number of affected processes, including this one.
         processes: usize,
     },
     Signal {
@@ -542,45 +544,44 @@ pub enum EventBody {
         outcome: ReapOutcome,
         #[serde(skip_serializing_if = "Option::is_none")]
         signal: Option<&'static str>,
-        /// What it had right after its first signal; of one that has ended.
+        /// Memory right after the first signal, if the process has ended.
         #[serde(flatten)]
         memory: Option<ProcessMemory>,
         #[serde(rename = "duration_ns", skip_serializing_if = "Option::is_none")]
         duration: Option<u64>,
     },
-    /// From here on events may be missing: nothing new is decided in what they may touch.
+    /// Events may be missing from now on. No new decisions are made about what they may affect.
     GapOpen {
         /// `records_lost`, `record_malformed`, `member_map_full`, `probes_missed`, `source_failed` or `restart`.
         reason: &'static str,
-        /// Where events come from now.
+        /// Current source of events.
         source: &'static str,
-        /// Records that are missing; of `member_map_full` processes.
+        /// Number of lost records; for `member_map_full`, of processes.
         #[serde(rename = "lost")]
         total: u64,
         #[serde(flatten, serialize_with = "encode::lost")]
         by_kind: [(&'static str, u64); reaper_common::RecordKind::ALL.len()],
     },
-    /// What was missing has been found by other means.
+    /// A reconciliation scan has recovered what was missing.
     GapClose {
         reason: &'static str,
         #[serde(rename = "lost")]
         total: u64,
-        /// Processes that nobody had told of.
+        /// Number of processes that no event had reported.
         processes_recovered: u64,
-        /// Ends that nobody had told of.
+        /// Number of exits that no event had reported.
         exits_recovered: u64,
-        /// In ns, since it was opened.
+        /// Nanoseconds since the gap was opened.
         #[serde(rename = "duration_ns")]
         duration: u64,
     },
-    /// Processes that found no room in the kernel's map of members: they are followed only while this
-    /// service runs.
+    /// Processes exceed the capacity of the kernel map of members. They are tracked only while this service runs.
     MemberMapFull {
         count: u64,
-        /// How many the map has room for.
+        /// Capacity of the map.
         capacity: u32,
     },
-    /// Records that were left out, because they could not be written fast enough.
+    /// Records were dropped because they could not be written fast enough.
     Dropped {
         /// `stream` or `journal`.
         #[serde(rename = "dropped_by")]
@@ -595,14 +596,14 @@ pub enum EventBody {
         reason: &'static str,
         #[serde(flatten)]
         count: Totals,
-        /// Directory of the pins that were left at work.
+        /// Directory of the pins, if the probes stay active.
         #[serde(skip_serializing_if = "Option::is_none")]
         pin_dir: Option<String>,
     },
 }
 
 impl EventBody {
-    /// Name of what happened, as it stands under `event`.
+    /// Returns the value of the key `event`.
     pub fn name(&self) -> &'static str {
         match self {
             EventBody::Ready { .. } => "ready",

@@ -1,39 +1,39 @@
-//! Secrets in command lines are not passed on.
+//! Removes secrets from command lines.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
 
 use regex::bytes::Regex;
 
-/// What stands in a secret's place.
+/// Replacement for a secret.
 const REDACTED: &[u8] = b"[redacted]";
 
-/// `--token=…`, `API_KEY=…`, `"password": "…"`, `?token=…`, anywhere in an argument: the value goes.
+/// `--token=…`, `API_KEY=…`, `"password": "…"`, `?token=…`, anywhere in an argument. The value is redacted.
 static NAMED: LazyLock<Regex> = LazyLock::new(|| {
     regex(concat!(
         r"(?is-u)([\w.-]*(?:token|secret|passwd|password|_pwd|api[_-]?key|access[_-]?key|private[_-]?key|credentials?)",
         r#"["']?\s*[=:]\s*)(?:"[^"]*"|'[^']*'|[^\s"'&;,|)}]+)"#,
     ))
 });
-/// `--token=…` as an argument of its own: all that follows goes.
+/// `--token=…` as a whole argument. Everything after the `=` is redacted.
 static WHOLE: LazyLock<Regex> = LazyLock::new(|| {
     regex(
         r"(?is-u)^(--?[\w.-]*(?:token|secret|passwd|password|api[_-]?key|access[_-]?key|credentials?|auth|pat)=).+$",
     )
 });
-/// `--token …` in the middle of an argument, such as a shell's script.
+/// `--token …` inside of an argument, such as a shell script. The next word is redacted.
 static WITHIN: LazyLock<Regex> = LazyLock::new(|| {
     regex(
         r"(?is-u)(\s--?[\w.-]*(?:token|secret|passwd|password|api[_-]?key|access[_-]?key|auth)\s+)[^\s-]\S*",
     )
 });
-/// `--token …`: the argument that follows goes.
+/// `--token` as a whole argument. The next argument is redacted.
 static OPTION: LazyLock<Regex> = LazyLock::new(|| {
     regex(
         r"(?is-u)^--?[\w.-]*(?:token|secret|passwd|password|api[_-]?key|access[_-]?key|auth|pat)$",
     )
 });
-/// What is a secret by its looks, anywhere.
+/// Tokens in well-known formats, anywhere in an argument.
 static SHAPED: LazyLock<Regex> = LazyLock::new(|| {
     regex(concat!(
         r"(?i-u:(authorization:\s*\w+\s+|bearer\s+)[\w.~+/=-]{8,})",
@@ -43,10 +43,10 @@ static SHAPED: LazyLock<Regex> = LazyLock::new(|| {
 });
 
 fn regex(pattern: &str) -> Regex {
-    Regex::new(pattern).expect("a pattern of this file, which its tests compile")
+    Regex::new(pattern).expect("the patterns of this file are valid")
 }
 
-/// The arguments with their secrets taken out.
+/// Returns the arguments with secrets redacted.
 pub fn arguments<'a>(args: impl Iterator<Item = &'a [u8]>) -> impl Iterator<Item = Cow<'a, [u8]>> {
     let mut secret_follows = false;
     args.map(move |arg| {
@@ -72,7 +72,7 @@ pub fn arguments<'a>(args: impl Iterator<Item = &'a [u8]>) -> impl Iterator<Item
 #[cfg(test)]
 mod tests {
     #[test]
-    fn secrets_go_and_the_rest_stays() {
+    fn secrets_are_redacted_and_other_text_stays() {
         for (args, expected) in [
             (
                 "curl --token abc https://x",

@@ -1,4 +1,4 @@
-//! From the engine to the outputs, without ever holding the engine up.
+//! Passes records from the engine to the outputs through a writer thread, without blocking the engine.
 
 #[cfg(test)]
 mod tests;
@@ -16,36 +16,37 @@ use super::consumer::Consumer;
 use super::{EventBody, EventRecord, json, line};
 use reaper_host::sys;
 
-/// Records on their way to the writer beyond which some are left out; beyond twice as many, all.
-const WAITING_MAX: usize = 65_536;
+/// Number of queued records above which lifecycle records are dropped. Above twice as many, all are dropped.
+const QUEUED_MAX: usize = 65_536;
 
-/// How long the end of the stream may take to be read.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// Records after which the writer says how far it has come.
-const STRETCH: usize = 1024;
-/// Records that are put aside without asking for more memory.
+/// Time limit for the last records to be written.
+const JOIN_MAX: Duration = Duration::from_secs(2);
+/// Number of records after which the writer updates its progress.
+const CHUNK: usize = 1024;
+/// Capacity of an empty batch.
 const BATCH: usize = 64;
 
-/// How a line is written.
+/// Format of an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// For people; with what every process does, or only what is decided and done.
+    /// Lines for people.
     Lines {
+        /// Whether lifecycle records are included.
         lifecycle: bool,
     },
     Json,
 }
 
-/// Where lines go.
+/// An output of the stream.
 pub struct StreamOutput {
     format: Format,
     writer: Box<dyn Write + Send>,
-    /// The other end has gone.
+    /// Whether a write has failed. Nothing more is written then.
     closed: bool,
 }
 
 impl StreamOutput {
-    /// Standard output; colours only if it is a terminal that wants them.
+    /// Creates an output to standard output, with colours if that is a terminal that supports them.
     pub fn stdout(format: Format) -> StreamOutput {
         StreamOutput {
             format,
@@ -54,7 +55,7 @@ impl StreamOutput {
         }
     }
 
-    /// JSON lines appended to a file, which only its owner may read: command lines are told in it.
+    /// Creates an output that appends JSON lines to a file. Only its owner may read it, because it has command lines.
     ///
     /// # Errors
     /// As `open(2)`.
@@ -65,8 +66,8 @@ impl StreamOutput {
             .append(true)
             .mode(0o600)
             .open(path)?;
-        if ends_torn(path)? {
-            // Whoever wrote it was killed at that; what it was about is told again.
+        if has_incomplete_line(path)? {
+            // An earlier service was killed while it wrote. Its successor reports the event again.
             (&file).write_all(b"\n")?;
         }
         Ok(StreamOutput {
@@ -77,8 +78,8 @@ impl StreamOutput {
     }
 }
 
-/// Whether a file ends in the middle of a line.
-fn ends_torn(path: &Path) -> io::Result<bool> {
+/// Returns whether the last line of a file has no line break.
+fn has_incomplete_line(path: &Path) -> io::Result<bool> {
     let length = std::fs::metadata(path)?;
     if !length.is_file() || length.len() == 0 {
         return Ok(false);
@@ -88,33 +89,38 @@ fn ends_torn(path: &Path) -> io::Result<bool> {
     Ok(last != *b"\n")
 }
 
+/// State that the sink and the writer share.
 #[derive(Default)]
 struct SinkState {
-    waiting: AtomicUsize,
+    /// Number of records that are passed on and not written yet.
+    queued: AtomicUsize,
+    /// Number of dropped records that are not reported yet.
     dropped: AtomicU64,
-    due: Mutex<WriteCallbacks>,
+    callbacks: Mutex<WriteCallbacks>,
 }
 
 impl SinkState {
-    fn due(&self) -> MutexGuard<'_, WriteCallbacks> {
-        // Nothing is half done in it where a thread has panicked.
-        self.due.lock().unwrap_or_else(PoisonError::into_inner)
+    fn callbacks(&self) -> MutexGuard<'_, WriteCallbacks> {
+        // The state is consistent even if a thread has panicked with the lock.
+        let locked = self.callbacks.lock();
+        locked.unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What is to be done once so many records have been written.
+/// Callbacks that run once a number of records has been written.
 ///
-/// However many are asked for, two are kept: the first, so that something is done although records keep
-/// coming, and the last, so that it is done in the end although none comes any more.
+/// Of all added ones, at most two are stored. The first one runs although records keep arriving. The last one runs when
+/// no more records arrive.
 #[derive(Default)]
 struct WriteCallbacks {
+    /// Number of records written since the start.
     written: u64,
     first: Option<(u64, Box<dyn FnOnce() + Send>)>,
     last: Option<(u64, Box<dyn FnOnce() + Send>)>,
 }
 
 impl WriteCallbacks {
-    /// To be done after a number of records that is not less than that of any before.
+    /// Adds a callback for after that many records. The number must not be lower than in earlier calls.
     fn add(&mut self, after: u64, f: Box<dyn FnOnce() + Send>) {
         if after <= self.written {
             f();
@@ -125,7 +131,7 @@ impl WriteCallbacks {
         }
     }
 
-    fn wrote(&mut self, records: usize) {
+    fn on_written(&mut self, records: usize) {
         self.written += records as u64;
         while let Some((_, f)) = self.first.take_if(|(after, _)| *after <= self.written) {
             f();
@@ -134,89 +140,88 @@ impl WriteCallbacks {
     }
 }
 
-/// The engine's end.
+/// The engine's end of the stream.
 pub struct Sink {
     batch: Vec<EventRecord>,
     sender: Sender<Vec<EventRecord>>,
-    /// Records handed over since the start.
+    /// Number of records passed on since the start.
     sent: u64,
     shared: Arc<SinkState>,
-    /// Records that may wait beside the bound, until it is not reached any more.
+    /// Number of records that may be queued in addition to [`QUEUED_MAX`], until the queue is shorter than that.
     backlog_allowance: usize,
     journal: Option<Box<dyn Consumer>>,
 }
 
 impl Sink {
-    /// Passes each later batch to a journal too.
+    /// Passes each later batch to the journal too.
     pub fn set_consumer(&mut self, journal: impl Consumer + 'static) {
         self.journal = Some(Box::new(journal));
     }
 
-    /// Puts a record aside until [`Sink::flush`].
+    /// Adds a record to the batch that [`Sink::flush`] passes on.
     pub fn push(&mut self, record: EventRecord) {
         self.batch.push(record);
     }
 
-    /// Hands over all that has gathered since the last run, which is not counted as waiting too long.
+    /// Passes on the records of the backlog of an earlier service. They do not count towards [`QUEUED_MAX`].
     pub fn flush_backlog(&mut self) {
         self.backlog_allowance += self.batch.len();
         self.flush();
     }
 
-    /// Whether nothing waits to be written.
+    /// Returns whether all records have been written.
     pub fn is_idle(&self) -> bool {
         self.batch.is_empty()
             && self.shared.dropped.load(Ordering::Relaxed) == 0
-            && self.shared.waiting.load(Ordering::Acquire) == 0
+            && self.shared.queued.load(Ordering::Acquire) == 0
     }
 
-    /// Runs `f` once all that was pushed before has been written and flushed, or been given up; on the
-    /// writer's thread, or at once if there is nothing to wait for. Hands over what has gathered.
+    /// Flushes, and runs `f` once all records pushed so far have been written or dropped.
     ///
-    /// One that is still waiting when another comes may never be run, but the last one always is.
+    /// It runs on the writer's thread, or at once if no record is queued. A later call may replace a callback that has not
+    /// run yet, but the last one always runs.
     pub fn on_written(&mut self, f: impl FnOnce() + Send + 'static) {
         self.flush();
-        self.shared.due().add(self.sent, Box::new(f));
+        self.shared.callbacks().add(self.sent, Box::new(f));
     }
 
-    /// Hands over what has gathered. Never blocks: where the writer is too far behind, what every process
-    /// does is left out first, and counted.
+    /// Passes the batch on to journal and writer.
+    ///
+    /// Never blocks. If the writer is too far behind, records are dropped and counted, lifecycle records first.
     pub fn flush(&mut self) {
         if self.batch.is_empty() {
             return;
         }
-        // Before anything is left out: what the stream has no room for, the journal may have.
+        // Before records are dropped: the journal has its own limit.
         if let Some(journal) = &mut self.journal {
             self.batch.extend(journal.on_records(&self.batch));
         }
         self.batch.retain(|record| !record.is_journal_only());
-        let waiting = self.shared.waiting.load(Ordering::SeqCst);
+        let queued = self.shared.queued.load(Ordering::SeqCst);
         let n = self.batch.len();
-        let bound = WAITING_MAX + self.backlog_allowance;
-        if waiting > bound {
+        let bound = QUEUED_MAX + self.backlog_allowance;
+        if queued > bound {
             self.batch
-                .retain(|record| waiting <= bound + WAITING_MAX && !record.is_lifecycle());
-        } else if waiting <= WAITING_MAX && n <= WAITING_MAX {
+                .retain(|record| queued <= bound + QUEUED_MAX && !record.is_lifecycle());
+        } else if queued <= QUEUED_MAX && n <= QUEUED_MAX {
             self.backlog_allowance = 0;
         }
-        let left_out = n - self.batch.len();
+        let dropped = n - self.batch.len();
         self.shared
             .dropped
-            .fetch_add(left_out as u64, Ordering::Relaxed);
+            .fetch_add(dropped as u64, Ordering::Relaxed);
         if !self.batch.is_empty() {
             let batch: Vec<_> = self.batch.drain(..).collect();
-            self.shared
-                .waiting
-                .fetch_add(batch.len(), Ordering::Relaxed);
+            self.shared.queued.fetch_add(batch.len(), Ordering::Relaxed);
             self.sent += batch.len() as u64;
-            // A writer that is gone has said why.
+            // Fails if the writer's thread has panicked, which is logged.
             let _ = self.sender.send(batch);
         }
         self.batch.shrink_to(BATCH);
     }
 }
 
-/// The thread that writes. It ends when the [`Sink`] is dropped.
+/// The writer thread. It ends when the [`Sink`] is dropped.
 pub struct Writer {
     done: Receiver<()>,
 }
@@ -225,7 +230,7 @@ impl Writer {
     /// Starts a writer to these outputs.
     ///
     /// # Errors
-    /// If no thread can be started.
+    /// No thread can be started.
     pub fn start(outputs: Vec<StreamOutput>) -> io::Result<(Sink, Writer)> {
         let (sender, receiver) = channel();
         let (end, done) = channel();
@@ -256,25 +261,27 @@ impl Writer {
         Ok((sink, Writer { done }))
     }
 
-    /// Waits until all has been written, but not for ever: whoever reads may have stopped. The sink must
-    /// be gone by then.
+    /// Waits at most [`JOIN_MAX`] until all records are written, because their reader may have stopped. The sink must be
+    /// dropped before.
     pub fn join(self) {
-        if self.done.recv_timeout(PATIENCE).is_err() {
-            tracing::error!("the event stream is not read; its end is left out");
+        if self.done.recv_timeout(JOIN_MAX).is_err() {
+            tracing::error!(
+                "the reader of the event stream is too slow; its last records are dropped"
+            );
         }
     }
 }
 
-/// Writes a batch, and says on the way how far it has come.
+/// Writes a batch in chunks, and updates the progress after each.
 fn write(outputs: &mut StreamOutputs, batch: &[EventRecord], shared: &SinkState) {
-    for stretch in batch.chunks(STRETCH) {
-        outputs.write(stretch);
-        shared.waiting.fetch_sub(stretch.len(), Ordering::SeqCst);
-        shared.due().wrote(stretch.len());
+    for chunk in batch.chunks(CHUNK) {
+        outputs.write(chunk);
+        shared.queued.fetch_sub(chunk.len(), Ordering::SeqCst);
+        shared.callbacks().on_written(chunk.len());
     }
 }
 
-/// Says how many records have been left out since this was last said.
+/// Reports the number of records dropped since the last report.
 fn emit_dropped(outputs: &mut StreamOutputs, shared: &SinkState) {
     let count = shared.dropped.load(Ordering::Relaxed);
     if count > 0 {
@@ -289,7 +296,7 @@ fn emit_dropped(outputs: &mut StreamOutputs, shared: &SinkState) {
     }
 }
 
-/// All that lines go to, numbered alike.
+/// All outputs, with common sequence numbers.
 struct StreamOutputs {
     all: Vec<StreamOutput>,
     seq: u64,
@@ -328,12 +335,12 @@ impl StreamOutput {
         }
     }
 
-    /// An output that fails is given up; the service goes on without it.
+    /// Closes an output after an error. The service continues without it.
     fn check(&mut self, result: io::Result<()>) {
         if let Err(error) = result {
             self.closed = true;
             if error.kind() != io::ErrorKind::BrokenPipe {
-                tracing::error!("the event stream cannot be written: {error}");
+                tracing::error!("cannot write the event stream: {error}");
             }
         }
     }

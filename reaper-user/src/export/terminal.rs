@@ -1,8 +1,8 @@
-//! The only way to a terminal: standard output, messages and log lines for people.
+//! Writes to standard output and standard error for people. All such output passes through here.
 //!
-//! Names, arguments and paths come from processes, files and other users. A terminal obeys control characters in them, and some
-//! characters hide or reorder the text around them. Here they are escaped, whatever wrote them. Callers escape each value with
-//! [`printable`] too: only they can tell a line break of their own from one in a name.
+//! Names, arguments and paths come from processes, files and other users. Control characters in them control the
+//! terminal, and some characters hide or reorder text. This module escapes all of them. Callers must still escape each
+//! value with [`printable`], because only they can distinguish their own line breaks from those in a name.
 
 use std::fmt::Arguments;
 use std::io::{self, BufWriter, Stderr, Stdout, Write};
@@ -11,16 +11,16 @@ use anstream::AutoStream;
 
 use super::text::{is_unprintable, printable};
 
-/// A writer for text that may contain colours (SGR sequences), line breaks and tabs. Escapes everything else that could command
-/// a terminal.
+/// Writer that passes colours (SGR sequences), line breaks and tabs, and escapes everything else that controls a
+/// terminal.
 pub struct TerminalWriter<W: Write>(W);
 
-/// Standard output, buffered. Drops colours if it is no terminal, or with `NO_COLOR`.
+/// Returns buffered standard output. Removes colours if it is not a terminal, or if `NO_COLOR` is set.
 pub fn stdout() -> TerminalWriter<BufWriter<AutoStream<Stdout>>> {
     TerminalWriter(BufWriter::new(anstream::stdout()))
 }
 
-/// Standard error, not buffered, for text with colours.
+/// Returns unbuffered standard error, for text with colours.
 pub fn stderr() -> TerminalWriter<AutoStream<Stderr>> {
     TerminalWriter(anstream::stderr())
 }
@@ -35,7 +35,7 @@ pub fn print(text: impl AsRef<[u8]>) -> io::Result<()> {
     out.flush()
 }
 
-/// Writes one line to standard error. Whatever the message contains, it stays one line.
+/// Writes one line to standard error. Line breaks in the message are escaped.
 macro_rules! message {
     ($($part:tt)*) => {
         $crate::export::write_message(format_args!($($part)*))
@@ -46,11 +46,11 @@ pub(crate) use message;
 /// Writes one line to standard error, for [`message`].
 pub fn write_message(message: Arguments<'_>) {
     let line = printable(&message.to_string(), usize::MAX) + "\n";
-    // If standard error cannot be written to, there is nothing else to report that on.
+    // A failure cannot be reported anywhere.
     let _ = io::stderr().write_all(line.as_bytes());
 }
 
-/// Standard error for the log: one call of `write` is one line, as `tracing_subscriber::fmt` calls it.
+/// Standard error for the log. Each call of `write` is one line, which is how `tracing_subscriber::fmt` calls it.
 pub struct Log;
 
 impl<W: Write> Write for TerminalWriter<W> {
@@ -59,7 +59,7 @@ impl<W: Write> Write for TerminalWriter<W> {
         Ok(bytes.len())
     }
 
-    /// Formats the text as a whole before it is escaped: the parts of one colour sequence may come separately.
+    /// Formats the whole text before it escapes it, because a colour sequence may span several parts.
     fn write_fmt(&mut self, text: Arguments<'_>) -> io::Result<()> {
         self.write_all(text.to_string().as_bytes())
     }
@@ -81,7 +81,7 @@ impl Write for Log {
     }
 }
 
-/// Escapes everything that could command a terminal. Colours and tabs stay, and line breaks if `lines` is set.
+/// Escapes everything that controls a terminal, except colours and tabs, and except line breaks if `lines` is set.
 fn escaped(bytes: &[u8], lines: bool) -> String {
     let mut shown = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
@@ -89,15 +89,15 @@ fn escaped(bytes: &[u8], lines: bool) -> String {
         while let Some(at) = rest.find(is_unprintable) {
             let (plain, tail) = rest.split_at(at);
             shown += plain;
-            let own = match tail.as_bytes()[0] {
+            let allowed = match tail.as_bytes()[0] {
                 b'\n' if lines => 1,
                 b'\t' => 1,
-                _ => colour(tail),
+                _ => sgr_length(tail),
             };
-            let mut after = tail[own..].chars();
-            match own {
+            let mut after = tail[allowed..].chars();
+            match allowed {
                 0 => shown.extend(after.next().into_iter().flat_map(char::escape_default)),
-                _ => shown += &tail[..own],
+                _ => shown += &tail[..allowed],
             }
             rest = after.as_str();
         }
@@ -107,8 +107,8 @@ fn escaped(bytes: &[u8], lines: bool) -> String {
     shown
 }
 
-/// Length of the SGR sequence that a text begins with; 0 if it begins with none.
-fn colour(text: &str) -> usize {
+/// Returns the length of the SGR sequence at the start of a text, or 0 if there is none.
+fn sgr_length(text: &str) -> usize {
     let Some(parameters) = text.strip_prefix("\x1b[") else {
         return 0;
     };

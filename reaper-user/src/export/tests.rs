@@ -8,7 +8,7 @@ use regex::{Captures, Regex};
 use super::*;
 use reaper_host::sys::host::Host;
 
-/// Compares lines with a file of a boot named `boot`, on 2026-01-01.
+/// Compares lines with a golden file, which has the boot id `boot` and a boot at 2026-01-01.
 #[track_caller]
 fn assert_golden(written: &[u8], golden: &str) {
     let golden = golden
@@ -33,7 +33,7 @@ fn assert_golden(written: &[u8], golden: &str) {
 }
 
 #[test]
-fn json_lines_are_the_golden_ones() {
+fn json_lines_match_the_golden_file() {
     let mut out = Vec::new();
     for (record, seq) in samples::records().iter().zip(1..) {
         json::write(&mut out, record, seq).unwrap();
@@ -42,7 +42,7 @@ fn json_lines_are_the_golden_ones() {
 }
 
 #[test]
-fn text_lines_are_the_golden_ones() {
+fn text_lines_match_the_golden_file() {
     let mut out = Vec::new();
     for record in samples::records() {
         let mut line = Vec::new();

@@ -1,4 +1,4 @@
-//! How what a line is made of is put into words.
+//! Formats the parts of a line: memory, processes, durations, command lines.
 
 use std::fmt::Write as _;
 
@@ -10,65 +10,62 @@ use super::redact;
 use reaper_model::activity::TreeMemory;
 use reaper_model::event::{ExitStatus, Image, ProcessKey};
 
-/// Characters of a command line that are shown.
+/// Maximum number of characters of a command line.
 const COMMAND_MAX: usize = 48;
 
-/// `, 1.2 GiB given back`, and what is not in that; empty where nobody has ended.
+/// Returns `, 1.2 GiB freed` with details; empty if no process has ended.
 pub(super) fn freed(memory: &FreedMemory) -> String {
     let FreedMemory {
         rss,
         swap,
-        unmeasured: unread,
+        unmeasured,
         ..
     } = *memory;
     let mut text = String::new();
-    let whole = rss.saturating_add(swap);
-    if whole > 0 {
-        let _ = write!(text, ", {} given back", ByteSize::b(whole));
+    let total = rss.saturating_add(swap);
+    if total > 0 {
+        let _ = write!(text, ", {} freed", ByteSize::b(total));
     }
     if swap > 0 {
-        let _ = write!(text, " ({} of it swapped out)", ByteSize::b(swap));
+        let _ = write!(text, " ({} of it in swap)", ByteSize::b(swap));
     }
-    if unread > 0 {
-        let _ = write!(text, ", {unread} too quick to weigh");
+    if unmeasured > 0 {
+        let _ = write!(text, ", memory of {unmeasured} not measured");
     }
     text
 }
 
-/// `, its tree has 1.2 GiB of memory`.
-pub(super) fn held(memory: TreeMemory) -> String {
+/// Returns `, its tree has 1.2 GiB of memory`.
+pub(super) fn tree_memory(memory: TreeMemory) -> String {
     let TreeMemory { rss, swap } = memory;
     let mut text = format!(", its tree has {} of memory", ByteSize::b(rss));
     if swap > 0 {
-        let _ = write!(text, " and {} swapped out", ByteSize::b(swap));
+        let _ = write!(text, " and {} in swap", ByteSize::b(swap));
     }
     text
 }
 
-/// Returns `, the rest belongs to 10906, 2 kept, 1 waits` for what is left of nested sessions; empty if there are none.
-pub(super) fn rest(nested: &[NestedSummary]) -> String {
-    let of_each = |rest: &NestedSummary| {
-        let kept = match rest.kept {
-            0 => String::new(),
-            n => format!(", {n} kept"),
-        };
-        let waiting = match rest.waiting {
-            0 => String::new(),
-            1 => ", 1 waits".into(),
-            n => format!(", {n} wait"),
-        };
-        format!("to {}{kept}{waiting}", rest.root_pid)
+/// Returns `; nested sessions remain: 10906 (2 kept, 1 waiting)`; empty if there are none.
+pub(super) fn remaining_sessions(nested: &[NestedSummary]) -> String {
+    let describe = |session: &NestedSummary| {
+        let kept = (session.kept > 0).then(|| format!("{} kept", session.kept));
+        let waiting = (session.waiting > 0).then(|| format!("{} waiting", session.waiting));
+        let counts: Vec<_> = kept.into_iter().chain(waiting).collect();
+        match counts.is_empty() {
+            true => session.root_pid.to_string(),
+            false => format!("{} ({})", session.root_pid, counts.join(", ")),
+        }
     };
     match nested {
         [] => String::new(),
         all => {
-            let each: Vec<_> = all.iter().map(of_each).collect();
-            format!(", the rest belongs {}", each.join(", and "))
+            let all: Vec<_> = all.iter().map(describe).collect();
+            format!("; nested sessions remain: {}", all.join(", "))
         }
     }
 }
 
-/// A process where there is little room.
+/// Returns the short form of a process: name and pid.
 pub(super) fn process_label(key: Option<ProcessKey>, command: &[u8]) -> String {
     let command = printable(&String::from_utf8_lossy(command), 16);
     match key {
@@ -78,15 +75,15 @@ pub(super) fn process_label(key: Option<ProcessKey>, command: &[u8]) -> String {
     }
 }
 
-pub(super) fn by(parent: Option<ProcessKey>) -> String {
+pub(super) fn forked_by(parent: Option<ProcessKey>) -> String {
     parent
         .map(|key| format!("by {}", key.pid))
         .unwrap_or_default()
 }
 
-/// How a process ended.
-pub fn exit_status_text(ended: ExitStatus) -> String {
-    match ended {
+/// Returns an exit status for people: `exit 3`, `SIGTERM`.
+pub fn exit_status_text(status: ExitStatus) -> String {
+    match status {
         ExitStatus::Exited(code) => format!("exit {code}"),
         ExitStatus::Signalled {
             signal,
@@ -95,11 +92,11 @@ pub fn exit_status_text(ended: ExitStatus) -> String {
         ExitStatus::Signalled { signal, core: true } => {
             format!("{} (core dumped)", SignalName(signal))
         }
-        ExitStatus::Unknown => "nobody saw how".into(),
+        ExitStatus::Unknown => "exit status unknown".into(),
     }
 }
 
-/// A span of time with three digits.
+/// Returns a duration, given in nanoseconds, with its largest unit up to seconds.
 pub fn duration(ns: u64) -> String {
     let (value, unit) = match ns as f64 {
         ns if ns < 1e3 => (ns, "ns"),
@@ -111,11 +108,11 @@ pub fn duration(ns: u64) -> String {
     format!("{value:.digits$} {unit}")
 }
 
-pub(super) fn command(who: &ProcessRef) -> String {
-    printable(&command_line(&who.image, 4 * COMMAND_MAX), COMMAND_MAX)
+pub(super) fn command(process: &ProcessRef) -> String {
+    printable(&command_line(&process.image, 4 * COMMAND_MAX), COMMAND_MAX)
 }
 
-/// The command line without its secrets, of about `max` bytes; in brackets the kernel's name where there is none.
+/// Returns the command line with secrets redacted, in about `max` bytes. Without arguments, returns `[comm]`.
 pub fn command_line(image: &Image, max: usize) -> String {
     let mut line = String::new();
     for arg in redact::arguments(image.args()) {
@@ -133,22 +130,22 @@ pub fn command_line(image: &Image, max: usize) -> String {
     line
 }
 
-/// How many processes something was about, where that is not the one.
-pub(super) fn more(processes: usize) -> String {
+/// Returns `: 3 processes`; empty for one process.
+pub(super) fn process_count(processes: usize) -> String {
     match processes {
         0 | 1 => String::new(),
         n => format!(": {n} processes"),
     }
 }
 
-/// Whether a character could command a terminal, or hide or reorder the text around it.
+/// Returns whether a character could control a terminal, or hide or reorder the text around it.
 pub(super) fn is_unprintable(c: char) -> bool {
     let invisible = matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
         | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}');
     c.is_control() || invisible
 }
 
-/// What may be shown on a terminal: no control characters, and not more than `max` characters.
+/// Returns text that is safe to show on a terminal: escaped, and with at most `max` characters of the original.
 pub fn printable(text: &str, max: usize) -> String {
     let mut shown = String::new();
     for (n, c) in text.chars().enumerate() {
@@ -170,7 +167,7 @@ mod tests {
     use super::{duration, printable};
 
     #[test]
-    fn control_characters_are_escaped_and_length_is_bounded() {
+    fn printable_text_is_escaped_and_truncated() {
         assert_eq!(
             printable("a\nb\x1b[31mc\u{202e}", 40),
             "a\\nb\\u{1b}[31mc\\u{202e}"
@@ -179,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_have_a_unit_that_fits() {
+    fn duration_has_a_fitting_unit() {
         assert_eq!(duration(48_200), "48 µs");
         assert_eq!(duration(1_500_000), "1.5 ms");
         assert_eq!(duration(5_002_000_000), "5.0 s");

@@ -1,51 +1,54 @@
-//! Reasons and evidence in words for people.
+//! Describes reasons and evidence to people.
 
 use super::record::EvidenceRef;
 use super::text::printable;
 
 /// Describes the evidence by which a process was inferred to be a member.
 pub fn evidence_text(evidence: &str, variable: Option<&str>, directory: Option<&str>) -> String {
-    let variable =
-        variable.map(|name| format!("the mark {} in its environment", printable(name, 64)));
+    let variable = variable.map(|name| format!("the environment marker {}", printable(name, 64)));
     let directory = directory.map(|path| format!("its cwd in {}", printable(path, 128)));
-    let what = match evidence {
+    let evidence = match evidence {
         "process_group" => "its process group",
-        "kernel_session" => "its session in the kernel",
+        "kernel_session" => "its POSIX session",
         "cgroup" => "its cgroup",
         "cwd" => "its cwd",
         other => other,
     };
     variable
         .or(directory)
-        .unwrap_or_else(|| printable(what, 64))
+        .unwrap_or_else(|| printable(evidence, 64))
 }
 
-/// Describes the evidence that a record carries.
-pub fn evidence_ref_text(by: &EvidenceRef) -> String {
-    evidence_text(by.evidence, by.variable, by.directory.as_deref())
+/// Describes the evidence in a record.
+pub fn evidence_ref_text(evidence: &EvidenceRef) -> String {
+    evidence_text(
+        evidence.evidence,
+        evidence.variable,
+        evidence.directory.as_deref(),
+    )
 }
 
 /// Describes the reason of a decision, given by its name in the stream.
 pub fn reason_text(reason: &str) -> &str {
     match reason {
         "root_exited" => "its agent is gone",
-        "forked_after_root_exit" => "born after its agent was gone",
+        "forked_after_root_exit" => "forked after its agent was gone",
         "detached" => "orphaned, and its agent lives",
         "root_alive" => "its agent lives",
         "keep_marker" => "REAPER_KEEP=1",
         "kept_by_user" => "a user keeps it",
-        "rule_delay" => "a rule gives it time",
+        "rule_delay" => "a rule delays the decision",
         "successor_awaited" => "its agent exited and may continue in another process",
-        "successor_unknown" => "its agent may continue in another process: that could not be read",
+        "successor_unknown" => "cannot read whether its agent continues in another process",
         "report_rule" => "a rule reports it",
-        "reap_rule" => "a rule says so",
+        "reap_rule" => "a rule reaps it",
         "keep_rule" => "a rule keeps it",
         "other_uid" => "it runs as another user",
-        "ancestor_kept" => "below one that is kept",
-        "descendant_kept" => "above one that is kept",
-        "unreadable" => "it could not be read",
-        "lineage_uncertain" => "it may not be the agent's",
-        "inferred" => "only evidence says that it is the agent's",
+        "ancestor_kept" => "an ancestor is kept",
+        "descendant_kept" => "a descendant is kept",
+        "unreadable" => "its facts could not be read",
+        "lineage_uncertain" => "it may not belong to the agent",
+        "inferred" => "it is only inferred to belong to the agent",
         other => other,
     }
 }

@@ -8,15 +8,15 @@ use crate::journal::{self, Journal};
 use reaper_model::event::{ExitStatus, ProcessKey};
 use reaper_model::ruleset::SessionKind;
 
-/// What came out, and a gate that the writer waits at.
+/// An output that collects what is written, and that a test can block.
 #[derive(Clone, Default)]
-struct Slow {
+struct BlockableOutput {
     written: Arc<Mutex<Vec<u8>>>,
     gate: Arc<Mutex<()>>,
     flushed: Arc<AtomicBool>,
 }
 
-impl Slow {
+impl BlockableOutput {
     fn start(&self) -> (Sink, Writer) {
         let output = StreamOutput {
             format: Format::Json,
@@ -26,12 +26,12 @@ impl Slow {
         Writer::start(vec![output]).unwrap()
     }
 
-    /// While this is held nothing is written.
-    fn stop(&self) -> MutexGuard<'_, ()> {
+    /// Blocks all writes until the guard is dropped.
+    fn block(&self) -> MutexGuard<'_, ()> {
         self.gate.lock().unwrap()
     }
 
-    /// The names of all events, in order.
+    /// Returns the names of all written events, in order.
     fn events(&self) -> Vec<String> {
         let text = String::from_utf8(self.written.lock().unwrap().clone()).unwrap();
         let line = |line: &str| -> serde_json::Value { serde_json::from_str(line).unwrap() };
@@ -45,7 +45,7 @@ impl Slow {
     }
 }
 
-impl Write for Slow {
+impl Write for BlockableOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let _gate = self.gate.lock().unwrap();
         self.flushed.store(false, Ordering::SeqCst);
@@ -59,7 +59,8 @@ impl Write for Slow {
     }
 }
 
-fn decided() -> EventRecord {
+/// Returns a record that is not a lifecycle record.
+fn record() -> EventRecord {
     let body = EventBody::MemberMapFull {
         count: 1,
         capacity: 1,
@@ -67,11 +68,11 @@ fn decided() -> EventRecord {
     EventRecord { time: 0, body }
 }
 
-/// Pushes records as they come at a restart: in few batches, each larger than the bound.
+/// Pushes records as at a restart: in few batches, each larger than [`QUEUED_MAX`].
 fn flood(sink: &mut Sink, records: usize) {
     for n in 0..records {
-        sink.push(decided());
-        if n % (WAITING_MAX + 1) == WAITING_MAX {
+        sink.push(record());
+        if n % (QUEUED_MAX + 1) == QUEUED_MAX {
             sink.flush();
         }
     }
@@ -79,52 +80,52 @@ fn flood(sink: &mut Sink, records: usize) {
 }
 
 #[test]
-fn what_has_gathered_since_the_last_run_is_told_whole() {
-    let out = Slow::default();
+fn backlog_is_written_completely() {
+    let out = BlockableOutput::default();
     let (mut sink, writer) = out.start();
-    let stopped = out.stop();
-    for _ in 0..4 * WAITING_MAX {
-        sink.push(decided());
+    let blocked = out.block();
+    for _ in 0..4 * QUEUED_MAX {
+        sink.push(record());
     }
     sink.flush_backlog();
-    // What follows has the room that it would have had without.
-    flood(&mut sink, WAITING_MAX);
-    drop(stopped);
-    // For so many a busy machine may need longer than the end is waited for: only the last one is left to that.
+    // Later records can still use the whole queue.
+    flood(&mut sink, QUEUED_MAX);
+    drop(blocked);
+    // So many records may take longer than `JOIN_MAX`, so only the last one is left to `join`.
     eventually(|| sink.is_idle());
-    sink.push(decided());
+    sink.push(record());
     sink.flush();
     drop(sink);
     writer.join();
-    let told = (out.count("member_map.full"), out.count("dropped"));
-    assert_eq!(told, (5 * WAITING_MAX + 1, 0));
+    let counts = (out.count("member_map.full"), out.count("dropped"));
+    assert_eq!(counts, (5 * QUEUED_MAX + 1, 0));
 }
 
 #[test]
-fn a_slow_reader_holds_nobody_up_and_is_told_what_was_left_out() {
-    let out = Slow::default();
+fn blocked_output_drops_records_and_reports_their_number() {
+    let out = BlockableOutput::default();
     let (mut sink, writer) = out.start();
-    let stopped = out.stop();
-    // Were it held up, the gate that is closed here would never open.
-    flood(&mut sink, 4 * WAITING_MAX);
+    let blocked = out.block();
+    // If this blocked, the output would never be unblocked.
+    flood(&mut sink, 4 * QUEUED_MAX);
     assert!(!sink.is_idle());
-    drop(stopped);
+    drop(blocked);
     eventually(|| sink.is_idle());
     drop(sink);
     writer.join();
-    assert!(out.count("member_map.full") < 4 * WAITING_MAX);
+    assert!(out.count("member_map.full") < 4 * QUEUED_MAX);
     assert_eq!(out.count("dropped"), 1);
 }
 
 #[test]
-fn what_comes_then_comes_after_what_was_pushed_before() {
-    let out = Slow::default();
+fn on_written_runs_after_all_earlier_records() {
+    let out = BlockableOutput::default();
     let (mut sink, writer) = out.start();
     assert!(sink.is_idle());
-    let stopped = out.stop();
+    let blocked = out.block();
     let seen = Arc::new(Mutex::new(Vec::new()));
     for pushed in 1..=1000 {
-        sink.push(decided());
+        sink.push(record());
         let (seen, out) = (Arc::clone(&seen), out.clone());
         sink.on_written(move || {
             let flushed = out.flushed.load(Ordering::SeqCst);
@@ -133,52 +134,52 @@ fn what_comes_then_comes_after_what_was_pushed_before() {
         });
     }
     assert!(!sink.is_idle());
-    // However long nobody reads, no more wait than the first and the last.
+    // Only the first and the last callback are stored.
     assert!(Arc::strong_count(&seen) <= 3);
-    drop(stopped);
+    drop(blocked);
     eventually(|| seen.lock().unwrap().len() == 2);
     assert_eq!(*seen.lock().unwrap(), [(1, 1, true), (1000, 1000, true)]);
     eventually(|| sink.is_idle());
-    let (ran, told) = channel();
-    sink.on_written(move || ran.send(()).unwrap());
-    assert!(told.try_recv().is_ok(), "not at once");
+    let (sender, ran) = channel();
+    sink.on_written(move || sender.send(()).unwrap());
+    assert!(ran.try_recv().is_ok(), "the callback did not run at once");
     drop(sink);
     writer.join();
 }
 
 #[test]
-fn what_comes_then_comes_though_records_keep_coming() {
-    let out = Slow::default();
+fn on_written_runs_while_records_keep_arriving() {
+    let out = BlockableOutput::default();
     let (mut sink, _writer) = out.start();
-    let (ran, told) = channel();
+    let (sender, ran) = channel();
     let end = Instant::now() + Duration::from_secs(120);
     for pushed in 0_u64.. {
-        // Asked for so often that the last one is hardly ever due.
-        sink.push(decided());
-        let ran = ran.clone();
-        sink.on_written(move || ran.send(pushed).unwrap());
-        if told.try_iter().count() > 0 && pushed > 1000 {
+        // So many calls that the last callback is replaced before it can run.
+        sink.push(record());
+        let sender = sender.clone();
+        sink.on_written(move || sender.send(pushed).unwrap());
+        if ran.try_iter().count() > 0 && pushed > 1000 {
             break;
         }
-        assert!(Instant::now() < end, "none of {pushed} has come");
+        assert!(Instant::now() < end, "none of {pushed} callbacks has run");
     }
 }
 
 #[test]
-fn what_comes_then_comes_though_lines_were_left_out_or_nobody_reads() {
-    let out = Slow::default();
+fn on_written_runs_after_drops_and_with_a_closed_output() {
+    let out = BlockableOutput::default();
     let (mut sink, writer) = out.start();
-    let stopped = out.stop();
-    flood(&mut sink, 4 * WAITING_MAX);
-    let (ran, told) = channel();
-    sink.on_written(move || ran.send(()).unwrap());
-    drop(stopped);
-    told.recv().unwrap();
+    let blocked = out.block();
+    flood(&mut sink, 4 * QUEUED_MAX);
+    let (sender, ran) = channel();
+    sink.on_written(move || sender.send(()).unwrap());
+    drop(blocked);
+    ran.recv().unwrap();
     eventually(|| sink.is_idle());
     assert_eq!(
         out.count("dropped"),
         1,
-        "told though nothing more was pushed"
+        "not reported without a later record"
     );
     drop(sink);
     writer.join();
@@ -189,14 +190,14 @@ fn what_comes_then_comes_though_lines_were_left_out_or_nobody_reads() {
         closed: true,
     };
     let (mut sink, _writer) = Writer::start(vec![closed]).unwrap();
-    let (ran, told) = channel();
-    sink.push(decided());
-    sink.on_written(move || ran.send(()).unwrap());
-    told.recv().unwrap();
+    let (sender, ran) = channel();
+    sink.push(record());
+    sink.on_written(move || sender.send(()).unwrap());
+    ran.recv().unwrap();
 }
 
 #[test]
-fn nothing_is_handed_over_where_all_is_left_out_and_no_more_memory_than_is_needed() {
+fn empty_batches_are_not_sent_and_memory_is_bounded() {
     let (sender, receiver) = channel();
     let shared = Arc::new(SinkState::default());
     let mut sink = Sink {
@@ -208,22 +209,22 @@ fn nothing_is_handed_over_where_all_is_left_out_and_no_more_memory_than_is_neede
         journal: None,
     };
     for _ in 0..2 * BATCH {
-        sink.push(decided());
+        sink.push(record());
     }
     sink.flush();
     let batch = receiver.try_recv().unwrap();
     assert_eq!((batch.len(), batch.capacity()), (2 * BATCH, 2 * BATCH));
     assert!(sink.batch.capacity() <= BATCH);
 
-    shared.waiting.store(2 * WAITING_MAX + 1, Ordering::SeqCst);
-    sink.push(decided());
+    shared.queued.store(2 * QUEUED_MAX + 1, Ordering::SeqCst);
+    sink.push(record());
     sink.flush();
-    assert!(receiver.try_recv().is_err(), "an empty batch");
+    assert!(receiver.try_recv().is_err(), "an empty batch was sent");
     assert_eq!(shared.dropped.load(Ordering::SeqCst), 1);
 }
 
 #[test]
-fn a_journal_has_what_is_decided_though_nobody_reads_the_stream() {
+fn journal_receives_records_while_the_output_is_blocked() {
     let dir = tempfile::tempdir().unwrap();
     let options = journal::JournalOptions {
         directory: dir.path().join("journal"),
@@ -231,17 +232,17 @@ fn a_journal_has_what_is_decided_though_nobody_reads_the_stream() {
     };
     let file = options.path();
     let journal = Journal::open(options, "boot".into()).unwrap();
-    let out = Slow::default();
+    let out = BlockableOutput::default();
     let (mut sink, writer) = out.start();
     sink.set_consumer(journal.feed());
-    let stopped = out.stop();
-    flood(&mut sink, 4 * WAITING_MAX);
+    let blocked = out.block();
+    flood(&mut sink, 4 * QUEUED_MAX);
     let first_root = ProcessKey { pid: 42, start: 7 };
     let session = SessionRef {
         agent: "claude".into(),
         first_root,
     };
-    let gone = EventBody::SessionRootExit {
+    let root_exit = EventBody::SessionRootExit {
         session,
         kind: SessionKind::Agent,
         root: first_root,
@@ -250,39 +251,39 @@ fn a_journal_has_what_is_decided_though_nobody_reads_the_stream() {
     };
     sink.push(EventRecord {
         time: 1,
-        body: gone,
+        body: root_exit,
     });
     sink.flush();
     eventually(|| {
-        let mut told = Vec::new();
+        let mut sessions = Vec::new();
         let read = journal::history::read(&file, &Default::default(), |session| {
-            told.push(session.name);
+            sessions.push(session.name);
             Ok(())
         });
         read.unwrap();
-        told == ["claude-42-7"]
+        sessions == ["claude-42-7"]
     });
-    drop(stopped);
+    drop(blocked);
     drop(sink);
     writer.join();
     journal.close();
 }
 
 #[test]
-fn close_that_was_reported_before_is_not_in_the_stream() {
-    let out = Slow::default();
+fn repeated_close_is_not_in_the_stream() {
+    let out = BlockableOutput::default();
     let (mut sink, writer) = out.start();
     let first_root = ProcessKey { pid: 42, start: 7 };
-    for again in [false, true] {
+    for is_repeat in [false, true] {
         let session = SessionRef {
             agent: "claude".into(),
             first_root,
         };
         let body = EventBody::SessionClose {
             session,
-            is_repeat: again,
+            is_repeat,
             reaped: 1,
-            kept: u32::from(!again),
+            kept: u32::from(!is_repeat),
             kept_reasons: vec![],
             nested: vec![],
             failed: 0,
@@ -297,10 +298,10 @@ fn close_that_was_reported_before_is_not_in_the_stream() {
     assert_eq!(out.count("session.close"), 1);
 }
 
-fn eventually(mut is_so: impl FnMut() -> bool) {
+fn eventually(mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(120);
-    while !is_so() {
-        assert!(Instant::now() < end, "not in time");
+    while !condition() {
+        assert!(Instant::now() < end, "the condition does not become true");
         std::thread::sleep(Duration::from_millis(1));
     }
 }

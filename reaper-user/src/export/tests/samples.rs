@@ -1,4 +1,4 @@
-//! Records of every kind, with what may be absent and without.
+//! Sample records of every kind, with and without their optional fields.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ const MEMORY: FreedMemory = FreedMemory {
     unmeasured: 2,
 };
 
-/// One record of each, a second apart.
+/// Returns all samples, one second apart.
 pub(super) fn records() -> Vec<EventRecord> {
     let bodies = [
         service(),
@@ -65,7 +65,7 @@ fn session(pid: u32) -> SessionRef {
     }
 }
 
-/// A root, of whose program little is known.
+/// Returns a root with few known facts.
 fn process() -> ProcessRef {
     let image = Image {
         comm: b"claude".into(),
@@ -84,7 +84,7 @@ fn process() -> ProcessRef {
     }
 }
 
-/// A member of which all is known, with text that is harmful on a terminal.
+/// Returns a member with all facts, and with text that is harmful on a terminal.
 fn member() -> ProcessRef {
     let image = Image {
         comm: b"n\x1b[1m\xffde".into(),
@@ -107,7 +107,7 @@ fn member() -> ProcessRef {
     }
 }
 
-/// A process of no session, without arguments.
+/// Returns a process without a session and without arguments.
 fn untracked() -> ProcessRef {
     let image = Image {
         comm: b"kworker".into(),
@@ -441,12 +441,13 @@ fn outcomes() -> Vec<EventBody> {
         memory,
     };
     let memory = |rss| Some(ProcessMemory { rss, swap: 0 });
-    let exited = |how, memory| {
+    let exited = |status, memory| {
         let duration = Some(2_000_000);
-        outcome(ReapOutcome::Exited(how), Some("SIGTERM"), duration, memory)
+        let exited = ReapOutcome::Exited(status);
+        outcome(exited, Some("SIGTERM"), duration, memory)
     };
-    let failed = |why| outcome(ReapOutcome::Failed(why), Some("SIGKILL"), Some(7), None);
-    let not_sent = |why| outcome(ReapOutcome::NotSent(why), None, None, None);
+    let failed = |failure| outcome(ReapOutcome::Failed(failure), Some("SIGKILL"), Some(7), None);
+    let not_sent = |reason| outcome(ReapOutcome::NotSent(reason), None, None, None);
     vec![
         exited(KILLED, memory(3 << 20)),
         exited(ExitStatus::Exited(0), memory(2 << 20)),
