@@ -1,17 +1,8 @@
-//! Format of a run record: a file of lines that is only appended to. Pure: the caller passes in the bytes.
+//! Format of a run record: a file of JSON lines that is only appended to. Pure: the caller passes in the bytes.
 //!
-//! Each line is a JSON object with one field:
-//!
-//! | field | content | written |
-//! |---|---|---|
-//! | `run` | [`RunHeader`] | once, as the first line |
-//! | `cgroup` | [`CgroupCreated`] | when a cgroup was created for a command |
-//! | `command` | [`CommandStarted`] | by each command as it starts |
-//! | `claim` | [`Claim`] | by a process that wants the run to end |
-//! | `over` | [`RunResult`] | when no process of the run is left |
-//!
-//! The first `claim` and the first `over` count, so that all readers agree. Incomplete or invalid lines are ignored: their
-//! write has failed.
+//! Each line is an object with one field, which names a [`Line`]. The first line is `run`; `over` follows when no process
+//! of the run is left. The first `claim` and the first `over` count, so that all readers agree. Incomplete or invalid
+//! lines are ignored: their write has failed.
 
 use std::ffi::OsStr;
 use std::time::Duration;
@@ -33,7 +24,9 @@ const COMMAND_MAX: usize = 1024;
 pub(super) enum Line {
     Run(Box<RunHeader>),
     Cgroup(CgroupCreated),
+    /// Written by each command as it starts.
     Command(CommandStarted),
+    /// Written by any process that wants the run to end.
     Claim(Claim),
     Over(Box<RunResult>),
 }

@@ -48,15 +48,8 @@ pub struct RunReport {
 }
 
 impl RunReport {
-    /// Returns the exit status of `reaper run`.
-    ///
-    /// | outcome | status |
-    /// |---|---|
-    /// | success | 0 |
-    /// | failed, died | that of the command (128 plus the signal), 1 instead of 0 |
-    /// | cancelled | that of the command |
-    /// | timeout, idle | 124 |
-    /// | any, with `errors` | 125 |
+    /// Returns the exit status of `reaper run`: 0 for a success, 124 for an expired limit, 125 if there are `errors`.
+    /// Otherwise that of the command, as a shell reports it, and at least 1 for a failure.
     pub fn status(&self) -> u8 {
         let own = self.end.map_or(1, CommandExit::status);
         match self.outcome {
