@@ -107,7 +107,7 @@ fn escaped(bytes: &[u8], lines: bool) -> String {
     shown
 }
 
-/// Returns the length of the SGR sequence at the start of a text, or 0 if there is none.
+/// Returns the length of the SGR sequence at the start of a text, or 0 without one.
 fn sgr_length(text: &str) -> usize {
     let Some(parameters) = text.strip_prefix("\x1b[") else {
         return 0;

@@ -45,7 +45,7 @@ pub(super) fn tree_memory(memory: TreeMemory) -> String {
     text
 }
 
-/// Returns `; nested sessions remain: 10906 (2 kept, 1 waiting)`; empty if there are none.
+/// Returns `; nested sessions remain: 10906 (2 kept, 1 waiting)`; empty without nested sessions.
 pub(super) fn remaining_sessions(nested: &[NestedSummary]) -> String {
     let describe = |session: &NestedSummary| {
         let kept = (session.kept > 0).then(|| format!("{} kept", session.kept));

@@ -102,7 +102,7 @@ fn backlog_is_written_completely() {
 }
 
 #[test]
-fn blocked_output_drops_records_and_reports_their_number() {
+fn blocked_output_drops_and_counts_records() {
     let out = BlockableOutput::default();
     let (mut sink, writer) = out.start();
     let blocked = out.block();
