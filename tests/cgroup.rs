@@ -1,4 +1,4 @@
-//! A cgroup of a test's own.
+//! Temporary cgroups for tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::proc::ProcessKey;
 
-/// Whether one can be made here. If not, that is said once: whatever is told in one is to be left out.
+/// Returns whether a cgroup v2 can be created here. Prints the reason once if not; the tests that need one are left out.
 pub fn can_be_made() -> bool {
     static CAN_BE: LazyLock<bool> = LazyLock::new(|| {
         let made = Cgroup::make("");
@@ -22,11 +22,11 @@ pub fn can_be_made() -> bool {
     *CAN_BE
 }
 
-/// Gone when this is dropped and nobody is in it any more.
+/// Cgroup that is removed on drop, once it is empty.
 pub struct Cgroup(PathBuf);
 
 impl Cgroup {
-    /// One whose name ends so, where it [can be made](can_be_made).
+    /// Creates a cgroup whose name ends with `suffix`. Panics if none [can be made](can_be_made).
     pub fn new(suffix: &str) -> Cgroup {
         Cgroup::make(suffix).unwrap_or_else(|why| panic!("make a cgroup v2: {why}"))
     }
@@ -53,8 +53,9 @@ impl Cgroup {
         &self.0
     }
 
-    pub fn take(&self, who: ProcessKey) {
-        fs::write(self.0.join("cgroup.procs"), who.pid.to_string())
+    /// Moves a process to this cgroup.
+    pub fn take(&self, key: ProcessKey) {
+        fs::write(self.0.join("cgroup.procs"), key.pid.to_string())
             .expect("move a process to the cgroup");
     }
 }
@@ -63,7 +64,7 @@ impl Drop for Cgroup {
     fn drop(&mut self) {
         let end = Instant::now() + Duration::from_secs(5);
         let gone = || {
-            // Whoever had one in there may have been killed.
+            // A process that created a cgroup below may have been killed before it removed it.
             for below in fs::read_dir(&self.0).into_iter().flatten().flatten() {
                 let _ = fs::remove_dir(below.path());
             }

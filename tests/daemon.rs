@@ -1,4 +1,4 @@
-//! A running `reaper daemon`, and what it says.
+//! A running `reaper daemon`, and its event stream.
 
 use std::cell::{Ref, RefCell};
 use std::fs::File;
@@ -17,10 +17,10 @@ use crate::world::eventually;
 /// The program under test.
 pub const REAPER: &str = env!("CARGO_BIN_EXE_reaper");
 
-/// Nanoseconds of a tick of /proc.
+/// Length of a clock tick of /proc, in nanoseconds.
 const TICK_NS: u64 = 10_000_000;
 
-/// One line of the event stream, as far as the tests look at it.
+/// Line of the event stream: the fields that tests read.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Event {
@@ -40,7 +40,7 @@ pub struct Event {
     pub birth_parent_id: Option<String>,
     pub session_id: Option<String>,
     pub outer_session_id: Option<String>,
-    /// `agent` or `server`, of an opened session.
+    /// Kind of an opened session: `agent` or `server`.
     pub session_kind: Option<String>,
     pub agent: Option<String>,
     pub old_parent_id: Option<String>,
@@ -57,31 +57,31 @@ pub struct Event {
     pub lost: Option<u64>,
     pub resumed: Option<bool>,
     pub pin_dir: Option<String>,
-    /// How many records were read, in the summary.
+    /// Number of records read, in the summary.
     pub events: Option<u64>,
 }
 
 impl Event {
-    /// When the process began that it is about, in nanoseconds since boot.
+    /// Returns the start time of the event's process, in nanoseconds since boot.
     pub fn start_ns(&self) -> Option<u64> {
         let (before, _pid) = self.entity_id.as_ref()?.rsplit_once('-')?;
         before.rsplit_once('-')?.1.parse().ok()
     }
 
-    /// The process that it is about.
+    /// Returns the event's process.
     pub fn process(&self) -> Option<ProcessKey> {
         let (pid, ticks) = (self.pid?, self.start_ns()? / TICK_NS);
         Some(ProcessKey { pid, ticks })
     }
 
-    /// Whether it is about this process.
-    pub fn is_about(&self, who: ProcessKey) -> bool {
-        self.pid == Some(who.pid) && self.process() == Some(who)
+    /// Returns whether the event is about this process.
+    pub fn is_about(&self, key: ProcessKey) -> bool {
+        self.pid == Some(key.pid) && self.process() == Some(key)
     }
 
-    /// Whether it is of this name and about this process.
-    pub fn is(&self, name: &str, who: ProcessKey) -> bool {
-        self.event == name && self.is_about(who)
+    /// Returns whether the event has this name and is about this process.
+    pub fn is(&self, name: &str, key: ProcessKey) -> bool {
+        self.event == name && self.is_about(key)
     }
 }
 
@@ -91,26 +91,28 @@ struct Log {
     events: Vec<Event>,
 }
 
-/// What runs as a daemon.
+/// Process of the daemon.
 enum DaemonProcess {
     Own(Child),
-    /// Somebody else's child, who writes what `wait` has told of it to `DIR/status`.
+    /// Child of another process, which writes its wait status to `DIR/status`.
     Others(ProcessKey),
 }
 
-/// A daemon, killed when this is dropped.
+/// Daemon that is killed on drop.
 pub struct Daemon {
     process: DaemonProcess,
     dir: PathBuf,
     log: RefCell<Log>,
 }
 
-/// Arguments of a daemon that keeps a journal, in a directory beside its other files.
+/// Arguments for a daemon with a journal in its directory.
 pub const JOURNAL: [&str; 2] = ["--journal-dir", "journal"];
 
-/// The arguments of one on `scope`, or on the whole host, whose files are in `dir`: `config.toml`, `events.jsonl`,
-/// and the runtime directory `run`. It pins nothing unless told where: what is pinned outlives a test. It keeps no journal
-/// unless asked for [`JOURNAL`].
+/// Returns the arguments of a daemon on `scope`, or on the whole host. Its files are in `dir`: `config.toml`,
+/// `events.jsonl` and the runtime directory `run`.
+///
+/// It pins nothing unless `more` has `--pin-dir`, because pins outlive a test, and has no journal unless `more` has
+/// [`JOURNAL`].
 pub fn arguments(dir: &Path, scope: Option<&str>, config: &str, more: &[&str]) -> Vec<String> {
     std::fs::write(dir.join("config.toml"), config).expect("write the configuration");
     let _ = std::fs::remove_file(dir.join("events.jsonl"));
@@ -130,7 +132,7 @@ pub fn arguments(dir: &Path, scope: Option<&str>, config: &str, more: &[&str]) -
     arguments
 }
 
-/// Starts one with [`arguments`] that does not outlive the test's thread.
+/// Starts a daemon with [`arguments`]. The kernel kills it when the test's thread exits.
 pub fn spawn(dir: &Path, arguments: &[String]) -> Child {
     let mut command = Command::new(REAPER);
     command
@@ -145,7 +147,7 @@ pub fn spawn(dir: &Path, arguments: &[String]) -> Child {
         file.expect("open a file for its output")
     };
     command.stdout(file("stdout")).stderr(file("stderr"));
-    // SAFETY: one system call, which is safe between fork and exec.
+    // SAFETY: prctl(2) is a single system call, which is async-signal-safe between fork and exec.
     unsafe { command.pre_exec(|| Ok(nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?)) };
     command
         .spawn()
@@ -153,9 +155,9 @@ pub fn spawn(dir: &Path, arguments: &[String]) -> Child {
 }
 
 impl Daemon {
-    /// Starts one with [`arguments`] and waits until it is ready. Its files are those, and `stdout` and `stderr`.
+    /// Starts a daemon with [`arguments`] and waits until it is ready. Its output goes to the files `stdout` and `stderr`.
     pub fn start(dir: &Path, arguments: &[String]) -> Daemon {
-        // What those before it have said stays there.
+        // Events of earlier daemons stay in the file.
         let said = std::fs::metadata(dir.join("events.jsonl")).map_or(0, |meta| meta.len());
         let log = Log {
             read: said,
@@ -164,9 +166,9 @@ impl Daemon {
         Daemon::ready(DaemonProcess::Own(spawn(dir, arguments)), log, dir)
     }
 
-    /// One that somebody else has started with [`arguments`], once it is ready.
-    pub fn attach(dir: &Path, who: ProcessKey) -> Daemon {
-        Daemon::ready(DaemonProcess::Others(who), Log::default(), dir)
+    /// Waits until a daemon that another process has started with [`arguments`] is ready.
+    pub fn attach(dir: &Path, key: ProcessKey) -> Daemon {
+        Daemon::ready(DaemonProcess::Others(key), Log::default(), dir)
     }
 
     fn ready(process: DaemonProcess, log: Log, dir: &Path) -> Daemon {
@@ -194,14 +196,14 @@ impl Daemon {
     pub fn pid(&self) -> i32 {
         match &self.process {
             DaemonProcess::Own(child) => child.id().cast_signed(),
-            DaemonProcess::Others(who) => who.pid,
+            DaemonProcess::Others(key) => key.pid,
         }
     }
 
-    /// How it has ended, if it has.
+    /// Returns its wait status once it has exited.
     fn status(&mut self) -> Option<ExitStatus> {
         match &mut self.process {
-            DaemonProcess::Own(child) => child.try_wait().expect("look whether the daemon runs"),
+            DaemonProcess::Own(child) => child.try_wait().expect("poll the daemon's status"),
             DaemonProcess::Others(_) => {
                 let text = std::fs::read_to_string(self.dir.join("status")).ok()?;
                 Some(ExitStatus::from_raw(
@@ -211,7 +213,7 @@ impl Daemon {
         }
     }
 
-    /// All that it has said so far, whole lines only.
+    /// Returns all events so far, without an incomplete last line.
     pub fn events(&self) -> Ref<'_, Vec<Event>> {
         self.log
             .borrow_mut()
@@ -219,7 +221,7 @@ impl Daemon {
         Ref::map(self.log.borrow(), |log| &log.events)
     }
 
-    /// Ends it with a signal and gives its exit status and all its events.
+    /// Stops it by a signal and returns its exit status and all its events.
     pub fn stop(mut self, signal: Signal) -> (ExitStatus, Vec<Event>) {
         kill(Pid::from_raw(self.pid()), signal).expect("interrupt the daemon");
         let status = eventually("the daemon stops", || self.status());
@@ -228,8 +230,7 @@ impl Daemon {
     }
 }
 
-/// All that the daemons of a directory have said, one after the other. The last line of one that was killed may be
-/// cut short.
+/// Returns the events of all daemons of a directory, in order. The last line of a killed daemon may be incomplete.
 pub fn whole_stream(dir: &Path) -> Vec<Event> {
     let text = std::fs::read(dir.join("events.jsonl")).expect("read the events");
     let parsed = text.split(|b| *b == b'\n').filter(|line| !line.is_empty());
@@ -243,7 +244,7 @@ pub fn whole_stream(dir: &Path) -> Vec<Event> {
             Err(e) => {
                 assert!(
                     first(n + 1),
-                    "no event, and not the last of a daemon: {e}: {text}"
+                    "malformed event that is not the last of a daemon: {e}: {text}"
                 );
                 None
             }
@@ -252,22 +253,22 @@ pub fn whole_stream(dir: &Path) -> Vec<Event> {
     whole.collect()
 }
 
-/// The signals that the daemon of a directory has told of, if it has said anything.
+/// Returns the signal events of the daemons of a directory.
 pub fn signals(dir: &Path) -> Vec<Event> {
     let mut events = read_events(dir);
     events.retain(|e| e.event == "signal");
     events
 }
 
-/// Whether the daemon of a directory has told that records were lost.
+/// Returns whether a daemon of the directory has reported lost records.
 pub fn has_lost_records(dir: &Path) -> bool {
     let lost = |e: &Event| e.event == "gap.open" && e.reason.as_deref() == Some("records_lost");
     read_events(dir).iter().any(lost)
 }
 
-/// Returns what was decided about a process, in order: the decision or boundary, its reason and its rule.
-pub fn decisions(events: &[Event], who: ProcessKey) -> Vec<String> {
-    let of_it = events.iter().filter(|e| e.is_about(who));
+/// Returns the decisions and boundaries of a process in order, each with its reason and rule.
+pub fn decisions(events: &[Event], key: ProcessKey) -> Vec<String> {
+    let of_it = events.iter().filter(|e| e.is_about(key));
     let decided = of_it.filter_map(|e| {
         match e.event.as_str() {
             "decision" => e.decision.as_deref(),
@@ -282,7 +283,7 @@ pub fn decisions(events: &[Event], who: ProcessKey) -> Vec<String> {
     decided.collect()
 }
 
-/// Returns all events that the daemon of a directory has written so far; none if there is no such file.
+/// Returns all well-formed events in a directory so far; none if there is no event file.
 pub fn read_events(dir: &Path) -> Vec<Event> {
     let text = std::fs::read(dir.join("events.jsonl")).unwrap_or_default();
     let lines = text.split(|b| *b == b'\n');
@@ -305,14 +306,14 @@ impl Log {
             .rposition(|b| *b == b'\n')
             .map_or(0, |end| end + 1);
         for line in new[..whole].split(|b| *b == b'\n') {
-            // The end of a line that a daemon before it did not bring to its end.
+            // A line break that ends the incomplete line of a killed daemon.
             if line.is_empty() {
                 continue;
             }
             let event = serde_json::from_slice(line);
             let text = || String::from_utf8_lossy(line).into_owned();
             self.events
-                .push(event.unwrap_or_else(|e| panic!("no event: {e}: {}", text())));
+                .push(event.unwrap_or_else(|e| panic!("malformed event: {e}: {}", text())));
         }
         self.read += whole as u64;
     }
@@ -320,13 +321,13 @@ impl Log {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // All of this fails only where it has ended already.
+        // These calls fail only if the daemon has exited already.
         match &mut self.process {
             DaemonProcess::Own(child) => {
                 let _ = child.kill();
                 let _ = child.wait();
             }
-            DaemonProcess::Others(who) => drop(who.signal(Signal::SIGKILL)),
+            DaemonProcess::Others(key) => drop(key.signal(Signal::SIGKILL)),
         }
     }
 }

@@ -1,8 +1,8 @@
-//! The test binary as the first process of a virtual machine: `cargo xtask vm` boots a kernel with nothing else
-//! in it, and this makes of that what the tests find on any host.
+//! The test binary as the init process of a virtual machine. `cargo xtask vm` boots a kernel with an otherwise empty
+//! root file system, and this module mounts what the tests expect on a host.
 //!
-//! `real init ARG…`, as pid 1 alone: mounts, runs the tests with `ARG…` as a child, and powers off. What the tests
-//! report goes to the second serial port, all else to the console.
+//! `real init ARG…` works as pid 1 only: it mounts, runs the tests with `ARG…` as a child, and powers off. The test
+//! report goes to the second serial port, all other output to the console.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -14,10 +14,10 @@ use nix::mount::{MsFlags, mount};
 use nix::sys::wait::{WaitStatus, wait};
 use nix::unistd::Pid;
 
-/// Where the host reads line by line. Kernel messages go to the first port, so that none is in the midst of a line.
+/// Serial port for the report. Kernel messages go to the first port, so they cannot break a line of the report.
 const REPORT: &str = "/dev/ttyS1";
 
-/// Kind and place. The directory for the tests' files is none of them: programs are linked into it from the root.
+/// Type and mount point of each file system. /tmp is not mounted: tests hard-link their program into it from the root.
 const MOUNTS: &[(&str, &str)] = &[
     ("proc", "/proc"),
     ("sysfs", "/sys"),
@@ -28,16 +28,16 @@ const MOUNTS: &[(&str, &str)] = &[
     ("cgroup2", "/sys/fs/cgroup"),
 ];
 
-/// Runs the tests and powers the machine off. Does nothing where there is another init.
+/// Runs the tests and powers the machine off. Does nothing if this process is not pid 1.
 pub fn main(args: impl Iterator<Item = OsString>) {
     if std::process::id() != 1 {
-        eprintln!("`init` is for the first process of a virtual machine: call `cargo xtask vm`");
+        eprintln!("`init` must be pid 1 of a virtual machine; call `cargo xtask vm`");
         return;
     }
     if let Err(e) = tests(args) {
         eprintln!("init: {e}");
     }
-    // SAFETY: two system calls; the machine holds nothing that would have to be kept.
+    // SAFETY: sync(2) and reboot(2) take no pointers, and the machine is disposable.
     unsafe {
         libc::sync();
         libc::reboot(libc::RB_POWER_OFF);
@@ -74,11 +74,11 @@ fn tests(args: impl Iterator<Item = OsString>) -> io::Result<()> {
     writeln!(report, r#"{{"type":"guest","ended":"{status:?}"}}"#)
 }
 
-/// Waits for whoever has ended, as an init does for all that it adopts, until this one has.
-fn reap_until(who: Pid) -> io::Result<WaitStatus> {
+/// Waits for exited children, adopted ones included, until `child` has exited.
+fn reap_until(child: Pid) -> io::Result<WaitStatus> {
     loop {
         let status = wait()?;
-        if status.pid() == Some(who) {
+        if status.pid() == Some(child) {
             return Ok(status);
         }
     }

@@ -1,13 +1,13 @@
-//! Real process trees under the real probes, and through each other source: `reaper` must leave no survivor of an
-//! agent's tree and touch nobody else. One binary, which is also every process of those trees (`process`).
+//! Tests on real process trees, with the BPF probes and with each other source: `reaper` must leave no survivor of an
+//! agent's tree and must not signal any other process. This binary is also every process of those trees (`process`).
 //!
-//! The trees need root. Where `reaper doctor` says that a source cannot be used, what needs that one is listed as
-//! ignored, and the reason is printed; with `CI` set that is a failure. So is listed, with its reason, what needs a cgroup of
-//! its own, a tree in tmux, or a kernel that signals by itself, where there is none.
+//! The tests with trees need root. Tests whose source is not usable according to `reaper doctor` are listed as ignored and
+//! the reason is printed; with `CI` set, that is a failure. Tests that need a new cgroup, tmux or a kernel that sends
+//! signals from BPF are ignored in the same way.
 //!
-//! `REAPER_TEST_SLOWDOWN=10` is for a machine that is so many times slower: tests wait so much longer before they
-//! give up. What they ask for stays the same. `REAPER_TEST_KEEP=1` leaves the directories of the tests behind, and
-//! `REAPER_TEST_SEED=N` repeats the chance of a test that has printed its seed.
+//! Environment variables: `REAPER_TEST_SLOWDOWN=10` multiplies all deadlines by 10, for a slow machine.
+//! `REAPER_TEST_KEEP=1` keeps the directory of a failed test. `REAPER_TEST_SEED=N` repeats a randomised test that
+//! printed this seed.
 
 mod cgroup;
 mod cli;
@@ -31,9 +31,9 @@ use nix::sys::signal::{SigHandler, SigSet, Signal};
 use nix::sys::stat::{Mode, umask};
 use trees::SourceKind;
 
-/// Trees at a time. They wait more than they work.
+/// Number of tests that run at the same time. More than the CPUs, because tests mostly wait.
 const THREADS: usize = 6;
-/// Number of tests that are named as the slowest.
+/// Number of slowest tests that are printed at the end.
 const SLOWEST: usize = 10;
 
 fn main() -> ExitCode {
@@ -43,12 +43,12 @@ fn main() -> ExitCode {
         init::main(args);
         return ExitCode::FAILURE;
     }
-    // Before it stand the words of a command line that somebody is to recognise.
+    // A test can put words before it, so that the process looks like another program's command line.
     let mut words = first.into_iter().chain(args);
     if words.any(|word| word == "test-process") {
         process::main(words);
     }
-    usual_surroundings();
+    reset_inherited_state();
     report::collect_panics();
     let (mut args, wanted) = arguments();
     let doctor = doctor();
@@ -101,12 +101,12 @@ fn main() -> ExitCode {
     exit
 }
 
-/// Which tests are wanted.
+/// Selection of tests.
 #[derive(Default)]
 struct Wanted {
-    /// Words of which one must be in the name; none for all tests.
+    /// Substrings, one of which the name of a test must contain. Empty for all tests.
     names: Vec<String>,
-    /// Whether the soaks are wanted too.
+    /// Whether soak tests run too.
     soak: bool,
 }
 
@@ -119,7 +119,7 @@ impl Wanted {
     }
 }
 
-/// Splits the command line into what libtest-mimic knows, which takes one name only, and the rest.
+/// Splits the command line into libtest-mimic's options and the filters. libtest-mimic takes only one filter.
 fn arguments() -> (Arguments, Wanted) {
     let mut wanted = Wanted::default();
     let mut known = vec![OsString::from("real")];
@@ -138,9 +138,8 @@ fn arguments() -> (Arguments, Wanted) {
     (Arguments::from_iter(known), wanted)
 }
 
-/// Undoes what a test inherits from whoever starts it: signals that `nohup` and a shell's `&` ignore, a strict umask,
-/// a language.
-fn usual_surroundings() {
+/// Resets inherited state: signals that `nohup` or a shell's `&` ignore, the signal mask, the umask and the locale.
+fn reset_inherited_state() {
     for signal in [
         Signal::SIGHUP,
         Signal::SIGINT,
@@ -149,9 +148,11 @@ fn usual_surroundings() {
     ] {
         // SAFETY: no handler is set.
         unsafe { nix::sys::signal::signal(signal, SigHandler::SigDfl) }
-            .expect("a signal's default");
+            .expect("reset a signal to its default");
     }
-    SigSet::empty().thread_set_mask().expect("block no signal");
+    SigSet::empty()
+        .thread_set_mask()
+        .expect("unblock all signals");
     umask(Mode::from_bits_truncate(0o022));
     let languages = std::env::vars_os().map(|(name, _)| name);
     for name in languages.filter(|name| {
@@ -162,7 +163,7 @@ fn usual_surroundings() {
     }
 }
 
-/// All that nobody can try without this source.
+/// Returns the tests that need this source.
 fn of_source(source: SourceKind) -> Vec<Trial> {
     let all: Vec<Vec<Trial>> = match source {
         SourceKind::Ebpf => vec![
@@ -181,7 +182,7 @@ fn of_source(source: SourceKind) -> Vec<Trial> {
     all.into_iter().flatten().collect()
 }
 
-/// What `reaper doctor` says, or why it says nothing.
+/// Returns the report of `reaper doctor --json`, or the reason why there is none.
 fn doctor() -> Result<serde_json::Value, String> {
     let output = Command::new(daemon::REAPER)
         .args(["doctor", "--json"])
@@ -190,7 +191,7 @@ fn doctor() -> Result<serde_json::Value, String> {
     serde_json::from_slice(&output.stdout).map_err(|e| format!("reaper doctor --json: {e}"))
 }
 
-/// Whether a source can be used here by that; else why not.
+/// Checks whether a source is usable according to `reaper doctor`; otherwise returns the reason.
 fn usable(doctor: &Result<serde_json::Value, String>, source: SourceKind) -> Result<(), String> {
     let report = doctor.as_ref().map_err(String::clone)?;
     if !nix::unistd::geteuid().is_root() {

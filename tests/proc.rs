@@ -1,18 +1,18 @@
-//! Who a process is and whether it lives, read from /proc; and the one way in which the tests end one.
+//! Identity and state of processes from /proc, and the only function through which tests send signals to tree processes.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use nix::libc;
 
-/// A process by pid and start: the pid alone may be somebody else's by the time it is used.
+/// Identity of a process: pid and start time. The pid alone can be reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProcessKey {
     pub pid: i32,
-    /// Start in clock ticks since boot, as /proc has it.
+    /// Start time in clock ticks since boot (field 22 of proc_pid_stat(5)).
     pub ticks: u64,
 }
 
-/// What /proc/PID/stat says of a process, as far as the tests need it.
+/// Fields of /proc/PID/stat that the tests read.
 #[derive(Clone, Copy, Debug)]
 pub struct Stat {
     pub id: ProcessKey,
@@ -22,16 +22,17 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// Zombies are dead. A leader that exited before its threads looks like one and is not.
+    /// Returns whether the process runs. A zombie does not. A leader that exited before its other threads is in the same
+    /// state, but runs.
     pub fn is_alive(&self) -> bool {
         !matches!(self.state, b'Z' | b'X') || self.threads > 1
     }
 }
 
-/// Reads `/proc/WHO/stat`; `who` is a pid or `self`.
-pub fn stat(who: impl std::fmt::Display) -> Option<Stat> {
-    let text = std::fs::read(format!("/proc/{who}/stat")).ok()?;
-    // The name in brackets may hold anything, brackets included.
+/// Reads `/proc/PID/stat`; `pid` is a number or `self`. Returns `None` if there is no such process.
+pub fn stat(pid: impl std::fmt::Display) -> Option<Stat> {
+    let text = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses can contain any byte, parentheses included.
     let close = text.iter().rposition(|b| *b == b')')?;
     let pid = std::str::from_utf8(text.get(..text.iter().position(|b| *b == b' ')?)?).ok()?;
     let rest: Vec<&str> = std::str::from_utf8(text.get(close + 2..)?)
@@ -49,7 +50,7 @@ pub fn stat(who: impl std::fmt::Display) -> Option<Stat> {
     })
 }
 
-/// Every process that can be seen.
+/// Returns all processes in /proc.
 pub fn all() -> Vec<Stat> {
     let Ok(entries) = std::fs::read_dir("/proc") else {
         return Vec::new();
@@ -60,7 +61,7 @@ pub fn all() -> Vec<Stat> {
         .collect()
 }
 
-/// Every process below `root`, dead ones that nobody has waited for included.
+/// Returns all descendants of `root`, zombies included.
 pub fn descendants(root: ProcessKey) -> Vec<Stat> {
     let mut rest = all();
     let mut found: Vec<Stat> = Vec::new();
@@ -78,25 +79,24 @@ pub fn descendants(root: ProcessKey) -> Vec<Stat> {
 }
 
 impl ProcessKey {
-    /// Whether this very process is still running.
+    /// Returns whether this process, and not a later one with its pid, is alive.
     pub fn is_alive(self) -> bool {
         stat(self.pid).is_some_and(|s| s.id == self && s.is_alive())
     }
 
-    /// Sends a signal, through a pidfd that was opened before the identity was read again.
-    /// Says whether it was sent.
+    /// Sends a signal through a pidfd. The identity is read again after the pidfd is open. Returns whether it was sent.
     pub fn signal(self, signal: nix::sys::signal::Signal) -> bool {
-        // SAFETY: takes a number and flags, returns a new descriptor or -1.
+        // SAFETY: pidfd_open(2) takes no pointers and returns a new descriptor or -1.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, self.pid, 0) };
         let Ok(fd @ 0..) = i32::try_from(fd) else {
             return false;
         };
-        // SAFETY: the call above has just returned it, and nobody else has it.
+        // SAFETY: the call above returned this descriptor, and nothing else owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         if stat(self.pid).is_none_or(|s| s.id != self) {
             return false;
         }
-        // SAFETY: the descriptor is open; a null siginfo is allowed.
+        // SAFETY: the descriptor is open, and pidfd_send_signal(2) allows a null siginfo.
         let sent = unsafe {
             libc::syscall(
                 libc::SYS_pidfd_send_signal,

@@ -1,4 +1,4 @@
-//! What is printed of a test that failed, in one piece: its message, what it was about, and how to run it again.
+//! Report of a failed test, printed in one piece: its message, its context and the command that runs it again.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
@@ -6,12 +6,12 @@ use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
 use libtest_mimic::Failed;
 
 thread_local! {
-    /// Whether this thread runs a test, of which everything is reported together.
+    /// Whether this thread runs a test, whose sections are collected.
     static TESTING: Cell<bool> = const { Cell::new(false) };
     static REPORT: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Has panics of tests be part of their report, instead of lines among those of other tests.
+/// Adds the panic messages of tests to their reports, so that they do not mix with the output of other tests.
 pub fn collect_panics() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -23,7 +23,7 @@ pub fn collect_panics() {
     }));
 }
 
-/// Adds a section to the report of the test that this thread runs; elsewhere prints it.
+/// Adds a section to the report of this thread's test. Prints it if the thread runs none.
 pub fn add(section: &str) {
     if TESTING.get() {
         REPORT.with_borrow_mut(|report| report.push(section.trim_end().to_owned()));
@@ -32,7 +32,10 @@ pub fn add(section: &str) {
     }
 }
 
-/// Runs a test. If it panics, returns its report.
+/// Runs a test.
+///
+/// # Errors
+/// The report of the test, if it panics.
 pub fn of(name: &str, test: impl FnOnce()) -> Result<(), Failed> {
     TESTING.set(true);
     let ended = catch_unwind(AssertUnwindSafe(test));

@@ -1,12 +1,11 @@
-//! Which tests run side by side, and how long each took.
+//! Schedules heavy tests and measures how long each test takes.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 
-/// Endings of the names of tests that fork without end or thousands of times. Few of them run at a time, beside tests that
-/// wait more than they work.
+/// Suffixes of the names of heavy tests, which fork without end or thousands of times. Only [`LANES`] of them run at a time.
 const HEAVY: [&str; 10] = [
     "::fork-bomb",
     "::runaway",
@@ -20,16 +19,16 @@ const HEAVY: [&str; 10] = [
     "survival::upgrade-while-it-forks",
 ];
 
-/// Each heavy test waits for its lane: two run at a time.
+/// Locks of the heavy tests. Each heavy test holds one of them, so two run at a time.
 static LANES: [Mutex<()>; 2] = [const { Mutex::new(()) }; 2];
 static TOOK: Mutex<Vec<(Duration, String)>> = Mutex::new(Vec::new());
 
-/// Whether no other test may run beside it: soaks take all processors for long.
+/// Returns whether no other test may run at the same time. Soak tests use all CPUs for minutes.
 pub fn runs_alone(trial: &Trial) -> bool {
     trial.name().starts_with("soak::")
 }
 
-/// Distributes the heavy tests evenly among the others, so that they seldom wait for each other.
+/// Distributes the heavy tests evenly among the others, so that they rarely wait for each other.
 pub fn spread(trials: Vec<Trial>) -> Vec<Trial> {
     let (heavy, light): (Vec<_>, Vec<_>) = trials.into_iter().partition(|t| is_heavy(t.name()));
     let distance = light.len() / (heavy.len() + 1) + 1;
@@ -49,13 +48,13 @@ fn is_heavy(name: &str) -> bool {
     lane(name).is_some()
 }
 
-/// The lane of a heavy test.
+/// Returns the lock of a heavy test; `None` for other tests.
 fn lane(name: &str) -> Option<&'static Mutex<()>> {
     let at = HEAVY.iter().position(|ending| name.ends_with(ending))?;
     Some(&LANES[at % LANES.len()])
 }
 
-/// A test's turn: measures until it is dropped, and holds the lane of a heavy test meanwhile.
+/// Running test: measures its duration until drop, and holds the lock of a heavy test.
 pub struct TestSlot {
     name: String,
     began: Instant,
@@ -63,7 +62,7 @@ pub struct TestSlot {
 }
 
 impl TestSlot {
-    /// Waits until the test of this name may begin.
+    /// Waits until the test with this name may start.
     pub fn of(name: &str) -> TestSlot {
         let heavy = lane(name).map(lock);
         TestSlot {
@@ -81,7 +80,7 @@ impl Drop for TestSlot {
     }
 }
 
-/// The tests that took longest, as `slow SECONDS NAME`, the slowest first.
+/// Returns the `most` slowest tests as `slow SECONDS NAME`, slowest first.
 pub fn slowest(most: usize) -> Vec<String> {
     let mut took = lock(&TOOK);
     took.sort_by(|a, b| b.cmp(a));

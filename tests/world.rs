@@ -1,5 +1,5 @@
-//! A place for one test: a directory, a launcher with canaries, a daemon that watches them, and the trees.
-//! All of it is gone when the test ends, however it ends.
+//! The world of one test: a directory, a launcher with canaries, a daemon that watches them, and the process trees.
+//! Dropping it ends and removes all of it, also when the test panics.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use crate::daemon::{self, Daemon, Event};
 use crate::proc::{self, ProcessKey, Stat};
 use crate::report;
 
-/// How long anything may take before a test gives up on it: 2 minutes, times `REAPER_TEST_SLOWDOWN`.
+/// Limit for each wait: 2 minutes, multiplied by `REAPER_TEST_SLOWDOWN`.
 static DEADLINE: LazyLock<Duration> = LazyLock::new(|| {
     let slowdown = std::env::var("REAPER_TEST_SLOWDOWN").map(|n| {
         n.parse::<u32>()
@@ -28,7 +28,7 @@ static DEADLINE: LazyLock<Duration> = LazyLock::new(|| {
     Duration::from_secs(120) * slowdown.unwrap_or(1)
 });
 
-/// Files of a test's directory that its report shows.
+/// Files in the directory of a test that the report of a failure shows.
 const OUTPUT_FILES: [&str; 6] = [
     "stdout",
     "stderr",
@@ -37,10 +37,10 @@ const OUTPUT_FILES: [&str; 6] = [
     "report.json",
     "events.jsonl",
 ];
-/// Lines of each file, and processes, that a report shows.
+/// Limit on the lines of each file, and on the processes, in a report.
 const REPORTED_LINES: usize = 60;
 
-/// Polls until `look` has found something.
+/// Polls `look` until it returns a value. Panics with `what` after the deadline.
 pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + *DEADLINE;
     loop {
@@ -56,25 +56,27 @@ pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Makes a program available at another path, to every user.
+/// Makes a program available at another path, executable for every user.
 pub fn link(program: &Path, path: &Path) {
     fs::create_dir_all(path.parent().expect("a path with a parent")).expect("create a directory");
     let mode = fs::metadata(program)
-        .expect("look at the program")
+        .expect("read the program's metadata")
         .permissions()
         .mode();
-    // Other users cannot run what was built with a strict umask.
+    // A hard link shares the mode, and a binary built with a strict umask is not executable for other users.
     if mode & 0o005 != 0o005 || fs::hard_link(program, path).is_err() {
         fs::copy(program, path).expect("copy the program");
-        fs::set_permissions(path, Permissions::from_mode(0o755)).expect("open it to all");
+        fs::set_permissions(path, Permissions::from_mode(0o755))
+            .expect("make it executable for all users");
     }
 }
 
-/// A directory that is removed with all that is in it when this is dropped.
+/// Directory that is removed with its contents on drop.
 pub struct TempDir(PathBuf);
 
 impl TempDir {
-    /// Everybody may look into it. Hidden, as what lies openly in /tmp is no program of a person's for some rules.
+    /// Creates a directory that every user can read. Its name starts with a dot, because some rules treat programs directly
+    /// below /tmp as temporary ones.
     pub fn new() -> TempDir {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let dir = loop {
@@ -83,13 +85,13 @@ impl TempDir {
                 std::env::temp_dir().join(format!(".reaper-real-{}-{number}", std::process::id()));
             match fs::create_dir(&dir) {
                 Ok(()) => break dir,
-                // The pid is another process's too where a test runs in a pid namespace.
+                // A test in another PID namespace can have the same pid.
                 Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
                 Err(e) => panic!("create {}: {e}", dir.display()),
             }
         };
         fs::set_permissions(&dir, Permissions::from_mode(0o755))
-            .expect("open the directory to all");
+            .expect("make the directory readable for all users");
         TempDir(dir)
     }
 
@@ -97,7 +99,7 @@ impl TempDir {
         &self.0
     }
 
-    /// Reports the ends of the files in which daemons, processes and scripts leave what they say.
+    /// Adds the last lines of each output file to the report.
     fn report(&self) {
         for name in OUTPUT_FILES {
             let Ok(text) = fs::read(self.0.join(name)) else {
@@ -121,7 +123,7 @@ impl Drop for TempDir {
                 return report::add(&format!("--- kept: {}", self.0.display()));
             }
         }
-        // What cannot be removed is no reason to fail a test.
+        // A directory that cannot be removed does not fail the test.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
@@ -130,26 +132,26 @@ pub struct World {
     launcher: Child,
     launcher_stdin: Option<ChildStdin>,
     daemon: Option<Daemon>,
-    /// With which it was started.
+    /// Arguments of the daemon.
     arguments: Vec<String>,
-    /// How many reports there were when the first act ended, if it has.
+    /// Number of reported processes when the second tree began; `None` before that.
     first_tree_len: Cell<Option<usize>>,
-    /// Who is not of this test.
+    /// Pre-existing processes with a role. The test does not end them.
     existing: Vec<ProcessKey>,
-    /// The scenario, and by role the decisions that it demands.
+    /// Name of the scenario, and the expected decisions by role.
     expected: Option<(String, BTreeMap<&'static str, String>)>,
-    /// The last field: it goes when all that used it has gone.
+    /// The last field, so that it is dropped after everything that uses it.
     dir: TempDir,
 }
 
 impl World {
-    /// Nothing but the launcher and its canaries, who are up.
+    /// Starts the launcher and waits for its canaries.
     pub fn new(subreaper: bool) -> World {
         let temp = TempDir::new();
         let dir = temp.path();
         fs::write(dir.join("report"), "").expect("create the report");
         fs::set_permissions(dir.join("report"), Permissions::from_mode(0o666))
-            .expect("open the report to all");
+            .expect("make the report writable for all users");
         let this = std::env::current_exe().expect("this program's path");
         for name in ["worker", "test-agent", "test-wall", "test-keeper"] {
             link(&this, &dir.join("bin").join(name));
@@ -172,9 +174,9 @@ impl World {
             .stdout(output)
             .stderr(errors)
             .current_dir(dir)
-            // Rules may ask for what a continuous integration, a multiplexer or an agent around the tests has set.
+            // Rules can test variables that CI, a multiplexer or an agent around the tests has set.
             .env_clear()
-            // Whoever runs there is not to write down anything elsewhere.
+            // `reaper run` in a tree must not write its records to the user's state directory.
             .env("XDG_STATE_HOME", dir.join("state"));
         for (name, value) in ["PATH", "TMPDIR", "RUST_BACKTRACE"]
             .into_iter()
@@ -204,45 +206,46 @@ impl World {
         self.dir.path()
     }
 
-    /// Lets whoever a process becomes put files there: its gates, and what it writes.
+    /// Makes the directory writable for processes that change their uid: they create gates and files in it.
     pub fn open_to_all(&self) {
         fs::set_permissions(self.dir(), Permissions::from_mode(0o1777))
-            .expect("open the directory to all");
+            .expect("make the directory writable for all users");
     }
 
-    /// Has the launcher start a process.
+    /// Tells the launcher to start a process.
     pub fn launch(&mut self, image: &str, play: &str, role: &str, args: &[String]) {
         let words: Vec<&str> = [image, play, role]
             .into_iter()
             .chain(args.iter().map(String::as_str))
             .collect();
         let orders = self.launcher_stdin.as_mut().expect("the launcher's input");
-        writeln!(orders, "{}", words.join("\t")).expect("tell the launcher");
+        writeln!(orders, "{}", words.join("\t")).expect("write to the launcher");
     }
 
-    /// Takes a process that is there already for one of this role. It is not ended with the others.
+    /// Gives a pre-existing process a role. The test does not end it.
     pub fn register_existing(&mut self, role: &str, pid: i32) {
-        let who = proc::stat(pid)
+        let key = proc::stat(pid)
             .unwrap_or_else(|| panic!("there is no process {pid}"))
             .id;
-        self.existing.push(who);
+        self.existing.push(key);
         let mut report = OpenOptions::new()
             .append(true)
             .open(self.dir().join("report"))
             .expect("open the report");
-        let line = format!("{role} {} {}\n", who.pid, who.ticks);
+        let line = format!("{role} {} {}\n", key.pid, key.ticks);
         report.write_all(line.as_bytes()).expect("write the report");
     }
 
-    /// Has the launcher start `role` as [`Stage::spawn`](crate::process) does it.
+    /// Tells the launcher to start `role` in the way that [`Stage::spawn`](crate::process) names.
     pub fn spawn(&mut self, role: &str, how: &str) {
         let orders = self.launcher_stdin.as_mut().expect("the launcher's input");
-        writeln!(orders, "spawn\t{role}\t{how}").expect("tell the launcher");
+        writeln!(orders, "spawn\t{role}\t{how}").expect("write to the launcher");
     }
 
-    /// Makes a program for the processes: this one at the path that its first word names below the directory of the
-    /// test (or by a link to it: `LINK -> PATH`), called with the other words before the process's own. `{dir}` stands for
-    /// that directory, `{long}` for more than is told of a command line.
+    /// Provides a program for the processes under `name`: a link to this binary at a path below the test's directory.
+    ///
+    /// The first of `words` is the path, or `LINK -> PATH` for a symbolic link to it. The other words are passed before the
+    /// arguments of the process. `{dir}` is replaced by the directory, `{long}` by more text than an event contains.
     pub fn provide(&self, name: &str, words: &[String]) {
         let (path, arguments) = words.split_first().expect("the path of a program");
         let (path, target) = match path.split_once(" -> ") {
@@ -271,10 +274,10 @@ impl World {
             .collect();
         let list = self.dir().join("programs");
         fs::create_dir_all(&list).expect("create a directory");
-        fs::write(list.join(name), lines.join("\n")).expect("write what the program is");
+        fs::write(list.join(name), lines.join("\n")).expect("write the program's description");
     }
 
-    /// Starts the daemon on the launcher and what is below it.
+    /// Starts the daemon on the launcher's tree.
     pub fn start_daemon(&mut self, config: &str, more: &[&str]) {
         self.watch_scope(&self.process("launcher").pid.to_string(), config, more);
     }
@@ -285,13 +288,13 @@ impl World {
         self.restart_daemon(&[]);
     }
 
-    /// Has the daemon watch the whole host, and touch nobody.
+    /// Starts the daemon on the whole host, in observe mode.
     pub fn observe_all(&mut self, config: &str) {
         self.arguments = daemon::arguments(self.dir(), None, config, &["--observe"]);
         self.restart_daemon(&[]);
     }
 
-    /// Starts the daemon again, with the arguments of the one before and some more.
+    /// Starts the daemon with the previous arguments and `more`.
     pub fn restart_daemon(&mut self, more: &[&str]) {
         let arguments = self.arguments.iter().cloned();
         let arguments: Vec<_> = arguments
@@ -305,32 +308,32 @@ impl World {
         drop(self.daemon.take().expect("a daemon"));
     }
 
-    /// With which the daemon was started.
+    /// Returns the arguments of the daemon.
     pub fn arguments(&self) -> &[String] {
         &self.arguments
     }
 
-    /// The same, but the daemon is started by the `host` of the trees, as one of them.
+    /// Starts the daemon as a process of the tree: the process with the role `host` starts it.
     pub fn start_daemon_inside_tree(&mut self, config: &str, more: &[&str]) {
         let scope = self.process("launcher").pid.to_string();
         let mut command = vec![daemon::REAPER.to_owned()];
         command.extend(daemon::arguments(self.dir(), Some(&scope), config, more));
         fs::write(self.dir().join("command"), command.join("\n")).expect("write the command");
         self.open_gate("host");
-        let who = self.await_processes("daemon", 1)[0];
-        self.daemon = Some(Daemon::attach(self.dir(), who));
+        let key = self.await_processes("daemon", 1)[0];
+        self.daemon = Some(Daemon::attach(self.dir(), key));
     }
 
     pub fn daemon(&self) -> &Daemon {
         self.daemon.as_ref().expect("a daemon")
     }
 
-    /// All who have reported themselves, in order.
+    /// Returns all processes that have reported themselves, with their roles, in order.
     pub fn all_processes(&self) -> Vec<(String, ProcessKey)> {
         reported(self.dir())
     }
 
-    /// Those of this role in the first act.
+    /// Returns the processes with this role in the first tree.
     pub fn processes(&self, role: &str) -> Vec<ProcessKey> {
         self.all_processes()
             .into_iter()
@@ -340,34 +343,34 @@ impl World {
             .collect()
     }
 
-    /// The one process of this role.
+    /// Returns the only process with this role.
     pub fn process(&self, role: &str) -> ProcessKey {
         match self.processes(role).as_slice() {
             [id] => *id,
-            other => panic!("{} processes are '{role}'", other.len()),
+            other => panic!("{} processes have the role '{role}'", other.len()),
         }
     }
 
-    /// Whoever comes up from now on belongs to the second act, as another process of the same role.
+    /// Counts processes that report themselves from now on to the second tree, which can reuse roles.
     pub fn begin_second_tree(&self) {
         self.first_tree_len.set(Some(self.all_processes().len()));
     }
 
-    /// All who have come up in the second act.
+    /// Returns all processes of the second tree.
     pub fn processes_of_second_tree(&self) -> Vec<ProcessKey> {
         let first = self.first_tree_len.get().unwrap_or(usize::MAX);
         let second = self.all_processes().into_iter().skip(first);
         second.map(|(_, id)| id).collect()
     }
 
-    /// Waits until `n` processes of this role are up.
+    /// Waits until `n` processes with this role have reported themselves.
     pub fn await_processes(&self, role: &str, n: usize) -> Vec<ProcessKey> {
         eventually(&format!("{n} × '{role}' up"), || {
             Some(self.processes(role)).filter(|processes| processes.len() >= n)
         })
     }
 
-    /// Kills the one process of this role.
+    /// Sends SIGKILL to the only process with this role.
     pub fn kill(&self, role: &str) {
         assert!(
             self.process(role).signal(Signal::SIGKILL),
@@ -375,17 +378,17 @@ impl World {
         );
     }
 
-    /// Lets those pass who wait at this gate.
+    /// Opens a gate (a FIFO) for the processes that wait at it.
     pub fn open_gate(&self, gate: &str) {
         let mut options = OpenOptions::new();
         options.write(true).custom_flags(libc::O_NONBLOCK);
-        // Fails until somebody waits there.
-        eventually(&format!("somebody at the gate {gate}"), || {
+        // Opening fails until a process waits there.
+        eventually(&format!("a process waits at the gate {gate}"), || {
             options.open(self.dir().join(gate)).ok()
         });
     }
 
-    /// Who lives below the launcher.
+    /// Returns the living descendants of the launcher.
     pub fn living(&self) -> Vec<Stat> {
         proc::descendants(self.process("launcher"))
             .into_iter()
@@ -393,35 +396,35 @@ impl World {
             .collect()
     }
 
-    /// Waits until nobody lives below the launcher but the canaries. A single look may miss a process that is never
-    /// the same, so it takes many.
+    /// Waits until only the canaries live below the launcher. One listing can miss a process that forks and exits
+    /// continually, so 50 listings in a row must agree.
     pub fn await_only_canaries(&self) {
-        let spared = ["canary", "canary-orphan"].map(|role| self.process(role));
-        let alone = || self.living().iter().all(|s| spared.contains(&s.id));
-        eventually("nobody left below the launcher", || {
+        let canaries = ["canary", "canary-orphan"].map(|role| self.process(role));
+        let alone = || self.living().iter().all(|s| canaries.contains(&s.id));
+        eventually("only the canaries live below the launcher", || {
             (0..50).all(|_| alone()).then_some(())
         });
     }
 
-    /// Waits until an event is there that `which` picks.
+    /// Waits for an event for which `which` is true.
     pub fn await_event(&self, what: &str, which: impl Fn(&Event) -> bool) -> Event {
         eventually(&format!("an event: {what}"), || {
             self.daemon().events().iter().find(|e| which(e)).cloned()
         })
     }
 
-    /// Waits until these roles, whoever else there is, are gone.
+    /// Waits until all processes with these roles have exited.
     pub fn await_gone(&self, roles: &[&str]) {
         eventually(&format!("{roles:?} gone"), || {
-            let everybody = self.all_processes();
-            let left = everybody
+            let processes = self.all_processes();
+            let left = processes
                 .iter()
                 .any(|(role, id)| roles.contains(&role.as_str()) && id.is_alive());
             (!left).then_some(())
         });
     }
 
-    /// Whether all of these roles are there and alive.
+    /// Asserts that each role has processes and that all of them are alive.
     pub fn assert_alive(&self, roles: &[&str]) {
         for role in roles {
             let processes = self.processes(role);
@@ -432,7 +435,7 @@ impl World {
         }
     }
 
-    /// Ends the daemon as a user does, and gives all its events.
+    /// Stops the daemon by SIGINT and returns all its events.
     pub fn stop(&mut self) -> Vec<Event> {
         self.stop_by(Signal::SIGINT)
     }
@@ -443,23 +446,23 @@ impl World {
         events
     }
 
-    /// Says what this is about, and what must be decided about the processes of each role. A report shows it.
+    /// Sets the scenario's name and the expected decisions by role, which a report shows.
     pub fn expect(&mut self, scenario: String, decisions: Vec<(&'static str, String)>) {
         self.expected = Some((scenario, decisions.into_iter().collect()));
     }
 
-    /// Reports for each process what was decided about it, and what had to be where that is known.
+    /// Adds the decisions on each process to the report, with the expected ones where known.
     fn report(&self) {
         let (scenario, expected) = match &self.expected {
             Some((scenario, expected)) => (scenario.as_str(), Some(expected)),
-            None => ("told by its source", None),
+            None => ("see the test's source", None),
         };
         let events = daemon::read_events(self.dir());
         let mut report = format!("--- scenario: {scenario}\n--- role, pid, state: decisions");
-        let mut everybody = self.all_processes();
-        everybody.sort_by_key(|(_, id)| !id.is_alive());
-        let shown = everybody.len().min(REPORTED_LINES);
-        for (role, id) in &everybody[..shown] {
+        let mut processes = self.all_processes();
+        processes.sort_by_key(|(_, id)| !id.is_alive());
+        let shown = processes.len().min(REPORTED_LINES);
+        for (role, id) in &processes[..shown] {
             let state = if id.is_alive() { "alive" } else { "gone" };
             let decided = daemon::decisions(&events, *id).join(", ");
             report += &format!("\n{role} {} {state}: {}", id.pid, or_none(&decided));
@@ -467,10 +470,10 @@ impl World {
                 report += &format!("; expected: {}", or_none(expected));
             }
         }
-        if shown < everybody.len() {
-            report += &format!("\nand {} more", everybody.len() - shown);
+        if shown < processes.len() {
+            report += &format!("\nand {} more", processes.len() - shown);
         }
-        let unnamed = |stat: &Stat| !everybody.iter().any(|(_, id)| *id == stat.id);
+        let unnamed = |stat: &Stat| !processes.iter().any(|(_, id)| *id == stat.id);
         for stat in self
             .living()
             .into_iter()
@@ -503,7 +506,7 @@ fn or_none(decisions: &str) -> &str {
     }
 }
 
-/// All processes who have reported themselves in a directory, in order.
+/// Returns all processes that have reported themselves in a directory, in order.
 pub fn reported(dir: &Path) -> Vec<(String, ProcessKey)> {
     let text = fs::read_to_string(dir.join("report")).unwrap_or_default();
     let whole = text.split_inclusive('\n').filter(|l| l.ends_with('\n'));
@@ -538,7 +541,7 @@ impl Drop for World {
                 .filter(Stat::is_alive)
                 .map(|s| s.id)
                 .collect();
-            // Who was adopted by somebody else is no longer below the launcher, but has reported itself.
+            // A process that init adopted is no longer below the launcher, but it has reported itself.
             let reported = self.all_processes().into_iter().map(|(_, id)| id);
             let ours = |id: &ProcessKey| Some(*id) != launcher && !self.existing.contains(id);
             left.extend(reported.filter(|id| ours(id) && id.is_alive()));
