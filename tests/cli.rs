@@ -1,4 +1,4 @@
-//! The program from outside: what it says to bad input, to those without privilege, and on one line.
+//! Tests of the command line: bad input, missing privileges, and output that stays on one line.
 
 mod config;
 mod escaped;
@@ -27,13 +27,13 @@ use crate::daemon::REAPER;
 use crate::trees::{CONFIG, trial};
 use crate::world::{TempDir, World, eventually, link};
 
-/// The object that is shipped with the program.
+/// Path of the BPF object that the program contains.
 pub const OBJECT: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/host/src/source/ebpf/reaper.bpf.o"
 );
 
-/// What needs neither root nor probes.
+/// Returns the tests that need neither root nor BPF.
 pub fn trials() -> Vec<Trial> {
     let mut trials = config::trials();
     trials.extend(unpin::trials());
@@ -49,7 +49,7 @@ pub fn trials() -> Vec<Trial> {
     trials
 }
 
-/// What needs both.
+/// Returns the tests that need root and BPF.
 pub fn privileged() -> Vec<Trial> {
     let mut trials = vec![
         trial("cli", "no-privilege", no_privilege),
@@ -70,19 +70,19 @@ pub fn privileged() -> Vec<Trial> {
     trials
 }
 
-/// What needs root, and nothing that some machines do not have.
+/// Returns the tests that need root but not BPF.
 pub fn without_probes() -> Vec<Trial> {
     sources::privileged()
 }
 
-/// What a run of the program came to.
+/// Exit code and output of a command.
 pub struct CommandOutput {
     pub code: Option<i32>,
     pub out: String,
     pub err: String,
 }
 
-/// Runs a command to its end, with its output in files of `dir`.
+/// Runs a command until it exits, with its output in files in `dir`.
 pub fn run(dir: &Path, command: &mut Command) -> CommandOutput {
     let file = |name| File::create(dir.join(name)).expect("create a file for output");
     let mut child = command
@@ -91,14 +91,14 @@ pub fn run(dir: &Path, command: &mut Command) -> CommandOutput {
         .stderr(file("err"))
         .spawn()
         .expect("run");
-    let look = || {
-        eventually("the command ends", || {
+    let wait = || {
+        eventually("the command exits", || {
             child.try_wait().expect("wait for the command")
         })
     };
-    let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(look));
+    let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(wait));
     if ended.is_err() {
-        // Ended or not, nothing of it stays.
+        // A command that hangs must not outlive the test.
         let _ = child.kill();
         let _ = child.wait();
     }
@@ -106,7 +106,7 @@ pub fn run(dir: &Path, command: &mut Command) -> CommandOutput {
         String::from_utf8_lossy(&fs::read(dir.join(name)).expect("read output")).into_owned()
     };
     let (out, err) = (read("out"), read("err"));
-    let status = ended.unwrap_or_else(|_| panic!("{command:?} does not end\n{out}\n{err}"));
+    let status = ended.unwrap_or_else(|_| panic!("{command:?} does not exit\n{out}\n{err}"));
     CommandOutput {
         code: status.code(),
         out,
@@ -114,7 +114,7 @@ pub fn run(dir: &Path, command: &mut Command) -> CommandOutput {
     }
 }
 
-/// Runs `reaper` to its end.
+/// Runs `reaper` until it exits.
 pub fn reaper(dir: &Path, args: &[&str]) -> CommandOutput {
     run(dir, Command::new(REAPER).args(args).current_dir(dir))
 }
@@ -127,7 +127,7 @@ fn help() {
         "daemon", "demo", "doctor", "config", "unpin", "status", "tree", "explain", "agents",
         "keep", "unkeep", "history", "scan", "run", "ps", "stop", "wait", "logs",
     ] {
-        assert!(said.out.contains(word), "no word of '{word}' in the help");
+        assert!(said.out.contains(word), "the help does not mention '{word}'");
         let said = reaper(dir.path(), &[word, "--help"]);
         assert_eq!(said.code, Some(0), "{}", said.err);
         let example = format!("reaper {word}");
@@ -141,7 +141,7 @@ fn help() {
     for word in ["--leave-pinned", "--pin-dir", "--no-pin", "--kernel-reap"] {
         assert!(
             said.out.contains(word),
-            "no word of '{word}' in the daemon's help"
+            "the help of daemon does not mention '{word}'"
         );
     }
 }
@@ -162,11 +162,11 @@ fn wrong_usage() {
     ] {
         let said = reaper(dir.path(), args);
         assert_eq!(said.code, Some(2), "exit code of {args:?}: {}", said.err);
-        assert!(!said.err.is_empty(), "{args:?} is refused without a word");
+        assert!(!said.err.is_empty(), "{args:?} is refused without a message");
     }
 }
 
-/// What is not pinned cannot be left behind.
+/// `--leave-pinned` is refused if the config disables pins.
 fn leave_nothing() {
     let dir = TempDir::new();
     fs::write(dir.path().join("c.toml"), "pin = false\n").expect("write the configuration");
@@ -175,20 +175,20 @@ fn leave_nothing() {
     assert_eq!(said.code, Some(2), "{}{}", said.out, said.err);
     assert!(
         said.err.contains("pin = false"),
-        "it is not said why: {}",
+        "the message does not name the setting: {}",
         said.err
     );
     assert!(!dir.path().join("r").exists(), "something was started");
 }
 
-/// Says the same to a person and to a program: whether the probes can be used.
+/// Text and JSON report the same result, and the exit code says whether BPF is usable.
 fn doctor() {
     let dir = TempDir::new();
-    let told = reaper(dir.path(), &["doctor", "--json"]);
-    let report: Value = serde_json::from_str(&told.out).expect("doctor --json gives JSON");
+    let json = reaper(dir.path(), &["doctor", "--json"]);
+    let report: Value = serde_json::from_str(&json.out).expect("doctor --json gives JSON");
     let usable = report["usable"].as_bool().expect("`usable` is a boolean");
     assert_eq!(
-        told.code,
+        json.code,
         Some(if usable { 0 } else { 3 }),
         "exit code of doctor --json"
     );
@@ -196,26 +196,26 @@ fn doctor() {
     for name in ["bpffs", "process table", "kills in the kernel"] {
         assert!(
             checks.iter().any(|check| check["name"] == name),
-            "nothing is said of '{name}'"
+            "no check is named '{name}'"
         );
     }
-    let told = reaper(dir.path(), &["doctor"]);
+    let text = reaper(dir.path(), &["doctor"]);
     assert_eq!(
-        told.code,
+        text.code,
         Some(if usable { 0 } else { 3 }),
         "exit code of doctor"
     );
     assert!(
-        told.out.lines().count() > 3,
-        "the doctor says little: {}",
-        told.out
+        text.out.lines().count() > 3,
+        "the report is too short: {}",
+        text.out
     );
 }
 
-/// Nobody gets one sentence, and exit 3.
+/// The user `nobody` gets a message of one line and exit code 3.
 fn no_privilege() {
     let dir = TempDir::new();
-    // Nobody may not look into the build directory.
+    // The user `nobody` cannot read the build directory.
     let program = dir.path().join("reaper");
     link(Path::new(REAPER), &program);
     let run_dir = dir.path().join("run");
@@ -236,14 +236,14 @@ fn no_privilege() {
     assert_refused(&said, "root");
 }
 
-/// In one sentence, which has this word in it.
+/// Asserts exit code 3 and a message of one line that contains `word`.
 fn assert_refused(said: &CommandOutput, word: &str) {
     assert_eq!(said.code, Some(3), "{}{}", said.out, said.err);
-    let sentences = said.err.trim_end().lines().count();
-    assert!(sentences == 1 && said.err.contains(word), "{}", said.err);
+    let lines = said.err.trim_end().lines().count();
+    assert!(lines == 1 && said.err.contains(word), "{}", said.err);
 }
 
-/// An object whose records have another layout is refused before it is loaded.
+/// A BPF object with another ABI version is refused before it is loaded.
 fn foreign_object() {
     let dir = TempDir::new();
     let mut object = fs::read(OBJECT).expect("read the shipped object");
@@ -268,7 +268,7 @@ fn foreign_object() {
     assert_eq!(said.code, Some(3), "{}{}", said.out, said.err);
 }
 
-/// Offset of a section's bytes in an ELF file of 64 bits, little-endian.
+/// Returns the file offset of a section in a 64-bit little-endian ELF file.
 fn section(elf: &[u8], name: &[u8]) -> Option<usize> {
     let number = |at: usize, bytes: usize| {
         let field = elf.get(at..at + bytes)?;
@@ -292,7 +292,7 @@ fn section(elf: &[u8], name: &[u8]) -> Option<usize> {
     bytes_of((0..count).find(named)?)
 }
 
-/// The lock's holder is named.
+/// A second daemon on the same scope exits with code 4 and names the first one.
 fn second_daemon() {
     let mut world = World::new(true);
     world.start_daemon(CONFIG, &[]);
@@ -320,7 +320,7 @@ fn second_daemon() {
     world.stop();
 }
 
-/// SIGTERM is as good as Ctrl-C, and the agents live on.
+/// SIGTERM stops the daemon in the same way as Ctrl-C, and the agents live on.
 fn terminated() {
     let mut world = World::new(true);
     world.start_daemon(CONFIG, &[]);
@@ -336,7 +336,7 @@ fn terminated() {
     world.assert_alive(&["agent", "leaf", "canary"]);
 }
 
-/// Whatever is in a name or an argument, a line of output is a line.
+/// Names and arguments with line breaks and control characters cannot forge a line of output.
 fn forged_argv(more: &[&str]) {
     let mut world = World::new(true);
     world.start_daemon("grace = \"500ms\"\nevents = \"all\"\n", more);
@@ -391,7 +391,7 @@ fn forged_argv(more: &[&str]) {
     );
 }
 
-/// Shows the orphans of a small tree being reaped, and leaves nothing of it.
+/// `reaper demo` shows how orphans are reaped, and leaves no process behind.
 fn demo() {
     let world = World::new(true);
     let mut witness = Command::new(world.dir().join("bin/worker"));

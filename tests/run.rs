@@ -1,6 +1,6 @@
-//! `reaper run` from outside: what the suites of `tini`, `dumb-init` and `timeout` ask of those, and what this one
-//! promises beyond them. Neither root nor probes are needed; where the suite is root's, each is run once more as a user
-//! without any privilege.
+//! Tests of `reaper run`: the cases of the test suites of `tini`, `dumb-init` and `timeout`, and its own guarantees.
+//!
+//! They need neither root nor BPF. As root, the suite runs them as an unprivileged user, and some as root too.
 
 mod before;
 mod beside;
@@ -34,18 +34,20 @@ use crate::proc::{self, ProcessKey};
 use crate::trees::trial;
 use crate::world::{self, TempDir, eventually, link};
 
-/// A user of whom nothing else runs.
+/// Unprivileged uid that no other process has.
 const NOBODY: u32 = 61_010;
-/// In the environment of all that a test starts, with the directory of the test.
+/// Environment variable of every process that a test starts. Its value is the test's directory.
 const ENV_MARKER: &str = "REAPER_TEST_RUN";
 
-/// Of what has come of a run.
+/// File that `--report` writes.
 const REPORT: &str = "report.json";
 
 type ScenarioFn = fn(&RunWorld);
 
-/// Without root and without a service. What `reaper run` does to its own children is the same for every user, so it is
-/// tried as one without any privilege. What is left by a killed owner, planted paths and cgroups are tried as root too.
+/// Returns the tests that need neither root nor a service.
+///
+/// `reaper run` treats its children alike for every user, so most tests run as an unprivileged user only. Tests of killed
+/// owners, planted paths and cgroups run as root too.
 pub fn trials() -> Vec<Trial> {
     let everybodys = [
         status::STORIES,
@@ -76,7 +78,7 @@ pub fn trials() -> Vec<Trial> {
     trials
 }
 
-/// Tests of a user without privilege.
+/// Returns the scenarios as tests that run as an unprivileged user.
 fn as_nobody(scenarios: &[(&str, ScenarioFn)]) -> Vec<Trial> {
     let play = |(name, scenario): &(&str, ScenarioFn)| {
         scenario_trial("as-nobody", name, NOBODY, *scenario)
@@ -84,7 +86,7 @@ fn as_nobody(scenarios: &[(&str, ScenarioFn)]) -> Vec<Trial> {
     scenarios.iter().map(play).collect()
 }
 
-/// Tests of root; none where this is not root.
+/// Returns the scenarios as tests that run as root; none if this process is not root.
 fn as_root(scenarios: &[(&str, ScenarioFn)]) -> Vec<Trial> {
     let play =
         |(name, scenario): &(&str, ScenarioFn)| scenario_trial("as-root", name, 0, *scenario);
@@ -94,7 +96,7 @@ fn as_root(scenarios: &[(&str, ScenarioFn)]) -> Vec<Trial> {
         .collect()
 }
 
-/// Those for which a service is needed too, which signals for root and for others alike.
+/// Returns the tests that need a service. They run as an unprivileged user and as root.
 pub fn beside_a_service() -> Vec<Trial> {
     let scenarios = [beside::STORIES, watched::STORIES, before::BESIDE_A_SERVICE].concat();
     let mut trials = as_nobody(&scenarios);
@@ -102,19 +104,19 @@ pub fn beside_a_service() -> Vec<Trial> {
     trials
 }
 
-fn scenario_trial(who: &str, name: &str, uid: u32, scenario: ScenarioFn) -> Trial {
-    trial("run", &format!("{who}::{name}"), move || {
+fn scenario_trial(user: &str, name: &str, uid: u32, scenario: ScenarioFn) -> Trial {
+    trial("run", &format!("{user}::{name}"), move || {
         let mut place = RunWorld::new(uid);
         scenario(&place);
-        place.assert_spared();
+        place.assert_canary_alive();
     })
 }
 
-/// A directory in which `./reaper` is, somebody whose it is, and a process of theirs that is not to be touched.
+/// World of one test: a directory with `./reaper`, its user, and a canary process of that user.
 pub struct RunWorld {
     dir: TempDir,
     uid: u32,
-    outsider: Child,
+    canary: Child,
 }
 
 impl RunWorld {
@@ -128,34 +130,34 @@ impl RunWorld {
         chown(dir.path(), Some(uid), Some(uid)).expect("give the directory to its user");
         let mut sleep = Command::new("sleep");
         sleep.arg("600").uid(uid).gid(uid);
-        let outsider = sleep.spawn().expect("start who is not to be touched");
-        RunWorld { dir, uid, outsider }
+        let canary = sleep.spawn().expect("start the canary");
+        RunWorld { dir, uid, canary }
     }
 
     fn path(&self, name: &str) -> std::path::PathBuf {
         self.dir.path().join(name)
     }
 
-    /// What a file says, nothing where there is none yet.
+    /// Returns the content of a file; empty if there is no such file.
     fn read(&self, name: &str) -> String {
         fs::read_to_string(self.path(name)).unwrap_or_default()
     }
 
-    /// Waits until a file says something like that.
-    fn await_content(&self, name: &str, like: impl Fn(&str) -> bool) -> String {
-        eventually(&format!("{name} says what it should"), || {
-            Some(self.read(name)).filter(|said| like(said))
+    /// Waits until `is_expected` accepts the content of a file, and returns the content.
+    fn await_content(&self, name: &str, is_expected: impl Fn(&str) -> bool) -> String {
+        eventually(&format!("{name} has the expected content"), || {
+            Some(self.read(name)).filter(|content| is_expected(content))
         })
     }
 
-    /// Waits until a file of a pid is there, and gives who has it.
+    /// Waits until a file contains a pid, and returns the process.
     fn await_pid(&self, name: &str) -> ProcessKey {
-        let said = self.await_content(name, |said| said.ends_with('\n'));
-        let pid: i32 = said.trim().parse().expect("a pid");
-        proc::stat(pid).expect("who has just said its pid").id
+        let content = self.await_content(name, |content| content.ends_with('\n'));
+        let pid: i32 = content.trim().parse().expect("a pid");
+        proc::stat(pid).expect("the process that wrote its pid").id
     }
 
-    /// A command of the place's user, in the place.
+    /// Returns a command that runs as the test's user in the test's directory.
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command
@@ -163,35 +165,36 @@ impl RunWorld {
             .env(ENV_MARKER, self.dir.path())
             .env("HOME", self.dir.path())
             .env("XDG_STATE_HOME", self.path("state"))
-            // Not all that root has there may be looked into by others.
+            // Other users cannot read some directories of root's PATH.
             .env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin")
             .uid(self.uid)
             .gid(self.uid)
-            // A group that the terminal could stop: its leader's parent is in another one of the same session.
+            // A process group that the terminal can stop (not orphaned, setpgid(2)): its parent is in another group of
+            // the same session.
             .process_group(0);
-        // Whoever starts the suite may ignore some, as `nohup` and a shell's `&` do.
-        let by_default = || {
+        // The caller of the suite may ignore signals, as `nohup` and a shell's `&` do.
+        let reset_signals = || {
             for number in (1..=31).filter(|number| ![libc::SIGKILL, libc::SIGSTOP].contains(number))
             {
-                // SAFETY: no handler is set.
+                // SAFETY: SIG_DFL installs no handler.
                 unsafe { libc::signal(number, libc::SIG_DFL) };
             }
             SigSet::empty().thread_set_mask()?;
             Ok(())
         };
-        // SAFETY: between fork and exec nothing but system calls is made.
-        unsafe { command.pre_exec(by_default) };
+        // SAFETY: the closure makes only async-signal-safe system calls between fork and exec.
+        unsafe { command.pre_exec(reset_signals) };
         command
     }
 
-    /// `reaper run` with these words.
+    /// Returns a `reaper run` command with these arguments.
     fn reaper(&self, words: &[&str]) -> Command {
         let mut command = self.command("./reaper");
         command.arg("run").args(words);
         command
     }
 
-    /// Runs it to its end, of which nothing is to be left.
+    /// Runs `reaper run` until it exits, and asserts that it leaves no process behind.
     fn run(&self, words: &[&str]) -> CommandOutput {
         let said = cli::run(self.dir.path(), &mut self.reaper(words));
         let left = self.survivors();
@@ -203,16 +206,16 @@ impl RunWorld {
         said
     }
 
-    /// `reaper` with these words, to its end.
+    /// Runs `reaper` with these arguments until it exits.
     fn ask(&self, words: &[&str]) -> CommandOutput {
-        // Beside what a run that goes on writes to its own files.
+        // A run in progress writes to the output files of the test's directory.
         let dir = self.path("asked");
         let _ = fs::create_dir(&dir);
         let mut command = self.command("./reaper");
         cli::run(&dir, command.args(words))
     }
 
-    /// The runs that there are, as `reaper ps` tells.
+    /// Returns the runs in the output of `reaper ps --json`.
     fn ps(&self, words: &[&str]) -> Vec<serde_json::Value> {
         let said = self.ask(&[&["ps", "--json"], words].concat());
         assert_eq!(said.code, Some(0), "{}", said.err);
@@ -223,29 +226,29 @@ impl RunWorld {
         }
     }
 
-    /// What is told of one with [`reported`].
+    /// Returns the report of a run that was started with [`reported`].
     fn report(&self) -> serde_json::Value {
         serde_json::from_str(&self.read(REPORT)).expect("a report")
     }
 
-    /// Where the records are.
+    /// Returns the directory of the run records.
     fn records(&self) -> std::path::PathBuf {
         self.path("state/reaper/runs")
     }
 
-    /// Runs a script of the place's user to its end, with arguments.
+    /// Runs a bash script as the test's user until it exits.
     fn bash(&self, script: &str, arguments: &[&str]) -> CommandOutput {
         self.script("bash", script, arguments)
     }
 
-    /// The same by another shell.
+    /// Runs a script in `shell` as the test's user until it exits.
     fn script(&self, shell: &str, script: &str, arguments: &[&str]) -> CommandOutput {
         let mut command = self.command(shell);
         command.args(["-c", script, shell]).args(arguments);
         cli::run(self.dir.path(), &mut command)
     }
 
-    /// Starts it, with its output in `out` and `err`.
+    /// Starts `reaper run` with its output in the files `out` and `err`.
     fn start(&self, words: &[&str]) -> Started {
         self.start_as(&mut self.reaper(words))
     }
@@ -257,10 +260,10 @@ impl RunWorld {
             .stdout(file("out"))
             .stderr(file("err"))
             .spawn();
-        Started(child.expect("start it"))
+        Started(child.expect("start the command"))
     }
 
-    /// This program as a process: `./worker test-process BEHAVIOUR ROLE DIR`, and the report for it.
+    /// Installs this binary as `bin/worker` (`bin/worker test-process BEHAVIOUR ROLE DIR`) and creates its report file.
     fn install_worker(&self) {
         let this = std::env::current_exe().expect("this program's path");
         if !self.path("bin/worker").exists() {
@@ -268,10 +271,10 @@ impl RunWorld {
         }
         fs::write(self.path("report"), "").expect("create the report");
         fs::set_permissions(self.path("report"), Permissions::from_mode(0o666))
-            .expect("open the report to all");
+            .expect("make the report writable for all users");
     }
 
-    /// The words by which a process plays `play` as `role`.
+    /// Returns the command line of a worker with the behaviour `play` and the role `role`.
     fn worker_command(&self, play: &str, role: &str) -> Vec<String> {
         let dir = self.dir.path().display().to_string();
         let mut words = vec!["bin/worker", "test-process"];
@@ -281,7 +284,7 @@ impl RunWorld {
         words.into_iter().map(String::from).collect()
     }
 
-    /// Waits until so many of a role are up.
+    /// Waits until `n` processes with this role have reported themselves.
     fn await_processes(&self, role: &str, n: usize) -> Vec<ProcessKey> {
         eventually(&format!("{n} × '{role}' up"), || {
             let all = world::reported(self.dir.path()).into_iter();
@@ -293,13 +296,13 @@ impl RunWorld {
         })
     }
 
-    /// All that lives of what was started here, as far as it has kept its environment.
+    /// Returns the living processes with the test's environment marker.
     fn living(&self) -> Vec<ProcessKey> {
-        let mark = format!("{ENV_MARKER}={}\0", self.dir.path().display());
+        let marker = format!("{ENV_MARKER}={}\0", self.dir.path().display());
         let marked = |pid: i32| {
             let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            let mark = mark.as_bytes();
-            environment.windows(mark.len()).any(|part| part == mark)
+            let marker = marker.as_bytes();
+            environment.windows(marker.len()).any(|part| part == marker)
         };
         let all = proc::all()
             .into_iter()
@@ -307,32 +310,35 @@ impl RunWorld {
         all.map(|one| one.id).collect()
     }
 
+    /// Asserts that no process of the test is alive.
     fn assert_alone(&self) {
         let left = self.survivors();
         assert!(left.is_empty(), "left behind: {left:?}");
     }
 
-    /// What lives of it, described at once, since it may be about to go.
+    /// Returns the living processes of the test with a description, which is read at once because they may exit soon.
     fn survivors(&self) -> Vec<(i32, String)> {
         let left = self.living().into_iter();
         left.map(|one| (one.pid, describe(one.pid))).collect()
     }
 
-    /// The same where who owned it may not have left yet.
+    /// Waits until no process of the test is alive.
     fn await_alone(&self) {
-        eventually("nothing is left", || self.living().is_empty().then_some(()));
+        eventually("no process is left", || {
+            self.living().is_empty().then_some(())
+        });
     }
 
-    fn assert_spared(&mut self) {
-        let ended = self.outsider.try_wait().expect("ask for the outsider");
-        assert!(ended.is_none(), "who was not of it was ended: {ended:?}");
+    fn assert_canary_alive(&mut self) {
+        let status = self.canary.try_wait().expect("poll the canary");
+        assert!(status.is_none(), "the canary exited: {status:?}");
     }
 }
 
 impl Drop for RunWorld {
     fn drop(&mut self) {
-        let _ = self.outsider.kill();
-        let _ = self.outsider.wait();
+        let _ = self.canary.kill();
+        let _ = self.canary.wait();
         for _ in 0..100 {
             let left = self.living();
             if left.is_empty() {
@@ -346,7 +352,7 @@ impl Drop for RunWorld {
     }
 }
 
-/// The words for a script of a shell of which a report is wanted, behind these.
+/// Returns the arguments that run a shell script with `--report`, after `words`.
 fn reported<'a>(words: &[&'a str], script: &'a str) -> Vec<&'a str> {
     [words, &["--report", REPORT, "--", "sh", "-c", script]].concat()
 }
@@ -356,7 +362,7 @@ fn command_line(pid: i32) -> String {
     String::from_utf8_lossy(&line).replace('\0', " ")
 }
 
-/// Its parent, its name and how it was called, as far as it still is.
+/// Returns the parent, name and command line of a process, as far as they can be read.
 fn describe(pid: i32) -> String {
     let comm = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     let parent = proc::stat(pid).map_or(0, |stat| stat.parent);
@@ -364,7 +370,7 @@ fn describe(pid: i32) -> String {
     format!("child of {parent}: {}: {line}", comm.trim_end())
 }
 
-/// One that runs, and does not when this is dropped.
+/// Running command that is killed on drop.
 struct Started(Child);
 
 impl Started {
@@ -372,21 +378,23 @@ impl Started {
         self.0.id().cast_signed()
     }
 
-    /// Sends the signal of a number.
+    /// Sends the signal with this number.
     fn signal(&self, number: i32) {
-        // SAFETY: two numbers are passed. It has not been waited for, so the pid is its own.
+        // SAFETY: kill(2) takes no pointers. The child has not been waited for, so its pid is not reused.
         let sent = unsafe { nix::libc::kill(self.pid(), number) };
         assert_eq!(sent, 0, "signal {number} cannot be sent");
     }
 
     fn lives(&mut self) -> bool {
-        self.0.try_wait().expect("ask for it").is_none()
+        self.0.try_wait().expect("poll the command").is_none()
     }
 
-    /// Its status as a shell tells it, when it has ended.
+    /// Waits until it exits and returns its status as a shell reports it: the exit code, or 128 plus the signal.
     fn end(&mut self) -> i32 {
         use std::os::unix::process::ExitStatusExt;
-        let status = eventually("it ends", || self.0.try_wait().expect("wait for it"));
+        let status = eventually("the command exits", || {
+            self.0.try_wait().expect("poll the command")
+        });
         let by_signal = || 128 + status.signal().unwrap_or_default();
         status.code().unwrap_or_else(by_signal)
     }

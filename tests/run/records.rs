@@ -196,7 +196,7 @@ fn stop_races(place: &RunWorld) {
 }
 
 fn stop_of_none(place: &RunWorld) {
-    let outsider = place.outsider.id().to_string();
+    let outsider = place.canary.id().to_string();
     for words in [["stop", "absent"], ["stop", &outsider], ["logs", "absent"]] {
         let said = place.ask(&words);
         assert_eq!((said.code, said.out.as_str()), (Some(1), ""), "{words:?}");
