@@ -127,7 +127,10 @@ fn help() {
         "daemon", "demo", "doctor", "config", "unpin", "status", "tree", "explain", "agents",
         "keep", "unkeep", "history", "scan", "run", "ps", "stop", "wait", "logs",
     ] {
-        assert!(said.out.contains(word), "the help does not mention '{word}'");
+        assert!(
+            said.out.contains(word),
+            "the help does not mention '{word}'"
+        );
         let said = reaper(dir.path(), &[word, "--help"]);
         assert_eq!(said.code, Some(0), "{}", said.err);
         let example = format!("reaper {word}");
@@ -162,7 +165,10 @@ fn wrong_usage() {
     ] {
         let said = reaper(dir.path(), args);
         assert_eq!(said.code, Some(2), "exit code of {args:?}: {}", said.err);
-        assert!(!said.err.is_empty(), "{args:?} is refused without a message");
+        assert!(
+            !said.err.is_empty(),
+            "{args:?} is refused without a message"
+        );
     }
 }
 

@@ -73,7 +73,7 @@ struct ProcessEntry {
     expect: String,
     adopter: Option<String>,
     #[serde(default)]
-    may_fall: bool,
+    may_exit_first: bool,
 }
 
 fn claude() -> String {
@@ -217,7 +217,7 @@ impl ProcessEntry {
                 role => StartedBy::Process(role),
             },
             pid: self.pid,
-            may_exit_first: self.may_fall,
+            may_exit_first: self.may_exit_first,
             ..part
         }
     }

@@ -1,4 +1,4 @@
-//! What the event stream must say, whatever the tree.
+//! Checks of the event stream that hold for every tree.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -7,15 +7,15 @@ use crate::daemon::Event;
 use crate::proc::ProcessKey;
 use crate::world::World;
 
-/// Why something is kept for the time being that could not be read.
+/// Reason of a temporary keep of a process that cannot be read.
 const UNREAD: &str = "unreadable";
-/// Decisions that say no more than that nothing is to be done.
+/// Reasons of decisions that call for no action.
 const IDLE: [&str; 3] = ["root_alive", "not_a_member", "successor_awaited"];
 
-/// A decision about one process: what, why, and by which rule.
+/// Decision about one process: decision, reason and rule.
 pub type Decided = (ProcessKey, String, String, Option<String>);
 
-/// What was decided about the processes of a role, each once.
+/// Returns the distinct decisions about the processes of a role.
 pub fn decisions(world: &World, events: &[Event], role: &str) -> BTreeSet<Decided> {
     let processes: HashMap<i32, ProcessKey> = world
         .processes(role)
@@ -24,31 +24,30 @@ pub fn decisions(world: &World, events: &[Event], role: &str) -> BTreeSet<Decide
         .collect();
     let mut found = BTreeSet::new();
     for e in events.iter().filter(|e| e.event == "decision") {
-        let who = e
+        let key = e
             .pid
             .and_then(|pid| processes.get(&pid))
-            .filter(|who| e.is_about(**who));
-        let (Some(who), Some(decision), Some(reason)) = (who, &e.decision, &e.reason) else {
+            .filter(|key| e.is_about(**key));
+        let (Some(key), Some(decision), Some(reason)) = (key, &e.decision, &e.reason) else {
             continue;
         };
         if !IDLE.contains(&reason.as_str()) {
-            found.insert((*who, decision.clone(), reason.clone(), e.rule.clone()));
+            found.insert((*key, decision.clone(), reason.clone(), e.rule.clone()));
         }
     }
     found
 }
 
-/// What may be told besides, or left out.
+/// Deviations that a check accepts.
 #[derive(Clone, Copy, Debug)]
 pub struct Tolerance {
-    /// That something could not be read at first may have been told before.
+    /// Additional decisions with the reason `unreadable`.
     pub unread: bool,
-    /// What was decided before the last may not have been, and that somebody was an orphan before it was due may not
-    /// have been seen: it was looked at too late for that.
+    /// Missing decisions before the last one, and missing orphan events: the source polled too late for them.
     pub earlier: bool,
 }
 
-/// About each process of the part was decided what had to be, and nothing else.
+/// Asserts that each process of the part has the expected decisions and no others.
 pub fn assert_decisions(world: &World, events: &[Event], part: &ProcessSpec, leeway: Tolerance) {
     if part.expect == Expectation::KilledByTest {
         return;
@@ -61,13 +60,13 @@ pub fn assert_decisions(world: &World, events: &[Event], part: &ProcessSpec, lee
     let mut by_process: BTreeMap<ProcessKey, BTreeSet<String>> = BTreeMap::new();
     let at_once = !leeway.unread || wanted.iter().any(|said| said.reason == UNREAD);
     let all = decisions(world, events, part.role).into_iter();
-    for (who, decision, reason, rule) in all.filter(|d| at_once || d.2 != UNREAD) {
+    for (key, decision, reason, rule) in all.filter(|d| at_once || d.2 != UNREAD) {
         let any_rule = |said: &&process_spec::DecisionSpec| {
             said.rule.is_none() && said.decision == decision && said.reason == reason
         };
         let rule = rule.filter(|_| !wanted.iter().any(|said| any_rule(&said)));
         let said = text(&decision, &reason, rule.as_deref());
-        by_process.entry(who).or_default().insert(said);
+        by_process.entry(key).or_default().insert(said);
     }
     let texts = |all: &[process_spec::DecisionSpec]| -> BTreeSet<String> {
         let texts = all
@@ -78,19 +77,19 @@ pub fn assert_decisions(world: &World, events: &[Event], part: &ProcessSpec, lee
     let last = texts(wanted.last().map_or(&[], std::slice::from_ref));
     let wanted = texts(&wanted);
     let undecided = undecided(events, part);
-    for who in world.processes(part.role) {
-        if undecided.contains(&who) {
+    for key in world.processes(part.role) {
+        if undecided.contains(&key) {
             continue;
         }
-        let got = by_process.remove(&who).unwrap_or_default();
+        let got = by_process.remove(&key).unwrap_or_default();
         assert!(
             got == wanted || leeway.earlier && got.is_subset(&wanted) && got.is_superset(&last),
             "decisions about '{}' (pid {}): {got:?}, not {wanted:?}",
             part.role,
-            who.pid
+            key.pid
         );
         if let Expectation::Boundary(rule) = part.expect {
-            let wall = |e: &Event| e.is("boundary", who) && e.rule.as_deref() == Some(rule);
+            let wall = |e: &Event| e.is("boundary", key) && e.rule.as_deref() == Some(rule);
             assert!(
                 events.iter().any(wall),
                 "membership did not stop at '{}' by the rule {rule}",
@@ -98,7 +97,7 @@ pub fn assert_decisions(world: &World, events: &[Event], part: &ProcessSpec, lee
             );
         }
         if let Expectation::Server(rule) = part.expect {
-            let opened = events.iter().find(|e| e.is("session.open", who));
+            let opened = events.iter().find(|e| e.is("session.open", key));
             let opened = opened.map(|e| (e.session_kind.as_deref(), e.rule.as_deref()));
             assert_eq!(
                 opened,
@@ -107,21 +106,21 @@ pub fn assert_decisions(world: &World, events: &[Event], part: &ProcessSpec, lee
                 part.role
             );
         }
-        let signalled = || events.iter().any(|e| e.is("signal", who));
+        let signalled = || events.iter().any(|e| e.is("signal", key));
         assert!(
             part.dies() || !signalled(),
             "'{}' (pid {}) was signalled",
             part.role,
-            who.pid
+            key.pid
         );
     }
 }
 
-/// Nobody of those that live on was signalled, or was to be.
-pub fn unsignalled(world: &World, events: &[Event], parts: &[ProcessSpec]) {
+/// Asserts that no process that must live was signalled or had the decision `reap`.
+pub fn assert_unsignalled(world: &World, events: &[Event], parts: &[ProcessSpec]) {
     for part in parts.iter().filter(|part| part.lives()) {
-        for who in world.processes(part.role) {
-            let touched = events.iter().find(|e| e.is_about(who) && touches(e));
+        for key in world.processes(part.role) {
+            let touched = events.iter().find(|e| e.is_about(key) && touches(e));
             assert!(
                 touched.is_none(),
                 "'{}' was touched: {touched:?}",
@@ -131,14 +130,14 @@ pub fn unsignalled(world: &World, events: &[Event], parts: &[ProcessSpec]) {
     }
 }
 
-/// Of whom no more is told than that they could not be held.
+/// Returns the processes for which no pidfd could be opened, because the file descriptor limit was reached.
 pub fn out_of_files(events: &[Event]) -> HashSet<ProcessKey> {
     let starved = events.iter().filter(|e| is_starved(e));
     starved.filter_map(Event::process).collect()
 }
 
-/// Returns the processes of which the decision need not be reported: those that could not be held, and those of a part which
-/// may exit first that had exited when their turn came.
+/// Returns the processes whose decision may be missing: those without a pidfd, and those of a part with `may_exit_first` that
+/// exited before their signal.
 pub fn undecided(events: &[Event], part: &ProcessSpec) -> HashSet<ProcessKey> {
     let is_gone = |e: &&Event| {
         part.may_exit_first
@@ -149,37 +148,37 @@ pub fn undecided(events: &[Event], part: &ProcessSpec) -> HashSet<ProcessKey> {
     out_of_files(events).into_iter().chain(gone).collect()
 }
 
-/// Whether somebody could not be held, as this machine lets nobody have so many files. Where others end there is room
-/// again.
+/// Returns whether the event reports that no pidfd could be opened (EMFILE). The limit frees up when other processes exit.
 fn is_starved(e: &Event) -> bool {
     e.outcome.as_deref() == Some("failed") && e.reason.as_deref() == Some("EMFILE")
 }
 
-/// Whether somebody was signalled, or is to be.
+/// Returns whether the event is a signal or a decision to reap.
 fn touches(e: &Event) -> bool {
     e.event == "signal" || e.decision.as_deref() == Some("reap")
 }
 
-/// All of these live, and nobody was to end them.
-pub fn assert_untouched(events: &[Event], who: &[ProcessKey]) {
-    let of_them = |e: &&Event| who.iter().any(|who| e.is_about(*who));
+/// Asserts that all of these processes are alive and have no signal and no decision to reap.
+pub fn assert_untouched(events: &[Event], keys: &[ProcessKey]) {
+    let of_them = |e: &&Event| keys.iter().any(|key| e.is_about(*key));
     for e in events.iter().filter(of_them) {
-        assert!(!touches(e), "somebody was touched: {e:?}");
+        assert!(!touches(e), "a process that must live was touched: {e:?}");
     }
-    let dead = who.iter().find(|who| !who.is_alive());
-    assert!(dead.is_none(), "somebody is dead: {dead:?}");
+    let dead = keys.iter().find(|key| !key.is_alive());
+    assert!(dead.is_none(), "a process that must live is dead: {dead:?}");
 }
 
-/// The process of this role was recognised as an agent by this rule; by none if it has no name.
-pub fn recognised(world: &World, events: &[Event], role: &str, rule: &str) {
-    let who = world.process(role);
-    let opened = events.iter().find(|e| e.is("session.open", who));
+/// Asserts that the process of this role was recognised as an agent by `rule`; by none if `rule` is empty.
+pub fn assert_recognised(world: &World, events: &[Event], role: &str, rule: &str) {
+    let key = world.process(role);
+    let opened = events.iter().find(|e| e.is("session.open", key));
     let by = opened.and_then(|e| e.agent.as_deref());
     assert_eq!(by.unwrap_or_default(), rule, "agent of '{role}'");
 }
 
-/// Each process of the part was told to have gone to its adopter. One that is ended as fast as it is
-/// orphaned may be dead before the kernel gives it away, and then has none: `all` asks for it still.
+/// Asserts that the events name the expected adopter of each process of the part.
+///
+/// A process can exit before the kernel reparents it, and then has no adopter. `all` requires one in any case.
 pub fn assert_adopter(world: &World, events: &[Event], part: &ProcessSpec, all: bool) {
     let Some(role) = part.adopter else { return };
     let wanted = if role == "init" {
@@ -187,24 +186,25 @@ pub fn assert_adopter(world: &World, events: &[Event], part: &ProcessSpec, all: 
     } else {
         world.process(role).pid
     };
-    for who in world.processes(part.role) {
-        let told = adopter(events, who);
-        if all || told.is_some() {
-            assert_eq!(told, Some(wanted), "adopter of '{}' ({who:?})", part.role);
+    for key in world.processes(part.role) {
+        let found = adopter(events, key);
+        if all || found.is_some() {
+            assert_eq!(found, Some(wanted), "adopter of '{}' ({key:?})", part.role);
         }
     }
 }
 
-/// Who has adopted a process: told with the orphan if it was known then, else by the kernel's own word for it, or
-/// by a look.
-pub fn adopter(events: &[Event], who: ProcessKey) -> Option<i32> {
-    let told = events
+/// Returns the adopter of a process, from its orphan or reparent event.
+pub fn adopter(events: &[Event], key: ProcessKey) -> Option<i32> {
+    events
         .iter()
-        .filter(|e| e.is("orphan", who) || e.is("reparent", who));
-    told.filter_map(|e| e.adopter_pid).next()
+        .filter(|e| e.is("orphan", key) || e.is("reparent", key))
+        .find_map(|e| e.adopter_pid)
 }
 
-/// Each process of the part was orphaned, which may not have been seen, decided, signalled and ended, in this order.
+/// Asserts that each process of the part was orphaned, evaluated, signalled and ended, in this order.
+///
+/// With `leeway.earlier` the orphan event may be missing.
 pub fn assert_reaped(world: &World, events: &[Event], part: &ProcessSpec, leeway: Tolerance) {
     let mut by_pid: HashMap<i32, Vec<&Event>> = HashMap::new();
     events
@@ -212,24 +212,24 @@ pub fn assert_reaped(world: &World, events: &[Event], part: &ProcessSpec, leeway
         .filter_map(|e| Some((e.pid?, e)))
         .for_each(|(pid, e)| by_pid.entry(pid).or_default().push(e));
     let starved = out_of_files(events);
-    for who in world.processes(part.role) {
-        if starved.contains(&who) {
+    for key in world.processes(part.role) {
+        if starved.contains(&key) {
             continue;
         }
-        let mine = by_pid.remove(&who.pid).unwrap_or_default();
-        let find = |name: &str| mine.iter().copied().find(|e| e.is(name, who));
+        let mine = by_pid.remove(&key.pid).unwrap_or_default();
+        let find = |name: &str| mine.iter().copied().find(|e| e.is(name, key));
         let need = |name: &str| {
-            find(name).unwrap_or_else(|| panic!("no {name} of '{}' ({who:?})", part.role))
+            find(name).unwrap_or_else(|| panic!("no {name} of '{}' ({key:?})", part.role))
         };
         if part.adopter.is_some() && !leeway.earlier {
             need("orphan");
         }
         let due = mine
             .iter()
-            .find(|e| e.is("decision", who) && e.decision.as_deref() == Some("reap"));
-        let due = due.unwrap_or_else(|| panic!("no decision to reap '{}' ({who:?})", part.role));
-        // One that could not be read when its turn came was let go, and claimed anew.
-        let mut outcomes = mine.iter().copied().filter(|e| e.is("outcome", who));
+            .find(|e| e.is("decision", key) && e.decision.as_deref() == Some("reap"));
+        let due = due.unwrap_or_else(|| panic!("no decision to reap '{}' ({key:?})", part.role));
+        // A process that could not be read in its turn was released and claimed again: the last outcome counts.
+        let mut outcomes = mine.iter().copied().filter(|e| e.is("outcome", key));
         let again = outcomes.next_back().filter(|_| leeway.unread);
         let outcome = again.unwrap_or_else(|| need("outcome"));
         assert!(
@@ -241,13 +241,13 @@ pub fn assert_reaped(world: &World, events: &[Event], part: &ProcessSpec, leeway
             Some("ended") => {}
             Some("not_sent") if part.may_exit_first => {}
             other => panic!(
-                "outcome of '{}' ({who:?}) is {other:?}, {:?}; its events: {mine:#?}",
+                "outcome of '{}' ({key:?}) is {other:?}, {:?}; its events: {mine:#?}",
                 part.role, outcome.reason
             ),
         }
         match find("signal") {
             Some(signal) => {
-                // The kernel's own comes before anybody here has heard of anything.
+                // A signal from BPF precedes the service's decision.
                 let ahead = signal.sent_by.as_deref() == Some("kernel");
                 assert!(
                     (ahead || due.seq < signal.seq) && signal.seq < outcome.seq,
@@ -257,14 +257,14 @@ pub fn assert_reaped(world: &World, events: &[Event], part: &ProcessSpec, leeway
             }
             None => assert!(
                 part.may_exit_first,
-                "no signal for '{}' ({who:?})",
+                "no signal for '{}' ({key:?})",
                 part.role
             ),
         }
     }
 }
 
-/// The end of the agent of this role was told once, and truly.
+/// Asserts that the exit of this agent was reported once, with the right status.
 pub fn assert_root_exit(
     world: &World,
     events: &[Event],
@@ -272,12 +272,12 @@ pub fn assert_root_exit(
     status: (Option<i32>, Option<&str>),
 ) {
     let agent = world.process(role);
-    let told: Vec<&Event> = events
+    let exits: Vec<&Event> = events
         .iter()
         .filter(|e| e.is("session.root_exit", agent))
         .collect();
-    let [gone] = told.as_slice() else {
-        panic!("{} events tell that '{role}' is gone", told.len())
+    let [gone] = exits.as_slice() else {
+        panic!("{} events report the exit of '{role}'", exits.len())
     };
     assert_eq!(
         (gone.exit_code, gone.exit_signal.as_deref()),
@@ -286,19 +286,19 @@ pub fn assert_root_exit(
     );
 }
 
-/// Before it is told that a session is over, something was decided about each of its members about whom anything is.
-pub fn decided_before_the_end(events: &[Event]) {
-    let mut judged: HashSet<&str> = HashSet::new();
-    let mut over: HashSet<&str> = HashSet::new();
+/// Asserts that the first decision about each member precedes the close of its session.
+pub fn assert_decided_before_close(events: &[Event]) {
+    let mut decided: HashSet<&str> = HashSet::new();
+    let mut closed: HashSet<&str> = HashSet::new();
     for e in events {
         let idle = e.reason.as_deref().is_some_and(|r| IDLE.contains(&r));
         match (e.event.as_str(), &e.session_id, &e.entity_id) {
-            ("session.close", Some(session), _) => drop(over.insert(session)),
-            ("decision", Some(session), Some(who)) if !idle => {
-                let first = judged.insert(who);
+            ("session.close", Some(session), _) => drop(closed.insert(session)),
+            ("decision", Some(session), Some(key)) if !idle => {
+                let first = decided.insert(key);
                 assert!(
-                    !first || !over.contains(session.as_str()),
-                    "decided after the end of its session: {e:?}"
+                    !first || !closed.contains(session.as_str()),
+                    "decided after its session closed: {e:?}"
                 );
             }
             _ => {}
@@ -306,8 +306,8 @@ pub fn decided_before_the_end(events: &[Event]) {
     }
 }
 
-/// What holds for every stream: numbered without a gap, nothing missing, no process told twice, and no signal for
-/// anybody who does not descend from an agent.
+/// Asserts what holds for every stream: no gap in the sequence numbers, no lost record, no duplicate fork or exit, and
+/// signals only for descendants of agents.
 pub fn assert_well_formed(world: &World, events: &[Event]) {
     let mut seen: HashMap<(&str, &str), u32> = HashMap::new();
     let mut seq = 0;
@@ -318,17 +318,17 @@ pub fn assert_well_formed(world: &World, events: &[Event]) {
             "schema and number of the event after {seq}"
         );
         seq = e.seq;
-        let amiss = ["malformed", "gap.open", "member_map.full"];
+        let losses = ["malformed", "gap.open", "member_map.full"];
         assert!(
-            !amiss.contains(&e.event.as_str()),
-            "something is missing: {e:?}"
+            !losses.contains(&e.event.as_str()),
+            "records are missing: {e:?}"
         );
         if let ("fork" | "exit", Some(id)) = (e.event.as_str(), &e.entity_id) {
             *seen.entry((e.event.as_str(), id.as_str())).or_default() += 1;
         }
     }
     let twice = seen.iter().find(|(_, n)| **n > 1);
-    assert!(twice.is_none(), "told twice: {twice:?}");
+    assert!(twice.is_none(), "reported twice: {twice:?}");
     let summary = events
         .last()
         .filter(|e| e.event == "summary")
@@ -339,7 +339,7 @@ pub fn assert_well_formed(world: &World, events: &[Event]) {
     only_members_signalled(world, events);
 }
 
-/// No signal went to anybody who does not descend from an agent.
+/// Asserts that only descendants of agents were signalled.
 pub fn only_members_signalled(world: &World, events: &[Event]) {
     let parents: HashMap<&str, &str> = events
         .iter()
@@ -350,18 +350,19 @@ pub fn only_members_signalled(world: &World, events: &[Event]) {
         .filter(|e| e.event == "session.open")
         .filter_map(|e| e.entity_id.as_deref())
         .collect();
-    const SPARED: [&str; 3] = ["launcher", "canary", "canary-orphan"];
-    let (spared, processes): (Vec<_>, Vec<_>) = world
+    const UNTOUCHABLE: [&str; 3] = ["launcher", "canary", "canary-orphan"];
+    let (untouchable, processes): (Vec<_>, Vec<_>) = world
         .all_processes()
         .into_iter()
-        .partition(|(role, _)| SPARED.contains(&role.as_str()));
+        .partition(|(role, _)| UNTOUCHABLE.contains(&role.as_str()));
     for e in events.iter().filter(|e| e.event == "signal") {
         assert!(
-            e.pid.is_some_and(|pid| pid > 1) && !spared.iter().any(|(_, who)| e.is_about(*who)),
-            "signalled an outsider: {e:?}"
+            e.pid.is_some_and(|pid| pid > 1)
+                && !untouchable.iter().any(|(_, key)| e.is_about(*key)),
+            "signalled the launcher or a canary: {e:?}"
         );
-        // What the processes report of themselves is judged by role.
-        if processes.iter().any(|(_, who)| e.is_about(*who)) {
+        // Processes with a role are checked by their expectation.
+        if processes.iter().any(|(_, key)| e.is_about(*key)) {
             continue;
         }
         let mut ancestor = e.entity_id.as_deref();
@@ -370,7 +371,7 @@ pub fn only_members_signalled(world: &World, events: &[Event]) {
         }
         assert!(
             ancestor.is_some(),
-            "signalled somebody who does not descend from an agent: {e:?}"
+            "signalled a process that does not descend from an agent: {e:?}"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! An agent that exits with status 0 and leaves its conversation to another one.
+//! Agents that exit with status 0 while another agent continues their conversation.
 
 use std::fs;
 
@@ -16,7 +16,7 @@ const ID: &str = "4a28933f-46b2-4a2b-9061-21982e33bea2";
 const OTHER_ID: &str = "113c8f3a-aa07-4beb-a7f0-268130753912";
 const CLAUDE: &str = "node_modules/@anthropic-ai/claude-code/bin/claude.exe";
 
-/// A world with an agent, a job of its conversation, and a job that carries no marker.
+/// Starts an agent with a job that carries its conversation's marker and one without a marker.
 fn with_agent(view: &ScenarioRun) -> World {
     let mut world = World::new(true);
     view.watch(&mut world, CONFIG);
@@ -33,7 +33,7 @@ fn with_agent(view: &ScenarioRun) -> World {
     world
 }
 
-/// Starts an agent beside the others, in a home of the test.
+/// Starts an agent with a home directory below the test's directory.
 fn start(world: &mut World, role: &str, program: &str, args: &[&str]) {
     let home = world.dir().join("home");
     let how = format!(
@@ -45,8 +45,8 @@ fn start(world: &mut World, role: &str, program: &str, args: &[&str]) {
     world.await_processes(role, 1);
 }
 
-/// The agent exits; what it leaves lives until its successor is killed.
-fn is_continued(view: &ScenarioRun, world: World) {
+/// Asserts that the processes of an exited agent live until its successor is killed.
+fn assert_continued(view: &ScenarioRun, world: World) {
     view.await_seen(&world, &["agent", "job", "bare", "worker", "tool"]);
     world.open_gate("die-agent");
     let worker = world.process("worker");
@@ -67,10 +67,10 @@ fn resumed_by_argument(view: &ScenarioRun) {
     world.provide("resumed", &words.map(String::from));
     start(&mut world, "worker", "resumed", &["tool=sleep"]);
     world.await_processes("tool", 1);
-    is_continued(view, world);
+    assert_continued(view, world);
 }
 
-/// The worker's command line says nothing; the agent's roster names its process and the transcript that it resumes.
+/// The agent's registry, not the command line, names the successor and the transcript that it resumes.
 fn resumed_by_registry(view: &ScenarioRun) {
     let mut world = with_agent(view);
     start(&mut world, "worker", "claude", &["tool=sleep"]);
@@ -83,11 +83,10 @@ fn resumed_by_registry(view: &ScenarioRun) {
     let directory = world.dir().join("home/.claude/daemon");
     fs::create_dir_all(&directory).expect("create the registry");
     fs::write(directory.join("roster.json"), roster).expect("write the roster");
-    is_continued(view, world);
+    assert_continued(view, world);
 }
 
-/// Another agent of the same kind has a conversation of its own: what is left is ended when no successor can appear
-/// any more.
+/// Another agent of the same kind has another conversation. The leftovers are reaped when no successor can appear any more.
 fn ends(view: &ScenarioRun) {
     let mut world = with_agent(view);
     let tool = format!("tool=env:CLAUDE_CODE_SESSION_ID={OTHER_ID}+sleep");
@@ -104,14 +103,14 @@ fn ends(view: &ScenarioRun) {
     let waits = |reason: &&str| *reason == "successor_awaited";
     assert!(
         reasons.iter().any(waits),
-        "nothing was waited for: {reasons:?}"
+        "no decision waited for a successor: {reasons:?}"
     );
     assert_eq!(reasons.last(), Some(&"root_exited"));
     view.end(world, &["other", "tool"]);
 }
 
-/// An agent that is killed hands nothing over, whatever names its conversation. If its exit was not observed, a successor
-/// may still be found.
+/// A killed agent has no successor, even if another agent resumes its conversation. If the source did not observe the exit
+/// status, a successor is accepted.
 fn killed(view: &ScenarioRun) {
     let mut world = with_agent(view);
     world.provide("resumed", &[CLAUDE, "--resume", ID].map(String::from));
@@ -119,12 +118,12 @@ fn killed(view: &ScenarioRun) {
     world.await_processes("tool", 1);
     view.await_seen(&world, &["agent", "job", "bare", "worker", "tool"]);
     world.kill("agent");
-    if view.is_whole() {
+    if view.is_fully_supported() {
         view.await_gone(&world, &["job", "bare"]);
         view.await_closed(&world, 1);
     } else if view.knows_agents() {
         let worker = world.process("worker");
-        world.await_event("the session ends or goes on", |e| {
+        world.await_event("the session closes or has a successor", |e| {
             e.event == "session.close" || e.is("session.relaunch", worker)
         });
     }

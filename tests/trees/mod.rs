@@ -1,5 +1,6 @@
-//! Trees that must end with no survivor, and the canaries alive: the table of those that one scenario fits, and
-//! those with a scenario of their own.
+//! Tests of process trees: no process that is due survives, and the canaries live.
+//!
+//! `table` lists the trees that follow one common scenario. The other modules have scenarios of their own.
 
 pub mod checks;
 mod handover;
@@ -27,14 +28,13 @@ use crate::cgroup;
 use crate::report;
 use crate::schedule::TestSlot;
 
-/// What all trees get unless they say otherwise: a short grace, and time enough for one that is killed to end where the
-/// machine is busy with others.
+/// Default config of the tests: a short grace period, and enough time for a killed process to exit on a busy machine.
 pub const CONFIG: &str = "grace = \"200ms\"\nkill_timeout = \"10s\"\n";
 
-/// A scenario with a play of its own.
+/// Name and function of a scenario that is not in the table.
 type ScenarioEntry = (&'static str, fn(&ScenarioRun));
 
-/// Those with a play of their own, and whether there is here what they need.
+/// Returns the scenarios that are not in the table, and whether this machine has what they need.
 fn special_scenarios() -> impl Iterator<Item = (ScenarioEntry, bool)> {
     let all = [
         (special::SCENARIOS, true),
@@ -54,12 +54,12 @@ fn special_scenarios() -> impl Iterator<Item = (ScenarioEntry, bool)> {
     all.into_iter().flat_map(each)
 }
 
-/// Every tree in `enforce`.
+/// Returns every tree in `enforce` mode.
 pub fn trials() -> Vec<Trial> {
     trials_through("enforce", SourceKind::Ebpf)
 }
 
-/// Rows of the table that are also played in `observe`: each way in which a session ends, goes on or holds back its members.
+/// Rows of the table that also run in `observe` mode: each way in which a session ends, continues or keeps its members.
 const OBSERVED: [&str; 7] = [
     "plain",
     "before-the-daemon",
@@ -70,7 +70,7 @@ const OBSERVED: [&str; 7] = [
     "boundary",
 ];
 
-/// Trees of the table in `observe`.
+/// Returns trees of the table in `observe` mode.
 pub fn observed() -> Vec<Trial> {
     let rows = table::rows().into_iter();
     let rows = rows.filter(|row| OBSERVED.contains(&row.name));
@@ -78,12 +78,12 @@ pub fn observed() -> Vec<Trial> {
         .collect()
 }
 
-/// Every tree in `enforce`, seen through another source than the probes.
+/// Returns every tree in `enforce` mode, through a source other than eBPF.
 pub fn through(source: SourceKind) -> Vec<Trial> {
     trials_through(source.name(), source)
 }
 
-/// Trees that are too large for every run.
+/// Returns the soak tests: trees that are too large for every run.
 pub fn soaks() -> Vec<Trial> {
     let rows = table::soaks().into_iter();
     rows.map(|row| trial("soak", row.name, move || row.run(Mode::Enforce, drop)))
@@ -91,17 +91,17 @@ pub fn soaks() -> Vec<Trial> {
 }
 
 fn trials_through(kind: &str, source: SourceKind) -> Vec<Trial> {
-    let told = |((name, scenario), possible): (ScenarioEntry, bool)| {
+    let special = |((name, scenario), possible): (ScenarioEntry, bool)| {
         trial(kind, name, move || ScenarioRun::run(source, name, scenario))
             .with_ignored_flag(!possible)
     };
     let play = |row: Scenario| trial(kind, row.name, move || row.run(Mode::Enforce, drop));
     let rows = table::rows().into_iter();
     let rows = rows.map(|row| play(row.through(source)));
-    rows.chain(special_scenarios().map(told)).collect()
+    rows.chain(special_scenarios().map(special)).collect()
 }
 
-/// A scenario that fails by panicking.
+/// Returns a test named `KIND::NAME` that fails if `scenario` panics.
 pub fn trial(kind: &str, name: &str, scenario: impl FnOnce() + Send + 'static) -> Trial {
     let name = format!("{kind}::{name}");
     Trial::test(name.clone(), move || -> Result<(), Failed> {
@@ -110,10 +110,10 @@ pub fn trial(kind: &str, name: &str, scenario: impl FnOnce() + Send + 'static) -
     })
 }
 
-/// Runs a scenario as the init of a pid namespace of its own.
+/// Runs a scenario as the init process of a new PID namespace.
 pub fn in_pid_namespace(name: &str, source: &str) {
     let scenario = pids::INSIDE.iter().find(|(n, _)| *n == name);
-    let (name, scenario) = scenario.unwrap_or_else(|| panic!("no scenario is called '{name}'"));
+    let (name, scenario) = scenario.unwrap_or_else(|| panic!("no scenario is named '{name}'"));
     let source = SourceKind::ALL.into_iter().find(|of| of.name() == source);
     ScenarioRun::run(source.expect("a source"), name, *scenario);
 }

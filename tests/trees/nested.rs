@@ -1,4 +1,4 @@
-//! More than one agent.
+//! Trees with more than one agent.
 
 use super::{CONFIG, ScenarioEntry, ScenarioRun};
 use crate::cli::ask_json;
@@ -16,7 +16,7 @@ pub const SCENARIOS: &[ScenarioEntry] = &[
 const WALL: &str = "grace = \"200ms\"\nkill_timeout = \"10s\"\n\
     [[boundary]]\nname = \"my-wall\"\ncomm = \"test-wall\"\n";
 
-/// The usual agent with these arguments, and everybody up.
+/// Starts an agent with these arguments and waits for these roles.
 fn play(world: &mut World, via: Option<&str>, args: &[&str], processes: &[&str]) {
     let args: Vec<String> = args.iter().map(|a| a.to_string()).collect();
     match via {
@@ -28,7 +28,7 @@ fn play(world: &mut World, via: Option<&str>, args: &[&str], processes: &[&str])
         .for_each(|role| drop(world.await_processes(role, 1)));
 }
 
-/// Two agents of one kind: the end of one is none of the other's business.
+/// Two agents of one kind: the exit of one does not touch the other's tree.
 fn side_by_side(view: &ScenarioRun) {
     let mut world = World::new(true);
     view.watch(&mut world, CONFIG);
@@ -48,7 +48,7 @@ fn side_by_side(view: &ScenarioRun) {
     view.end(world, &[]);
 }
 
-/// The inner session ends alone.
+/// A nested agent exits first: only its session closes.
 fn inner_alone(view: &ScenarioRun) {
     let mut world = World::new(true);
     view.watch(&mut world, CONFIG);
@@ -63,7 +63,7 @@ fn inner_alone(view: &ScenarioRun) {
     let open = world.await_event("the inner session", |e| e.is("session.open", inner));
     assert!(
         open.outer_session_id.is_some(),
-        "the inner session has no outer one"
+        "the nested session has no outer session"
     );
     view.await_seen(&world, &["agent", "leaf", "inner-leaf"]);
     world.kill("inner");
@@ -76,7 +76,7 @@ fn inner_alone(view: &ScenarioRun) {
     view.end(world, &[]);
 }
 
-/// Below a boundary an agent is on its own again.
+/// An agent below a boundary has a session that is not nested.
 fn below_a_boundary(view: &ScenarioRun) {
     let mut world = World::new(true);
     view.watch(&mut world, WALL);
@@ -91,7 +91,7 @@ fn below_a_boundary(view: &ScenarioRun) {
     let open = world.await_event("the second session", |e| e.is("session.open", second));
     assert_eq!(
         open.outer_session_id, None,
-        "the session below the boundary has an outer one"
+        "the session below the boundary has an outer session"
     );
     view.await_seen(&world, &["agent", "leaf", "second-leaf"]);
     world.kill("agent");
@@ -104,8 +104,8 @@ fn below_a_boundary(view: &ScenarioRun) {
     view.end(world, &["wall"]);
 }
 
-/// An agent in a terminal with a leaf and a second one, which has a leaf too; the first can be told to leave.
-fn one_by_the_other(view: &ScenarioRun, second: &str) -> World {
+/// Starts an agent in a terminal, with a leaf and a second agent that also has a leaf. A gate makes the first one exit.
+fn agent_with_second(view: &ScenarioRun, second: &str) -> World {
     let mut world = World::new(true);
     view.watch(&mut world, CONFIG);
     let seen = ["agent", "leaf", "second", "second-leaf"];
@@ -116,14 +116,14 @@ fn one_by_the_other(view: &ScenarioRun, second: &str) -> World {
     world
 }
 
-/// A child of the same kind in the same terminal that has something else to read from was started by the agent for its
-/// own ends, and goes with it when that leaves of its own accord.
+/// A child of the same kind whose standard input is not the terminal is a sub-agent, not a relaunch. It is reaped when the
+/// agent exits normally.
 fn sub_agent(view: &ScenarioRun) {
-    let world = one_by_the_other(view, "second=no-input+as:claude+agent+second-leaf=sleep");
-    // What they read from is looked for ahead of any need.
+    let world = agent_with_second(view, "second=no-input+as:claude+agent+second-leaf=sleep");
+    // The service reads the standard input of agents before it needs the fact.
     for role in ["agent", "second"] {
         let pid = world.process(role).pid.to_string();
-        eventually("what it reads from is known", || {
+        eventually("its standard input is known", || {
             let input = ask_json(&world, &["explain", &pid])["facts"]["terminal_input"].as_bool();
             input.inspect(|input| assert_eq!(*input, role == "agent"))
         });
@@ -135,14 +135,14 @@ fn sub_agent(view: &ScenarioRun) {
         .events()
         .iter()
         .any(|e| e.event == "session.relaunch");
-    assert!(!relaunched, "it was taken for a relaunch");
+    assert!(!relaunched, "the sub-agent was treated as a relaunch");
     view.await_closed(&world, 2);
     view.end(world, &["terminal"]);
 }
 
-/// A root that leaves of its own accord hands the session to its child of the same kind in the same terminal.
+/// When a root exits normally, its child of the same kind in the same terminal becomes the root.
 fn relaunch(view: &ScenarioRun) {
-    let world = one_by_the_other(view, "second=as:claude+agent+second-leaf=sleep");
+    let world = agent_with_second(view, "second=as:claude+agent+second-leaf=sleep");
     world.open_gate("die-agent");
     let (agent, second) = (world.process("agent"), world.process("second"));
     world.await_event("the agent's exit", |e| e.is("exit", agent));
@@ -152,7 +152,7 @@ fn relaunch(view: &ScenarioRun) {
     view.await_gone(&world, &["leaf", "second-leaf"]);
     view.await_closed(&world, 2);
     let due = |e: &Event| e.is("decision", second) && e.decision.as_deref() == Some("reap");
-    let judged = world.daemon().events().iter().any(due);
-    assert!(!judged, "the new root was to be reaped");
+    let reaped = world.daemon().events().iter().any(due);
+    assert!(!reaped, "the new root had a decision to reap");
     view.end(world, &["terminal"]);
 }

@@ -1,5 +1,4 @@
-//! What needs a pid namespace of its own: the next pid is chosen there, and no other process of the machine takes
-//! it.
+//! Scenarios in a PID namespace of their own: the test chooses the next pid there, and no process of the host takes it.
 
 use std::process::Command;
 
@@ -10,18 +9,18 @@ use crate::world::World;
 pub const SCENARIOS: &[ScenarioEntry] = &[
     ("recycled-pid", |view| capsule(view, "recycled-pid")),
     ("daemon-in-a-pid-namespace", |view| {
-        view.add_excused("other", "double");
+        view.exempt("other", "double");
         capsule(view, "plain");
     }),
 ];
 
-/// The scenarios as they run inside.
+/// Scenarios that run inside the namespace.
 pub const INSIDE: &[ScenarioEntry] = &[("recycled-pid", recycled), ("plain", plain)];
 
-/// Successors with pid and tick of a member.
+/// Number of processes that must reuse the pid of a member in the same clock tick.
 const WANTED: usize = 30;
 
-/// Runs one of [`INSIDE`] in a pid namespace.
+/// Runs a scenario of [`INSIDE`] in a new PID namespace.
 fn capsule(view: &ScenarioRun, scenario: &str) {
     let this = std::env::current_exe().expect("this program's path");
     let inside = [
@@ -36,21 +35,21 @@ fn capsule(view: &ScenarioRun, scenario: &str) {
     let output = output.expect("run the capsule");
     let errors = String::from_utf8_lossy(&output.stderr);
     let status = output.status;
-    if let SourceSupport::Unsupported(_) = view.promise {
+    if let SourceSupport::Unsupported(_) = view.support {
         let said = "the daemon ended with exit status: 3";
         assert!(
             errors.contains(said),
-            "in the pid namespace, {status}:\n{errors}"
+            "in the PID namespace, {status}:\n{errors}"
         );
     } else {
         assert!(
             status.success(),
-            "in the pid namespace, {status}:\n{errors}"
+            "in the PID namespace, {status}:\n{errors}"
         );
     }
 }
 
-/// A process that has got the pid of a member, in the clock tick in which that began, is not signalled.
+/// A process that reuses the pid of a member in the same clock tick is not signalled.
 fn recycled(view: &ScenarioRun) {
     let mut world = World::new(true);
     view.watch(&mut world, CONFIG);
@@ -65,11 +64,11 @@ fn recycled(view: &ScenarioRun) {
     let rounds = std::fs::read_to_string(world.dir().join("rounds")).expect("the number of rounds");
     let rounds: usize = rounds.parse().expect("a number");
     view.await_closed(&world, rounds);
-    // Each reports itself in its own time.
+    // Each process reports itself some time after its start.
     world.await_processes("successor", rounds);
     world.assert_alive(&["successor"]);
     view.stop(&mut world, &["recycler"]);
-    // Pid and tick are those of a member: what tells them apart is who bore them.
+    // Pid and tick are those of a member, so only the birth parent distinguishes them.
     let recycler = world.process("recycler").pid.to_string();
     for e in crate::daemon::signals(world.dir()) {
         let parent = e
@@ -84,7 +83,7 @@ fn recycled(view: &ScenarioRun) {
     }
 }
 
-/// The common scenario where the daemon's pids are not the machine's.
+/// The common scenario with a daemon whose pids differ from the host's.
 fn plain(view: &ScenarioRun) {
     let row = super::Scenario::new(
         "plain",

@@ -1,34 +1,34 @@
-//! What a tree consists of, and what becomes of each part of it.
+//! Description of a test tree: its processes by role, and what must happen to them.
 
 use std::fmt;
 
-/// What becomes of the processes of a role.
+/// Expected fate of the processes of a role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expectation {
-    /// Reaped when the agent is gone.
+    /// Reaped when the agent exits.
     Reaped,
-    /// Orphaned under the living agent, and reaped when that is gone.
+    /// Orphaned while the agent lives, and reaped when it exits.
     Detached,
-    /// A member that is spared, with this reason.
+    /// Member that is kept, with this reason.
     Kept(&'static str),
-    /// All of this is decided about it, and it is ended if the last of it says so.
+    /// Has exactly these decisions. It is reaped if the last one says so.
     Decided(&'static [DecisionSpec]),
-    /// Membership stops at it, by this rule.
+    /// Boundary by this rule: no member, and neither are its descendants.
     Boundary(&'static str),
-    /// An agent's server by this rule: the root of a session of its own, which outlives its starter.
+    /// Agent's server by this rule: root of its own session, which outlives the process that started it.
     Server(&'static str),
-    /// No member, or its own agent lives: nothing is decided about it.
+    /// Has no decision: it is no member, or its own agent lives.
     NoDecision,
     /// Killed by the test while the agent lives.
     KilledByTest,
 }
 
-/// A decision.
+/// Expected decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DecisionSpec {
     pub decision: &'static str,
     pub reason: &'static str,
-    /// Name of the rule; where there is none here, any will do.
+    /// Name of the rule; `None` accepts any.
     pub rule: Option<&'static str>,
 }
 
@@ -55,13 +55,13 @@ impl fmt::Display for DecisionSpec {
 const DETACHED: DecisionSpec = DecisionSpec::new("keep", "detached");
 const REAPED: DecisionSpec = DecisionSpec::new("reap", "root_exited");
 
-/// Who starts a part.
+/// Process that starts a role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartedBy {
     Agent,
     /// The launcher, before the agent.
     Launcher,
-    /// Another part, which the launcher starts.
+    /// Another role, which the launcher starts.
     Process(&'static str),
 }
 
@@ -69,18 +69,18 @@ pub enum StartedBy {
 #[derive(Clone, Copy, Debug)]
 pub struct ProcessSpec {
     pub role: &'static str,
-    /// How it is started ([`Stage::spawn`](crate::process)); empty if somebody else does.
+    /// Start method ([`Stage::spawn`](crate::process)); empty if the arguments of another role start it.
     pub how: &'static str,
     pub by: StartedBy,
     pub times: usize,
     pub expect: Expectation,
-    /// Role of the adopter in the orphan event it must have; none where it may have none.
+    /// Role of the adopter that its orphan event must name; `None` if the event may be missing.
     pub adopter: Option<&'static str>,
-    /// Who it is, if it is there already and not of this test.
+    /// Pid, if the process exists before the test.
     pub pid: Option<i32>,
-    /// Whether something else than a signal to it may end it first.
+    /// Whether it may exit before it is signalled.
     pub may_exit_first: bool,
-    /// In what way it is started, where nobody's `how` says so.
+    /// Start method, if neither its own `how` nor another role's contains it.
     pub start_method: &'static str,
 }
 
@@ -103,11 +103,11 @@ impl ProcessSpec {
             start_method: "",
         }
     }
-    /// A child of the agent, orphaned by its death.
+    /// Child of the agent that is orphaned when the agent exits.
     pub const fn child(role: &'static str, how: &'static str) -> ProcessSpec {
         ProcessSpec::new(role, how, Expectation::Reaped, Some("launcher"))
     }
-    /// A member whose parent is not the agent, or not only.
+    /// Member whose parent is not always the agent.
     pub const fn below(role: &'static str, how: &'static str) -> ProcessSpec {
         ProcessSpec::new(role, how, Expectation::Reaped, None)
     }
@@ -135,7 +135,7 @@ impl ProcessSpec {
             ..self
         }
     }
-    pub const fn may_fall(self) -> ProcessSpec {
+    pub const fn may_exit_first(self) -> ProcessSpec {
         ProcessSpec {
             may_exit_first: true,
             ..self
@@ -149,7 +149,7 @@ impl ProcessSpec {
         }
     }
 
-    /// What must be decided about each, and nothing else.
+    /// Returns the exact decisions that each process must have.
     pub fn decisions(&self) -> Vec<DecisionSpec> {
         match self.expect {
             Expectation::Reaped => vec![REAPED],
@@ -162,35 +162,35 @@ impl ProcessSpec {
             | Expectation::KilledByTest => Vec::new(),
         }
     }
-    /// Whether anything is to be told of it.
+    /// Returns whether decisions or events are expected for it.
     pub fn has_events(&self) -> bool {
         !matches!(
             self.expect,
             Expectation::NoDecision | Expectation::KilledByTest
         )
     }
-    /// Whether it is ended by the program under test.
+    /// Returns whether the service must reap it.
     pub fn dies(&self) -> bool {
         let last = self.decisions().pop();
         last.is_some_and(|said| said.decision == "reap")
     }
-    /// Whether it lives to the end.
+    /// Returns whether it must be alive at the end.
     pub fn lives(&self) -> bool {
         self.expect != Expectation::KilledByTest && !self.dies()
     }
-    /// Whether it is an orphan while its agent lives.
+    /// Returns whether it becomes an orphan while its agent lives.
     pub fn is_detached(&self) -> bool {
         self.decisions().first() == Some(&DETACHED)
     }
 
-    /// In the words of an agent's arguments.
+    /// Returns the argument by which an agent starts it.
     fn argument(&self) -> String {
         let how = self.how.replace('+', "{plus}").replace(' ', "+");
         format!("{}*{}={how}", self.role, self.times)
     }
 }
 
-/// The arguments by which `starter` starts its parts.
+/// Returns the arguments by which `starter` starts its roles.
 pub fn arguments(parts: &[ProcessSpec], starter: StartedBy) -> Vec<String> {
     let its = parts
         .iter()
@@ -198,8 +198,7 @@ pub fn arguments(parts: &[ProcessSpec], starter: StartedBy) -> Vec<String> {
     its.map(ProcessSpec::argument).collect()
 }
 
-/// Who starts a part, if that is a part too, and in what way: the first of the words that say how it is started, behind
-/// those that say with what.
+/// Returns the role that starts a part, if there is one, and the start method: the first keyword that is no modifier.
 pub fn origin<'a>(
     parts: &'a [ProcessSpec],
     part: &ProcessSpec,
@@ -207,48 +206,48 @@ pub fn origin<'a>(
     let words = |how: &'static str| how.split([' ', '+', '=']);
     let named = |role: &str| parts.iter().find(|p| p.role == role);
     if !part.how.is_empty() {
-        let maker = match part.by {
+        let starter = match part.by {
             StartedBy::Process(role) => named(role),
             StartedBy::Agent | StartedBy::Launcher => None,
         };
-        // What `env:NAME=VALUE` has is no word of its own.
-        return (maker, way(part.how.split(' ')));
+        // Not split at '=': `env:NAME=VALUE` is one word.
+        return (starter, start_method(part.how.split(' ')));
     }
-    let maker = parts.iter().find(|p| words(p.how).any(|w| w == part.role));
-    let after = |maker: &ProcessSpec| {
-        let mut rest = words(maker.how);
+    let starter = parts.iter().find(|p| words(p.how).any(|w| w == part.role));
+    let after = |starter: &ProcessSpec| {
+        let mut rest = words(starter.how);
         rest.find(|word| *word == part.role);
-        way(rest)
+        start_method(rest)
     };
-    (maker, maker.map_or(part.start_method, after))
+    (starter, starter.map_or(part.start_method, after))
 }
 
-/// The first word that does not only say with what.
-fn way(mut words: impl Iterator<Item = &'static str>) -> &'static str {
+/// Returns the first word that is no modifier of a start.
+fn start_method(mut words: impl Iterator<Item = &'static str>) -> &'static str {
     let bare = ["env-i", "no-input", "fork"];
-    let with = |word: &&str| bare.contains(word) || word.contains(':');
-    words.find(|word| !with(word)).unwrap_or_default()
+    let is_modifier = |word: &&str| bare.contains(word) || word.contains(':');
+    words.find(|word| !is_modifier(word)).unwrap_or_default()
 }
 
-/// How somebody ends.
+/// Exit of the process that ends a session.
 #[derive(Clone, Copy, Debug)]
 pub enum VictimExit {
-    /// By the test's SIGKILL.
+    /// The test sends SIGKILL.
     Killed,
-    /// By what it does itself, with this exit code.
+    /// It exits by itself in this way, with this exit code.
     Exited(&'static str, i32),
-    /// By what it does itself, with this signal.
+    /// It ends itself in this way, by this signal.
     Signalled(&'static str, &'static str),
-    /// By what it does itself, with status 0, and its child of the same kind takes its place.
+    /// It exits with status 0, and its child of the same agent becomes the successor.
     Relaunches,
-    /// Not at all: all that is decided is decided while it lives.
+    /// It does not exit: all decisions are made while it lives.
     StaysAlive,
-    /// Its leader thread is gone, and it is not.
+    /// Its leader thread exits, but the process lives.
     LeaderThreadExits,
 }
 
 impl VictimExit {
-    /// What an agent is told to do when its gate is opened.
+    /// Returns what the process does when its gate opens.
     pub fn how(self) -> Option<&'static str> {
         match self {
             VictimExit::Killed | VictimExit::StaysAlive => None,
@@ -258,7 +257,7 @@ impl VictimExit {
         }
     }
 
-    /// Exit code and signal, if it is the end of a session.
+    /// Returns exit code and signal if the exit closes the session.
     pub fn status(self) -> Option<(Option<i32>, Option<&'static str>)> {
         match self {
             VictimExit::Killed => Some((None, Some("SIGKILL"))),

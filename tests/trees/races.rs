@@ -1,4 +1,4 @@
-//! Trees that change faster than anybody looks.
+//! Trees that change faster than a reader can follow.
 
 use std::collections::BTreeSet;
 
@@ -11,10 +11,10 @@ pub const SCENARIOS: &[ScenarioEntry] = &[
     ("two-threads-give-away", two_threads_give_away),
 ];
 
-/// A grace that outlasts the test, so that only the limit of births can end the tree.
+/// Config with a grace period that outlasts the test, so that only the limit on births can end the tree.
 const PATIENT: &str = "grace = \"10min\"\nkill_timeout = \"10s\"\n";
 
-/// All of the tree is ended, if it must be, and nobody else.
+/// Asserts that the whole tree is reaped, if the source supports it, and that the canaries live.
 fn end(view: &ScenarioRun, world: &mut World) -> Option<Vec<Event>> {
     view.await_closed(world, 1);
     if view.ends_all() {
@@ -23,13 +23,12 @@ fn end(view: &ScenarioRun, world: &mut World) -> Option<Vec<Event>> {
     view.stop(world, &[])
 }
 
-/// A process that ignores SIGTERM and has handed over before any signal can reach it does not get the whole
-/// grace to do so.
+/// A chain of processes that ignore SIGTERM, each of which forks the next one and exits before a signal arrives, ends
+/// before the grace period.
 fn handover(view: &ScenarioRun) {
     let mut world = World::new(true);
     view.watch(&mut world, PATIENT);
-    // More than it comes to, so that it is at it until it is ended; where nobody ends it, it goes on for no longer than
-    // need be.
+    // More births than it reaches before it is reaped. Where it is not reaped, few, so that it ends soon.
     let births = if view.ends_all() { 20_000 } else { 500 };
     let relay = format!("relay=handover+{births}");
     world.launch("claude", "agent", "agent", &[relay]);
@@ -38,7 +37,7 @@ fn handover(view: &ScenarioRun) {
     view.await_seen(&world, &["agent", "relay"]);
     world.open_gate("handover");
     if view.ends_all() {
-        world.await_event("it has handed over", |e| e.is("exit", relay));
+        world.await_event("the first process has exited", |e| e.is("exit", relay));
     } else {
         world.await_gone(&["relay"]);
     }
@@ -50,19 +49,19 @@ fn handover(view: &ScenarioRun) {
     let gone = events
         .iter()
         .position(|e| e.is("session.root_exit", agent))
-        .expect("the agent's end");
+        .expect("the agent's exit");
     let after = &events[gone..];
     let births = after
         .iter()
         .filter(|e| e.event == "fork" && e.session_id.is_some());
     let births = births.count();
-    assert!(births < 1000, "{births} births after the agent's end");
+    assert!(births < 1000, "{births} births after the agent's exit");
     let closed = events.iter().filter(|e| e.event == "session.close").count();
-    assert_eq!(closed, 1, "times that the session was closed");
+    assert_eq!(closed, 1, "session.close events");
 }
 
-/// Two threads of a process that give their children away at once: all of these are known for orphans, and nobody
-/// else is told to have gone.
+/// Two threads of a process that exit at the same time, each with children: all children are reported as orphans, and no
+/// other process is.
 fn two_threads_give_away(view: &ScenarioRun) {
     const CHILDREN: usize = 100;
     let rounds = 10;
@@ -82,15 +81,15 @@ fn two_threads_give_away(view: &ScenarioRun) {
     let canary = world.process("canary");
     let givers = world.processes("giver");
     checks::assert_root_exit(&world, &events, "agent", (Some(0), None));
-    let told: Vec<&Event> = events.iter().filter(|e| e.event == "reparent").collect();
-    for e in &told {
+    let reparented: Vec<&Event> = events.iter().filter(|e| e.event == "reparent").collect();
+    for e in &reparented {
         assert!(
             !e.is_about(canary),
-            "the canary was told to have gone: {e:?}"
+            "the canary was reported as reparented: {e:?}"
         );
         assert!(
             e.old_parent_id.is_some() && e.birth_parent_id == e.old_parent_id,
-            "somebody else's child was told to have gone: {e:?}"
+            "another process's child was reported as reparented: {e:?}"
         );
     }
     let ids = |which: &dyn Fn(&&Event) -> bool| -> BTreeSet<String> {
@@ -100,16 +99,16 @@ fn two_threads_give_away(view: &ScenarioRun) {
             .filter_map(|e| e.entity_id.clone())
             .collect()
     };
-    let parents = ids(&|e| givers.iter().any(|who| e.is("fork", *who)));
-    assert_eq!(parents.len(), rounds, "givers that were told");
+    let parents = ids(&|e| givers.iter().any(|key| e.is("fork", *key)));
+    assert_eq!(parents.len(), rounds, "givers that were reported");
     let children = ids(&|e| {
         let parent = e.birth_parent_id.as_ref();
         e.event == "fork" && parent.is_some_and(|id| parents.contains(id))
     });
     assert_eq!(children.len(), 2 * rounds * CHILDREN, "their children");
-    // Who adopts it may go untold where the other thread has given it away before; that it is an orphan may not.
+    // The adopter may be missing if the other thread's exit moved the child first. The orphan event may not.
     let orphans = ids(&|e| e.event == "orphan");
     let missing = children.difference(&orphans).count();
-    assert_eq!(missing, 0, "children that were not told to be orphans");
-    assert!(!told.is_empty(), "nobody was told to have gone");
+    assert_eq!(missing, 0, "children without an orphan event");
+    assert!(!reparented.is_empty(), "no reparent event");
 }

@@ -1,5 +1,5 @@
-//! The scenario that fits most trees: the agent and all of its processes come up, somebody inside may die first, the agent
-//! dies, everybody who is due is ended, everybody else lives.
+//! Common scenario of most trees: the agent and its processes start, a process of the tree may be killed first, the agent
+//! exits, every due process is reaped, and every other process lives.
 
 mod run;
 
@@ -14,52 +14,52 @@ use crate::daemon;
 use crate::proc::ProcessKey;
 use crate::world::World;
 
-/// The outsiders that each tree has.
+/// Roles outside of the agent's tree in every world.
 const OUTSIDERS: [&str; 3] = ["launcher", "canary", "canary-orphan"];
 
-/// When the daemon begins, and where.
+/// Time and place of the daemon's start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DaemonStart {
     First,
-    /// When all of the tree is there.
+    /// After the whole tree.
     Last,
-    /// Inside of the tree, started by its `host`.
+    /// Inside the tree, started by its `host`.
     Within,
 }
 
-/// Whether the program under test may send a signal.
+/// Mode of the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     Enforce,
     Observe,
 }
 
-/// Who was wronged, whatever else was asked for.
+/// Counts of wrong kills and survivors, also of a scenario that failed.
 #[derive(Clone, Copy, Debug)]
 pub struct ScenarioResult {
-    /// Whether the scenario came to its end as it had to.
+    /// Whether the scenario passed.
     pub is_complete: bool,
-    /// Processes that had to live, and were signalled or are dead.
+    /// Number of processes that had to live, but were signalled or are dead.
     pub wrong_kills: usize,
-    /// Processes that had to be ended, and live.
+    /// Number of processes that had to be reaped, but live.
     pub survivors: usize,
 }
 
 impl fmt::Display for Scenario {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (source, victim, death) = (self.source.name(), self.victim, self.victim_exit);
+        let (source, victim, exit) = (self.source.name(), self.victim, self.victim_exit);
         write!(f, "'{}' through {source}: ", self.name)?;
-        write!(f, "agent '{}', of which '{victim}': {death:?}", self.image)?;
+        write!(f, "agent '{}', exit of '{victim}': {exit:?}", self.image)?;
         for part in &self.parts {
             let ProcessSpec {
                 role,
                 how,
                 by,
                 times,
-                expect: fate,
+                expect,
                 ..
             } = part;
-            write!(f, "\n  {times} x {role} by {by:?}: {how}: {fate:?}")?;
+            write!(f, "\n  {times} x {role} by {by:?}: {how}: {expect:?}")?;
         }
         Ok(())
     }
@@ -69,7 +69,7 @@ fn last_word(how: &'static str) -> &'static str {
     how.rsplit(' ').next().unwrap_or(how)
 }
 
-/// A tree, and what becomes of it.
+/// Tree of processes and its expected end.
 pub struct Scenario {
     pub name: &'static str,
     parts: Vec<ProcessSpec>,
@@ -108,28 +108,28 @@ impl Scenario {
             also: None,
         }
     }
-    pub fn victim_exit(self, death: VictimExit) -> Scenario {
+    pub fn victim_exit(self, exit: VictimExit) -> Scenario {
         Scenario {
-            victim_exit: death,
+            victim_exit: exit,
             ..self
         }
     }
-    /// This part dies instead of the agent: its fate is [`Fate::First`].
+    /// Sets the role that exits instead of the agent. Its expectation is [`Expectation::KilledByTest`].
     pub fn victim(self, victim: &'static str) -> Scenario {
         Scenario { victim, ..self }
     }
-    /// The agent is this program instead of claude.
+    /// Sets the agent's program; the default is claude.
     pub fn image(self, image: &'static str) -> Scenario {
         Scenario { image, ..self }
     }
-    /// The agent must be recognised by this rule; if it has no name, by none.
+    /// Requires that the agent is recognised by this rule; by none if `rule` is empty.
     pub fn recognised(self, rule: &'static str) -> Scenario {
         Scenario {
             agent: Some(rule),
             ..self
         }
     }
-    /// What the launcher starts, which starts the agent; its role is the name of its play.
+    /// Sets a process that the launcher starts and that starts the agent. Its role is the name of its behaviour.
     pub fn via(self, how: &'static str) -> Scenario {
         Scenario {
             via: Some(how),
@@ -139,50 +139,50 @@ impl Scenario {
     pub fn config(self, config: &'static str) -> Scenario {
         Scenario { config, ..self }
     }
-    /// All of it is there before the daemon.
+    /// Starts the daemon after the whole tree.
     pub fn daemon_after_tree(self) -> Scenario {
         Scenario {
             begins: DaemonStart::Last,
             ..self
         }
     }
-    /// The daemon is started by `host`, as `daemon`.
+    /// Starts the daemon by the role `host`, with the role `daemon`.
     pub fn daemon_inside_tree(self) -> Scenario {
         Scenario {
             begins: DaemonStart::Within,
             ..self
         }
     }
-    /// Orphans go to PID 1.
+    /// Lets PID 1 adopt the orphans.
     pub fn no_subreaper(self) -> Scenario {
         Scenario {
             subreaper: false,
             ..self
         }
     }
-    /// When the agent has died, the same tree is started once more, and lives.
+    /// Starts the same tree again after the agent's exit. The second tree must live.
     pub fn second_tree(self) -> Scenario {
         Scenario {
             second_tree: true,
             ..self
         }
     }
-    /// There is a cgroup named as one of systemd's services, for [`in-unit`](crate::process).
+    /// Creates a cgroup with the name of a systemd service, for [`in-unit`](crate::process).
     pub fn in_unit(self) -> Scenario {
         Scenario {
             in_unit: true,
             ..self
         }
     }
-    /// Programs that there are besides those of each world ([`World::provide`]).
+    /// Adds programs to those of each world ([`World::provide`]).
     pub fn programs(self, programs: Vec<(&'static str, &'static [String])>) -> Scenario {
         Scenario { programs, ..self }
     }
-    /// The daemon sees it through this source.
+    /// Sets the daemon's event source.
     pub fn through(self, source: SourceKind) -> Scenario {
         Scenario { source, ..self }
     }
-    /// What else must be true at the end, in enforce.
+    /// Adds a check at the end, in enforce mode.
     pub fn also(self, check: fn(&World)) -> Scenario {
         Scenario {
             also: Some(check),
@@ -190,65 +190,65 @@ impl Scenario {
         }
     }
 
-    fn promise(&self) -> SourceSupport {
+    fn support(&self) -> SourceSupport {
         self.source.support_for(self.name)
     }
 
-    /// Whether no more is promised of the scenario as a whole than that nobody is wronged.
+    /// Returns whether the source guarantees no more than that no process is killed wrongly.
     fn is_harmless(&self) -> bool {
         matches!(
-            self.promise(),
+            self.support(),
             SourceSupport::NoWrongKill(_) | SourceSupport::Unsupported(_)
         )
     }
 
-    /// What is promised of a part alone, if that is less: the source excuses it, or somebody above it.
+    /// Returns the lower support for a part, if the source exempts its start method or that of an ancestor.
     fn exemption(&self, part: &ProcessSpec) -> Option<SourceSupport> {
-        let (maker, way) = origin(&self.parts, part);
-        let excuse = self.source.exemption_for(way);
-        excuse.or_else(|| self.exemption(maker.filter(|maker| maker.role != part.role)?))
+        let (starter, method) = origin(&self.parts, part);
+        let own = self.source.exemption_for(method);
+        own.or_else(|| self.exemption(starter.filter(|starter| starter.role != part.role)?))
     }
 
-    /// The parts to which has to happen what is said of them.
-    fn not_excused(&self) -> impl Iterator<Item = &ProcessSpec> {
+    /// Returns the parts that must meet their expectation.
+    fn not_exempted(&self) -> impl Iterator<Item = &ProcessSpec> {
         let all = self.parts.iter().filter(|_| !self.is_harmless());
         all.filter(|part| self.exemption(part).is_none())
     }
 
-    /// The others.
+    /// Returns the exempted parts.
     fn exemptions(&self) -> Vec<Exemption> {
-        let excused = |part: &ProcessSpec| Some((part.role, self.exemption(part)?));
-        self.parts.iter().filter_map(excused).collect()
+        let exempted = |part: &ProcessSpec| Some((part.role, self.exemption(part)?));
+        self.parts.iter().filter_map(exempted).collect()
     }
 
-    /// Whether the daemon may be stopped in the middle of it.
+    /// Returns whether the daemon may still be reaping when it is stopped.
     fn is_too_fast(&self) -> bool {
-        let excuses = self.parts.iter().filter_map(|part| self.exemption(part));
-        std::iter::once(self.promise())
-            .chain(excuses)
-            .any(|promise| promise == source_support::TOO_FAST)
+        let exemptions = self.parts.iter().filter_map(|part| self.exemption(part));
+        std::iter::once(self.support())
+            .chain(exemptions)
+            .any(|support| support == source_support::TOO_FAST)
     }
 
     fn leeway(&self) -> Tolerance {
         Tolerance {
             unread: self.source != SourceKind::Ebpf,
-            earlier: self.promise() != SourceSupport::Full,
+            earlier: self.support() != SourceSupport::Full,
         }
     }
 
-    /// Whether the session ends with its agent, and nobody in it is waited for.
+    /// Returns whether the session closes after the agent's exit, without a member whose decision is `wait`.
     fn closes(&self) -> bool {
         let waits =
             |part: &ProcessSpec| part.decisions().iter().any(|said| said.decision == "wait");
         self.status().is_some() && !self.parts.iter().any(waits)
     }
 
-    /// How the end of a session must be told, if it is one.
+    /// Returns the exit status that the stream must report, if the agent's exit closes a session.
     fn status(&self) -> Option<(Option<i32>, Option<&'static str>)> {
         self.victim_exit.status().filter(|_| self.agent != Some(""))
     }
 
-    /// Whether the agent itself lives to the end.
+    /// Returns whether the agent lives to the end.
     fn agent_lives(&self) -> bool {
         self.victim != "agent"
             || matches!(
@@ -257,8 +257,8 @@ impl Scenario {
             )
     }
 
-    /// Roles that outlive all.
-    fn spared(&self) -> BTreeSet<&'static str> {
+    /// Returns the roles that must live to the end.
+    fn living_roles(&self) -> BTreeSet<&'static str> {
         let agent = self.agent_lives().then_some(["agent", "leaderless"]);
         let others = OUTSIDERS.into_iter().chain(self.via.map(last_word));
         let parts = self.parts.iter().filter(|p| !p.dies()).map(|p| p.role);
@@ -268,23 +268,24 @@ impl Scenario {
             .collect()
     }
 
-    /// Living processes that should be gone: all below the launcher whose role is not one that lives, and whoever
-    /// reported a role that does not, wherever it is now. Where somebody is excused, who has not reported may be theirs.
+    /// Returns living processes that must have exited: descendants of the launcher without a role that lives, and any process
+    /// that reported another role. With exemptions, processes without a role do not count, because an exempted process may
+    /// have started them.
     fn survivors(&self, world: &World) -> Vec<ProcessKey> {
-        let excused = self.exemptions();
-        let mut spared = self.spared();
-        spared.extend(excused.iter().map(|(role, _)| *role));
-        let newcomers = world.processes_of_second_tree();
-        let everybody = world.all_processes();
-        let (lives, gone): (Vec<_>, Vec<_>) = everybody
+        let exempted = self.exemptions();
+        let mut living = self.living_roles();
+        living.extend(exempted.iter().map(|(role, _)| *role));
+        let second_tree = world.processes_of_second_tree();
+        let (lives, gone): (Vec<_>, Vec<_>) = world
+            .all_processes()
             .into_iter()
-            .partition(|(role, id)| spared.contains(role.as_str()) || newcomers.contains(id));
+            .partition(|(role, id)| living.contains(role.as_str()) || second_tree.contains(id));
         let lives: BTreeSet<ProcessKey> = lives.into_iter().map(|(_, id)| id).collect();
         let below = world
             .living()
             .into_iter()
             .map(|s| s.id)
-            .filter(|id| !lives.contains(id) && excused.is_empty());
+            .filter(|id| !lives.contains(id) && exempted.is_empty());
         below
             .chain(
                 gone.into_iter()
@@ -294,7 +295,7 @@ impl Scenario {
             .collect()
     }
 
-    /// Returns the decisions that each role must have, in words.
+    /// Returns the expected decisions of each role as text.
     fn expected(&self) -> Vec<(&'static str, String)> {
         let of_part = |part: &ProcessSpec| match part.expect {
             Expectation::Boundary(rule) => format!("boundary {rule}"),
@@ -309,38 +310,38 @@ impl Scenario {
         parts.map(|part| (part.role, of_part(part))).collect()
     }
 
-    /// Counted from the processes themselves and the signals that were told, however far the scenario has come.
-    fn result(&self, world: &World, mode: Mode, told: bool) -> ScenarioResult {
+    /// Counts wrong kills and survivors from the processes and the reported signals, also if the scenario failed.
+    fn result(&self, world: &World, mode: Mode, is_complete: bool) -> ScenarioResult {
         let signals = daemon::signals(world.dir());
-        let mut spared = self.spared();
+        let mut living = self.living_roles();
         if mode == Mode::Observe {
-            spared.extend(self.parts.iter().map(|p| p.role));
+            living.extend(self.parts.iter().map(|p| p.role));
         }
         let first = self
             .parts
             .iter()
             .filter(|p| p.expect == Expectation::KilledByTest);
         for part in first {
-            spared.remove(part.role);
+            living.remove(part.role);
         }
         if self.begins == DaemonStart::Within {
-            // The test has ended it by now.
-            spared.remove("daemon");
+            // The test has stopped it.
+            living.remove("daemon");
         }
-        let newcomers = world.processes_of_second_tree();
+        let second_tree = world.processes_of_second_tree();
         let wronged = |id: &ProcessKey| !id.is_alive() || signals.iter().any(|e| e.is_about(*id));
         let must_live = world
             .all_processes()
             .into_iter()
-            .filter(|(role, id)| spared.contains(role.as_str()) || newcomers.contains(id))
+            .filter(|(role, id)| living.contains(role.as_str()) || second_tree.contains(id))
             .map(|(_, id)| id);
         let wronged: BTreeSet<ProcessKey> = must_live.filter(wronged).collect();
-        let over =
+        let is_over =
             !world.processes(self.victim).iter().any(|id| id.is_alive()) || self.agent_lives();
         ScenarioResult {
-            is_complete: told,
+            is_complete,
             wrong_kills: wronged.len(),
-            survivors: if over && mode == Mode::Enforce && !self.is_harmless() {
+            survivors: if is_over && mode == Mode::Enforce && !self.is_harmless() {
                 self.survivors(world).len()
             } else {
                 0

@@ -1,4 +1,4 @@
-//! How a scenario with a play of its own is seen: through a source, and as far as that promises.
+//! Runs a scenario through one event source and checks what that source supports.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -9,77 +9,77 @@ use crate::daemon::Event;
 use crate::proc::ProcessKey;
 use crate::world::{World, eventually};
 
-/// How often a scenario is told at most where the source can lose messages of a sudden, and says so.
+/// Limit on the attempts of a scenario, for sources that can lose messages and report it.
 pub const TRIES: usize = 10;
 
-/// See the module.
+/// Run of a scenario through one source.
 pub struct ScenarioRun {
     pub source: SourceKind,
-    pub promise: SourceSupport,
-    /// The kernel had no room for a message, and that was told.
+    pub support: SourceSupport,
+    /// Whether the source reported lost messages.
     lost: Cell<bool>,
-    /// Of whom less is promised than of the scenario, as far as has been noted.
-    excused: RefCell<Vec<Exemption>>,
+    /// Exempted roles so far, with the lower support for each.
+    exempted: RefCell<Vec<Exemption>>,
 }
 
 impl ScenarioRun {
-    /// Tells a scenario through a source. Where that has lost something of a sudden, it is told once more.
+    /// Runs a scenario through a source. Repeats it if the source lost messages.
     pub fn run(source: SourceKind, name: &'static str, scenario: fn(&ScenarioRun)) {
         let view = ScenarioRun {
             source,
-            promise: source.support_for(name),
+            support: source.support_for(name),
             lost: Cell::new(false),
-            excused: RefCell::default(),
+            exempted: RefCell::default(),
         };
         for left in (0..TRIES).rev() {
             scenario(&view);
             if !view.lost.replace(false) {
-                return source_support::record(name, source, view.promise, view.excused.take());
+                return source_support::record(name, source, view.support, view.exempted.take());
             }
-            assert!(left > 0, "messages were lost each time");
-            println!("{name}: the kernel had no room for a message, so it is told once more");
+            assert!(left > 0, "messages were lost in each attempt");
+            println!("{name}: the source lost messages; running the scenario again");
         }
     }
 
-    /// Whether everything must be told.
-    pub fn is_whole(&self) -> bool {
-        self.promise == SourceSupport::Full
+    /// Returns whether every event must be reported.
+    pub fn is_fully_supported(&self) -> bool {
+        self.support == SourceSupport::Full
     }
 
-    /// Whether everybody who is due must be ended.
+    /// Returns whether every due process must be reaped.
     pub fn ends_all(&self) -> bool {
         matches!(
-            self.promise,
+            self.support,
             SourceSupport::Full | SourceSupport::ReapsAll(_)
         )
     }
 
-    /// Whether the agents must be known for what they are, and their sessions come to an end.
+    /// Returns whether agents must be recognised and their sessions closed.
     pub(super) fn knows_agents(&self) -> bool {
         let unknown = [source_support::TOO_FAST, source_support::TOO_SHORT];
-        !unknown.contains(&self.promise)
+        !unknown.contains(&self.support)
     }
 
-    /// Whether one that is started in this way is excused, where the others must be ended: which is noted.
-    pub fn add_excused(&self, role: &'static str, way: &str) -> bool {
-        let excuse = self.source.exemption_for(way);
-        let mut all = self.excused.borrow_mut();
+    /// Notes a role as exempted if the source supports its start method less. Returns whether it is exempted.
+    pub fn exempt(&self, role: &'static str, method: &str) -> bool {
+        let exemption = self.source.exemption_for(method);
+        let mut all = self.exempted.borrow_mut();
         all.retain(|(known, _)| *known != role);
-        all.extend(excuse.map(|promise| (role, promise)));
-        excuse.is_some()
+        all.extend(exemption.map(|support| (role, support)));
+        exemption.is_some()
     }
 
-    /// What the daemon is asked for.
+    /// Returns the daemon's arguments for this source.
     pub fn source_arguments(&self) -> [&'static str; 2] {
         ["--source", self.source.name()]
     }
 
-    /// Starts the daemon on the launcher and what is below it.
+    /// Starts the daemon on the launcher's tree.
     pub fn watch(&self, world: &mut World, config: &str) {
         world.start_daemon(config, &self.source_arguments());
     }
 
-    /// What looks has to have found these: none but the probes know what was gone before.
+    /// Waits until a polling source has seen these roles. Only eBPF reports processes that exited before a scan.
     pub fn await_seen(&self, world: &World, roles: &[&str]) {
         if self.source != SourceKind::Ebpf && self.knows_agents() {
             let source = self.source;
@@ -89,14 +89,14 @@ impl ScenarioRun {
         }
     }
 
-    /// Waits until these are gone, if they must be.
+    /// Waits until these roles have exited, if the source reaps every due process.
     pub fn await_gone(&self, world: &World, roles: &[&str]) {
         if self.ends_all() {
             world.await_gone(roles);
         }
     }
 
-    /// Waits until so many sessions are closed, if they must be.
+    /// Waits until `n` sessions are closed, if the source recognises agents.
     pub fn await_closed(&self, world: &World, n: usize) {
         if !self.knows_agents() {
             return;
@@ -108,25 +108,25 @@ impl ScenarioRun {
         });
     }
 
-    /// Ends the daemon. Nobody of these, whom nobody may end, was touched, nor was an outsider, and what was said is
-    /// sound. Gives what was said if it must be everything.
-    pub fn end(&self, mut world: World, spared: &[&str]) -> Option<Vec<Event>> {
-        self.stop(&mut world, spared)
+    /// As [`ScenarioRun::stop`], and ends the world.
+    pub fn end(&self, mut world: World, survivors: &[&str]) -> Option<Vec<Event>> {
+        self.stop(&mut world, survivors)
     }
 
-    /// The same, and leaves the world for more to be asked of it.
-    pub fn stop(&self, world: &mut World, spared: &[&str]) -> Option<Vec<Event>> {
-        let spared = [&["launcher", "canary", "canary-orphan"], spared].concat();
+    /// Stops the daemon and checks the stream. Asserts that the roles in `survivors`, the launcher and the canaries live and
+    /// were not touched. Returns the events if the source fully supports the scenario.
+    pub fn stop(&self, world: &mut World, survivors: &[&str]) -> Option<Vec<Event>> {
+        let survivors = [&["launcher", "canary", "canary-orphan"], survivors].concat();
         if self.knows_agents() {
             await_outcomes(world);
         }
-        world.assert_alive(&spared);
+        world.assert_alive(&survivors);
         let events = world.stop();
-        let spared: Vec<ProcessKey> = spared
+        let survivors: Vec<ProcessKey> = survivors
             .iter()
             .flat_map(|role| world.processes(role))
             .collect();
-        checks::assert_untouched(&events, &spared);
+        checks::assert_untouched(&events, &survivors);
         let lost = |e: &Event| e.event == "gap.open" && e.reason.as_deref() == Some("records_lost");
         if self.source == SourceKind::ProcConnector && events.iter().any(lost) {
             checks::only_members_signalled(world, &events);
@@ -136,39 +136,37 @@ impl ScenarioRun {
         if self.knows_agents() {
             checks::assert_well_formed(world, &events);
         } else {
-            // The daemon was stopped in the middle of it.
+            // The daemon was stopped while it reaped.
             checks::only_members_signalled(world, &events);
         }
-        self.is_whole().then_some(events)
+        self.is_fully_supported().then_some(events)
     }
 }
 
-/// Waits until something was told of each process of this role; where it is only looked at, as the program that it is
-/// by now.
+/// Waits until an event names each process of this role. With procfs, the event must have the process's present program.
 pub fn await_seen(world: &World, source: SourceKind, role: &str) {
     eventually(&format!("'{role}' is seen"), || {
         let events = world.daemon().events();
-        let told = |who: &ProcessKey| {
-            let mut of_it = events.iter().rev().filter(|e| e.is_about(*who));
+        let seen = |key: &ProcessKey| {
+            let mut of_it = events.iter().rev().filter(|e| e.is_about(*key));
             if source != SourceKind::Procfs {
                 return of_it.next().map(drop);
             }
             let last = of_it.find_map(|e| e.executable.as_deref())?;
-            let now = std::fs::read_link(format!("/proc/{}/exe", who.pid)).ok();
+            let now = std::fs::read_link(format!("/proc/{}/exe", key.pid)).ok();
             now.is_none_or(|now| now.as_os_str() == last).then_some(())
         };
         let processes = world.processes(role);
         processes
             .iter()
-            .all(|who| told(who).is_some())
+            .all(|key| seen(key).is_some())
             .then_some(())
     });
 }
 
-/// Waits until it is told what became of each who was to be reaped: a daemon that is stopped before that tells of a
-/// failure, or of nothing.
+/// Waits until each process that is being reaped has an outcome. A daemon that stops earlier reports a failure, or nothing.
 pub fn await_outcomes(world: &World) {
-    eventually("each end is told", || {
+    eventually("each reaped process has an outcome", || {
         let events = world.daemon().events();
         let ids = |which: &dyn Fn(&Event) -> bool| -> BTreeSet<&str> {
             let named = events.iter().filter(|e| which(e));

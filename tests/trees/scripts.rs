@@ -1,4 +1,4 @@
-//! Agents that only the resolved path of their script shows, or a module's name.
+//! Agents that are recognised by the resolved path of their script or by a module's name.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -25,12 +25,12 @@ pub const ON_FUSE: &[ScenarioEntry] = &[("script-on-a-hung-file-system", on_a_hu
 const GEMINI: &str = "node_modules/@google/gemini-cli/bundle/gemini.js";
 const AIDER: &str = "venv/bin/aider";
 
-/// Whether a file system can be mounted of which nothing is ever read.
+/// Returns whether a FUSE file system that never answers can be mounted.
 pub fn has_fuse() -> bool {
     nix::unistd::geteuid().is_root() && Path::new("/dev/fuse").exists()
 }
 
-/// Programs by a role of the scenario. Each runs the process under the name of an interpreter.
+/// Provides the programs of the scenario. Each runs this binary under the name of an interpreter.
 fn provide(world: &World) {
     let file = |path: &str| {
         let path = world.dir().join(path);
@@ -129,42 +129,45 @@ fn by_any_name(view: &ScenarioRun, before: bool) {
     );
 }
 
-/// A file system whose server never answers. Not below the directory of a test, which is removed with all that is in it.
+/// FUSE file system whose server never answers. It is not mounted below the test's directory, which is removed recursively.
 struct Hung {
-    place: TempDir,
-    /// Nothing on it is answered as long as this is open.
+    mount_point: TempDir,
+    /// Server side of the file system: requests hang until it is closed.
     server: Option<File>,
 }
 
 impl Hung {
     fn mount() -> Hung {
-        let place = tempfile::tempdir().expect("make a directory");
+        let mount_point = tempfile::tempdir().expect("make a directory");
         let mut options = OpenOptions::new();
         let server = options.read(true).write(true).open("/dev/fuse");
         let server = server.expect("open /dev/fuse");
         let fd = server.as_raw_fd();
         let data = format!("fd={fd},rootmode=40000,user_id=0,group_id=0");
         let (source, kind, flags) = (Some("hung"), Some("fuse"), MsFlags::empty());
-        mount(source, place.path(), kind, flags, Some(data.as_str())).expect("mount it");
+        mount(source, mount_point.path(), kind, flags, Some(data.as_str())).expect("mount it");
         let server = Some(server);
-        Hung { place, server }
+        Hung {
+            mount_point,
+            server,
+        }
     }
 }
 
 impl Drop for Hung {
     fn drop(&mut self) {
-        // What waits for an answer gets an error.
+        // Pending requests fail.
         drop(self.server.take());
-        let _ = umount2(self.place.path(), MntFlags::MNT_DETACH);
+        let _ = umount2(self.mount_point.path(), MntFlags::MNT_DETACH);
     }
 }
 
-/// Programs whose scripts nothing can be read of, more than one user's share of the readers, delay no other agent.
+/// Programs whose scripts cannot be read occupy the worker threads, but do not delay the recognition of other agents.
 fn on_a_hung_file_system(view: &ScenarioRun) {
     let mut world = World::new(true);
     provide(&world);
     let hung = Hung::mount();
-    let script = hung.place.path().join("script").display().to_string();
+    let script = hung.mount_point.path().join("script").display().to_string();
     world.provide("hung", &["bin/node".into(), script]);
     view.watch(&mut world, CONFIG);
     world.spawn(

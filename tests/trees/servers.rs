@@ -1,4 +1,4 @@
-//! Agents' servers that nobody uses, and agents that speak a protocol with a client that is gone.
+//! Unused servers of agents, and agents that speak a protocol with a client that has exited.
 
 use nix::sys::signal::Signal;
 
@@ -29,7 +29,7 @@ const OPENCODE: &str = "node_modules/opencode-ai/bin/opencode.exe";
 const GEMINI: &str = "{dir}/node_modules/.bin/gemini";
 const CLAUDE: &str = "node_modules/@anthropic-ai/claude-code/bin/claude.exe";
 
-/// The shipped rules in their order, with a shorter time.
+/// Built-in rules in their order, with shorter delays.
 const IDLE_RULES: &str = r#"
 [[rule]]
 name = "agents-without-client"
@@ -94,14 +94,14 @@ fn world(view: &ScenarioRun) -> World {
     world
 }
 
-/// Two managed servers of one agent, which exits: that with an idle client lives until the client is gone.
+/// Two managed servers outlive their agent: the one with an idle client lives until the client exits.
 fn unused_managed_server(view: &ScenarioRun) {
     let mut world = world(view);
     let server = |role: &str, tool: &str| {
         format!("{role}=double+no-input+as:codex-app-server+serve+{tool}+setsid")
     };
     let (used, unused) = (server("used", "used-tool"), server("unused", "unused-tool"));
-    // It connects as soon as the server listens.
+    // The client connects as soon as the server listens.
     world.spawn("client", "client used");
     world.spawn("agent", &format!("as:codex agent {used} die=exit+0"));
     for role in ["agent", "used", "used-tool", "client"] {
@@ -119,14 +119,14 @@ fn unused_managed_server(view: &ScenarioRun) {
     view.await_gone(&world, &["used", "used-tool"]);
     let tool = world.process("used-tool");
     if let Some(events) = view.end(world, &["other"]) {
-        // The tool has the whole grace, though its server was ended by a signal and exited with another status.
+        // The tool gets the whole grace period although its server was killed.
         let signals = events.iter().filter(|e| e.is("signal", tool));
         let signals: Vec<_> = signals.filter_map(|e| e.signal.as_deref()).collect();
         assert_eq!(signals, ["SIGTERM"]);
     }
 }
 
-/// A server that a person has started is reported with the memory of its tree, and lives.
+/// A server that a user started is reported with the memory of its tree, and lives.
 fn unused_server_is_reported(view: &ScenarioRun) {
     let mut world = world(view);
     world.spawn("server", "no-input as:opencode-serve serve tool setsid");
@@ -147,8 +147,8 @@ fn unused_server_is_reported(view: &ScenarioRun) {
     view.end(world, &["server", "tool", "client"]);
 }
 
-/// A daemon that starts later looks at both trees at once. The inner root is reported, and the outer one once no agent
-/// runs below it.
+/// A daemon that starts later evaluates both trees at the same time. It reports the inner root, and the outer root when no
+/// agent runs below it.
 fn idle_agent_in_an_idle_agent(view: &ScenarioRun) {
     let mut world = World::new(true);
     world.provide("codex", &[CODEX.into()]);
@@ -173,7 +173,7 @@ fn idle_agent_in_an_idle_agent(view: &ScenarioRun) {
     view.end(world, &["outer"]);
 }
 
-/// A server in the foreground of a terminal that is closed.
+/// A server in the foreground of a terminal is reaped when the terminal closes.
 fn terminal_is_closed(view: &ScenarioRun, server: &str) {
     let mut world = world(view);
     let how = format!("terminal as:{server} tool=setsid mcp=env-i+setsid");
@@ -188,15 +188,16 @@ fn terminal_is_closed(view: &ScenarioRun, server: &str) {
     view.end(world, &[]);
 }
 
-/// A client of which the pipes or sockets of its agent are hung up once it is killed, beside those whose agents live on.
+/// An agent is reaped when its client is killed, which hangs up its pipes or sockets. Agents with another state of their
+/// standard streams live.
 fn stdio_agent_without_client(view: &ScenarioRun, ends: &str) {
     let mut world = world(view);
     let agent = |role: &str| {
         let (inner, mcp) = (format!("{role}-inner"), format!("{role}-mcp"));
         format!("{role} as:gemini-acp agent {inner}=as:gemini-relaunched+agent+{mcp}=sleep")
     };
-    // Of those that live on the client is open, though the agent's parent is gone; the same with a stopped client; the
-    // client is stopped; the input alone is hung up.
+    // Agents that must live: the client is open although the agent's parent exited (`open`; `holder` is stopped too); the
+    // client is stopped (`suspended`); only the input is hung up (`echo`).
     let codex = |role: &str| format!("{role} as:codex-stdio parent {role}-mcp sleep");
     world.spawn("open", &format!("editor {ends} orphan {}", codex("served")));
     world.spawn("holder", &format!("editor {ends} orphan {}", agent("held")));
@@ -244,7 +245,7 @@ fn stdio_agent_without_client(view: &ScenarioRun, ends: &str) {
         .for_each(|role| world.kill(role));
     let gone = ["acp", "acp-inner", "acp-mcp", "closed", "closed-mcp"];
     view.await_gone(&world, &gone);
-    if view.is_whole() {
+    if view.is_fully_supported() {
         let acp = world.process("acp");
         let decision = world.await_event("the agent is reaped", |e| {
             e.is("decision", acp) && e.decision.as_deref() == Some("reap")
@@ -259,8 +260,8 @@ fn stdio_agent_without_client(view: &ScenarioRun, ends: &str) {
     view.end(world, &[&alive[..], &clients].concat());
 }
 
-/// Stops a process of this test.
-fn stop(who: ProcessKey) {
-    assert!(who.is_alive(), "{who:?} is gone");
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(who.pid), Signal::SIGSTOP).expect("stop it");
+/// Sends SIGSTOP to a process of this test.
+fn stop(key: ProcessKey) {
+    assert!(key.is_alive(), "{key:?} has exited");
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(key.pid), Signal::SIGSTOP).expect("stop it");
 }

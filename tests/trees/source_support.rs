@@ -1,10 +1,10 @@
-//! What each source promises of the scenarios, and the harness holds it to: no more, and no less.
+//! Support of each event source for the scenarios. The tests check exactly this.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
-/// Where the daemon's events come from.
+/// Event source of the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SourceKind {
     Ebpf,
@@ -12,16 +12,16 @@ pub enum SourceKind {
     Procfs,
 }
 
-/// How much of a scenario a source tells.
+/// Degree to which a source supports a scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceSupport {
-    /// Everything: each decision with its reason, each adopter, how the agent ended, each end confirmed.
+    /// Every due process is reaped, and every decision, adopter, exit status and outcome is reported.
     Full,
-    /// Everybody who is due is ended and nobody else is touched, and all is decided as it has to be, with its reason; the stream may lack what this says.
+    /// Every due process is reaped and every decision is right. The stream may lack what the text names.
     ReapsAll(&'static str),
-    /// Nobody is wronged. Who is due may survive, for this reason.
+    /// No process is killed wrongly. A due process may survive, for this reason.
     NoWrongKill(&'static str),
-    /// It says that it cannot be used there, and does not begin.
+    /// The source refuses to start, for this reason.
     Unsupported(&'static str),
 }
 
@@ -32,7 +32,7 @@ impl SourceKind {
         SourceKind::Procfs,
     ];
 
-    /// As the daemon calls it.
+    /// Returns the name for `--source`.
     pub fn name(self) -> &'static str {
         match self {
             SourceKind::Ebpf => "ebpf",
@@ -41,19 +41,19 @@ impl SourceKind {
         }
     }
 
-    /// What it promises of a scenario of which nothing else is said below.
-    fn usually(self) -> SourceSupport {
+    /// Returns the support for scenarios without an entry below.
+    fn default_support(self) -> SourceSupport {
         match self {
             SourceKind::Ebpf | SourceKind::ProcConnector => SourceSupport::Full,
             SourceKind::Procfs => {
-                SourceSupport::ReapsAll("how and when between two looks something happened")
+                SourceSupport::ReapsAll("what happened between two scans, and when")
             }
         }
     }
 
-    /// Of whom it promises less: of those who are started in one of these ways, and of whoever is below one. The words,
-    /// what they stand for.
-    fn of_ways(self) -> &'static [(&'static [&'static str], &'static str, SourceSupport)] {
+    /// Returns the start methods with less support: keywords, description, and the support for such a process and its
+    /// descendants.
+    fn start_methods(self) -> &'static [(&'static [&'static str], &'static str, SourceSupport)] {
         match self {
             SourceKind::Ebpf => &[],
             SourceKind::ProcConnector => CONNECTORS_WAYS,
@@ -61,8 +61,8 @@ impl SourceKind {
         }
     }
 
-    /// What it promises of single scenarios.
-    fn of_scenarios(self) -> &'static [(&'static str, SourceSupport)] {
+    /// Returns the scenarios with another support than the default.
+    fn scenarios(self) -> &'static [(&'static str, SourceSupport)] {
         match self {
             SourceKind::Ebpf => &[],
             SourceKind::ProcConnector => CONNECTORS_SCENARIOS,
@@ -70,32 +70,32 @@ impl SourceKind {
         }
     }
 
-    /// What it promises of the scenario of this name, but for those who are [excused](Source::excuse).
+    /// Returns the support for a scenario, except for its [exempted](Self::exemption_for) processes.
     pub fn support_for(self, scenario: &str) -> SourceSupport {
-        let mut scenarios = self.of_scenarios().iter();
+        let mut scenarios = self.scenarios().iter();
         let named = scenarios.find(|(name, _)| *name == scenario);
-        named.map_or(self.usually(), |(_, promise)| *promise)
+        named.map_or(self.default_support(), |(_, support)| *support)
     }
 
-    /// What it promises instead of one that is started in this way, if that is less: that one is excused.
-    pub fn exemption_for(self, way: &str) -> Option<SourceSupport> {
-        let mut ways = self.of_ways().iter();
-        let found = ways.find(|(words, ..)| words.contains(&way));
-        found.map(|(_, _, promise)| *promise)
+    /// Returns the lower support for a process with this start method, if it is exempted from the scenario's support.
+    pub fn exemption_for(self, method: &str) -> Option<SourceSupport> {
+        let mut methods = self.start_methods().iter();
+        let found = methods.find(|(words, ..)| words.contains(&method));
+        found.map(|(_, _, support)| *support)
     }
 }
 
-const NO_CREATOR: SourceSupport = SourceSupport::NoWrongKill("nobody tells who called the fork");
-/// Nobody has seen who made it.
-const UNSEEN: SourceSupport =
-    SourceSupport::NoWrongKill("its maker was gone before anybody looked");
-/// Of one that is ended as soon as it has begun nobody knows whether it was an agent.
+const NO_CREATOR: SourceSupport =
+    SourceSupport::NoWrongKill("the source does not report which process called fork");
+/// The process that called fork was never seen.
+const UNSEEN: SourceSupport = SourceSupport::NoWrongKill("its creator exited before the next scan");
+/// The agent exited before its program was read.
 pub const TOO_SHORT: SourceSupport =
-    SourceSupport::NoWrongKill("the agent was gone before anybody had looked what it is");
+    SourceSupport::NoWrongKill("the agent exited before its program could be read");
 pub const TOO_FAST: SourceSupport =
-    SourceSupport::NoWrongKill("it forks faster than anybody can look");
+    SourceSupport::NoWrongKill("it forks faster than the source can read");
 
-const TWINS: &str = "a child that is made its maker's sibling (`CLONE_PARENT`)";
+const TWINS: &str = "a child created as its creator's sibling (`CLONE_PARENT`)";
 
 const CONNECTORS_WAYS: &[(&[&str], &str, SourceSupport)] = &[(&["twin"], TWINS, NO_CREATOR)];
 
@@ -107,27 +107,27 @@ const CONNECTORS_SCENARIOS: &[(&str, SourceSupport)] = &[
 ];
 
 const NOT_IN_A_NAMESPACE: SourceSupport =
-    SourceSupport::Unsupported("the kernel tells only of the host's own pids");
+    SourceSupport::Unsupported("the kernel reports pids of the initial PID namespace only");
 
 const PROCFS_WAYS: &[(&[&str], &str, SourceSupport)] = &[
     (&["twin"], TWINS, NO_CREATOR),
     (
         &["double", "triple-fork", "daemonized"],
-        "what is forked twice",
+        "a double-forked process",
         UNSEEN,
     ),
     (&["fork-bomb-on-term"], "a fork bomb", TOO_FAST),
     (
         &["in-namespace"],
-        "what is below the init of a pid namespace",
-        SourceSupport::NoWrongKill("it also has what others have brought there"),
+        "a descendant of the init of a PID namespace",
+        SourceSupport::NoWrongKill("that init also adopts processes from outside the tree"),
     ),
 ];
 
 const PROCFS_SCENARIOS: &[(&str, SourceSupport)] = &[
     (
         "conversation-of-a-killed-agent",
-        SourceSupport::NoWrongKill("how an agent ended between two looks may be unknown"),
+        SourceSupport::NoWrongKill("the exit status of an agent between two scans may be unknown"),
     ),
     ("runaway", TOO_FAST),
     ("handover", TOO_FAST),
@@ -136,45 +136,45 @@ const PROCFS_SCENARIOS: &[(&str, SourceSupport)] = &[
     ("two-threads-give-away", UNSEEN),
 ];
 
-/// A part of a scenario that is excused, and what is promised of it alone.
+/// Role in a scenario that is exempted, and the support for it.
 pub type Exemption = (&'static str, SourceSupport);
 
-/// How a scenario came out.
+/// Verified support for a scenario.
 struct ScenarioSupport {
-    promise: SourceSupport,
-    excused: Vec<Exemption>,
+    support: SourceSupport,
+    exempted: Vec<Exemption>,
 }
 
-/// The scenarios that came out as each source promises.
-static KEPT: Mutex<BTreeMap<(&str, SourceKind), ScenarioSupport>> = Mutex::new(BTreeMap::new());
+/// Passed scenarios of each source.
+static PASSED: Mutex<BTreeMap<(&str, SourceKind), ScenarioSupport>> = Mutex::new(BTreeMap::new());
 
-/// A scenario has come out as promised, these parts of it excused.
+/// Records that a scenario has passed with this support and these exemptions.
 pub fn record(
     scenario: &'static str,
     source: SourceKind,
-    promise: SourceSupport,
-    excused: Vec<Exemption>,
+    support: SourceSupport,
+    exempted: Vec<Exemption>,
 ) {
-    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    kept.insert((scenario, source), ScenarioSupport { promise, excused });
+    let mut passed = PASSED.lock().unwrap_or_else(PoisonError::into_inner);
+    passed.insert((scenario, source), ScenarioSupport { support, exempted });
 }
 
-/// The promises that were kept, as tables; nothing where only one source was tried.
+/// Returns the verified support as Markdown tables; `None` if fewer than two sources were tested.
 pub fn matrix() -> Option<String> {
-    let kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    let tried = |source: &SourceKind| kept.keys().any(|(_, of)| of == source);
+    let passed = PASSED.lock().unwrap_or_else(PoisonError::into_inner);
+    let tried = |source: &SourceKind| passed.keys().any(|(_, of)| of == source);
     let sources: Vec<_> = SourceKind::ALL.into_iter().filter(tried).collect();
     if sources.len() < 2 {
         return None;
     }
     let mut lines = vec![
-        "| source | told whole | ended, not all of it told | ended, but for those named below | harmless, may leave some | says that it cannot |".into(),
+        "| source | fully supported | reaped, events incomplete | reaped, with exemptions below | no wrong kill, survivors possible | unsupported |".into(),
         "|---|---|---|---|---|---|".into(),
     ];
     for source in &sources {
-        let of_it = || kept.iter().filter(|((_, of), _)| of == source);
+        let of_it = || passed.iter().filter(|((_, of), _)| of == source);
         let cells = [0, 1, 2, 3, 4].map(|column| {
-            let counted = of_it().filter(|(_, kept)| kept.column() == column);
+            let counted = of_it().filter(|(_, result)| result.column() == column);
             counted.count().to_string()
         });
         lines.push(format!("| `{}` | {} |", source.name(), cells.join(" | ")));
@@ -182,36 +182,37 @@ pub fn matrix() -> Option<String> {
     lines.extend(
         [
             "",
-            "| what | through | promised, and why |",
+            "| what | source | support and reason |",
             "|---|---|---|",
         ]
         .map(String::from),
     );
     for source in &sources {
         let name = source.name();
-        if source.usually() != SourceSupport::Full {
+        if source.default_support() != SourceSupport::Full {
             lines.push(format!(
-                "| whatever is not named here | `{name}` | {} |",
-                source.usually()
+                "| everything not listed here | `{name}` | {} |",
+                source.default_support()
             ));
         }
-        for (_, what, promise) in source.of_ways() {
-            lines.push(format!("| {what} | `{name}` | {promise} |"));
+        for (_, what, support) in source.start_methods() {
+            lines.push(format!("| {what} | `{name}` | {support} |"));
         }
     }
-    for ((scenario, source), ScenarioSupport { promise, excused }) in kept.iter() {
+    for ((scenario, source), ScenarioSupport { support, exempted }) in passed.iter() {
         let name = source.name();
-        if *promise != source.usually() {
-            lines.push(format!("| scenario {scenario} | `{name}` | {promise} |"));
+        if *support != source.default_support() {
+            lines.push(format!("| scenario {scenario} | `{name}` | {support} |"));
         }
-        let mut whys: Vec<SourceSupport> = excused.iter().map(|(_, promise)| *promise).collect();
-        whys.dedup();
-        for why in whys {
-            let roles = excused.iter().filter(|(_, promise)| *promise == why);
+        let mut reasons: Vec<SourceSupport> =
+            exempted.iter().map(|(_, support)| *support).collect();
+        reasons.dedup();
+        for reason in reasons {
+            let roles = exempted.iter().filter(|(_, support)| *support == reason);
             let roles: Vec<&str> = roles.map(|(role, _)| *role).collect();
-            let who = roles.join(", ");
+            let roles = roles.join(", ");
             lines.push(format!(
-                "| {who} in scenario {scenario} | `{name}` | {why} |"
+                "| {roles} in scenario {scenario} | `{name}` | {reason} |"
             ));
         }
     }
@@ -220,10 +221,10 @@ pub fn matrix() -> Option<String> {
 
 impl ScenarioSupport {
     fn column(&self) -> usize {
-        match self.promise {
+        match self.support {
             SourceSupport::NoWrongKill(_) => 3,
             SourceSupport::Unsupported(_) => 4,
-            SourceSupport::Full | SourceSupport::ReapsAll(_) if !self.excused.is_empty() => 2,
+            SourceSupport::Full | SourceSupport::ReapsAll(_) if !self.exempted.is_empty() => 2,
             SourceSupport::Full => 0,
             SourceSupport::ReapsAll(_) => 1,
         }
@@ -233,10 +234,10 @@ impl ScenarioSupport {
 impl fmt::Display for SourceSupport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            SourceSupport::Full => f.write_str("told whole"),
-            SourceSupport::ReapsAll(why) => write!(f, "ended; not told: {why}"),
-            SourceSupport::NoWrongKill(why) => write!(f, "may be missed: {why}"),
-            SourceSupport::Unsupported(why) => write!(f, "says that it cannot be used: {why}"),
+            SourceSupport::Full => f.write_str("fully supported"),
+            SourceSupport::ReapsAll(why) => write!(f, "reaped; not reported: {why}"),
+            SourceSupport::NoWrongKill(why) => write!(f, "may survive: {why}"),
+            SourceSupport::Unsupported(why) => write!(f, "unsupported: {why}"),
         }
     }
 }

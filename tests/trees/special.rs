@@ -1,4 +1,4 @@
-//! Trees with a scenario of their own.
+//! Trees that need a scenario of their own.
 
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
@@ -15,31 +15,31 @@ pub const SCENARIOS: &[ScenarioEntry] = &[
     ("run-killed-at-once", run_killed_at_once),
 ];
 
-/// For which [tmux](has_tmux) is needed.
+/// Scenarios that need [tmux](has_tmux).
 pub const IN_TMUX: &[ScenarioEntry] = &[("tmux", tmux)];
 
-/// For which a cgroup is needed.
+/// Scenarios that need a cgroup.
 pub const IN_A_CGROUP: &[ScenarioEntry] = &[
     ("run-with-cgroup-killed", run_with_cgroup_killed),
     ("cgroup-scope", cgroup_scope),
 ];
 
-/// Whether there is tmux. If not, that is said once.
+/// Returns whether tmux is installed. Prints a message once if not.
 pub fn has_tmux() -> bool {
     static HAS: LazyLock<bool> = LazyLock::new(|| {
         let mut tmux = Command::new("tmux");
-        let asked = tmux.arg("-V").stdout(Stdio::null()).status();
-        if let Err(why) = &asked {
+        let status = tmux.arg("-V").stdout(Stdio::null()).status();
+        if let Err(why) = &status {
             eprintln!(
                 "tmux cannot be started here, so the tests of trees in it are left out: {why}"
             );
         }
-        asked.is_ok()
+        status.is_ok()
     });
     *HAS
 }
 
-/// An agent whose leader thread exits is an agent still, until its last thread has gone.
+/// The session of an agent whose leader thread exits stays open until its last thread exits.
 fn leader_thread_first(view: &ScenarioRun) {
     let mut world = World::new(true);
     view.watch(&mut world, CONFIG);
@@ -54,7 +54,7 @@ fn leader_thread_first(view: &ScenarioRun) {
     view.await_seen(&world, &["agent", "leaf"]);
     world.open_gate("die-agent");
     world.await_processes("leaderless", 1);
-    // A process that begins and ends later: when its exit has been told, the thread's would have been.
+    // The probe starts after the thread's exit, so a wrong event for the thread would already have been reported.
     world.launch("worker", "middle", "probe", &["sleep".into()]);
     let probe = world.await_processes("probe", 1)[0];
     let second = world
@@ -64,7 +64,7 @@ fn leader_thread_first(view: &ScenarioRun) {
         .any(|e| e.is("session.root_exit", agent));
     assert!(
         probe.is_alive() && !second,
-        "a thread's exit was taken for the agent's"
+        "the exit of a thread was reported as the agent's exit"
     );
     world.assert_alive(&["agent", "leaf"]);
     world.open_gate("die-leaderless");
@@ -75,7 +75,7 @@ fn leader_thread_first(view: &ScenarioRun) {
     }
 }
 
-/// A tmux server that was started inside of the agent, with a user's pane in it, is not the agent's.
+/// A tmux server that the agent started, with a user's pane in it, does not belong to the agent's session.
 fn tmux(view: &ScenarioRun) {
     let socket = "reaper-real";
     let mut world = World::new(true);
@@ -111,12 +111,12 @@ fn tmux(view: &ScenarioRun) {
     }
 }
 
-/// What `reaper run` owns is ended by the service where that cannot.
+/// The service reaps the tree of a killed `reaper run`.
 fn run_killed(view: &ScenarioRun) {
     kill_run(view, World::new(true), "run");
 }
 
-/// The same where the command has a cgroup for itself, which is no unit of systemd's for that.
+/// The same for a command in its own cgroup, which is not a systemd unit.
 fn run_with_cgroup_killed(view: &ScenarioRun) {
     let cgroup = Cgroup::new("");
     let world = World::new(true);
@@ -130,13 +130,13 @@ fn kill_run(view: &ScenarioRun, mut world: World, how: &str) {
     let tree = format!("{dir}/bin/worker test-process parent top {dir} under setsid");
     world.spawn("runner", &format!("run {reaper} {how} -- {tree}"));
     for role in ["top", "under"] {
-        let who = world.await_processes(role, 1)[0];
-        let file = std::fs::read_to_string(format!("/proc/{}/cgroup", who.pid));
+        let key = world.await_processes(role, 1)[0];
+        let file = std::fs::read_to_string(format!("/proc/{}/cgroup", key.pid));
         let inside = file.is_ok_and(|file| file.contains("/reaper-run-"));
         assert_eq!(inside, how.contains("--cgroup"), "{role}");
     }
     let runner = world.process("runner");
-    world.await_event("it is recognised", |e| {
+    world.await_event("the run is recognised", |e| {
         e.is("session.open", runner) && e.agent.as_deref() == Some("reaper-run")
     });
     view.await_seen(&world, &["top", "under"]);
@@ -146,7 +146,7 @@ fn kill_run(view: &ScenarioRun, mut world: World, how: &str) {
     view.end(world, &[]);
 }
 
-/// What `reaper run` owns is ended by the service however soon after its start that is killed.
+/// The service reaps the tree of a `reaper run` that is killed at any time after its start.
 fn run_killed_at_once(view: &ScenarioRun) {
     let mut world = World::new(true);
     view.watch(&mut world, CONFIG);
@@ -169,7 +169,7 @@ fn run_killed_at_once(view: &ScenarioRun) {
     view.end(world, &[]);
 }
 
-/// An agent outside of the scope is nobody's business.
+/// An agent outside of the scope is neither reported nor touched.
 fn out_of_scope(view: &ScenarioRun) {
     let mut other = World::new(true);
     let mut world = World::new(true);
@@ -185,13 +185,13 @@ fn out_of_scope(view: &ScenarioRun) {
     view.await_closed(&world, 1);
     other.assert_alive(&["leaf"]);
     let outsiders = [other.process("agent"), other.process("leaf")];
-    let of_them = |e: &Event| outsiders.iter().any(|who| e.is_about(*who));
-    let told = world.daemon().events().iter().any(of_them);
-    assert!(!told, "an event about an outsider");
+    let of_them = |e: &Event| outsiders.iter().any(|key| e.is_about(*key));
+    let reported = world.daemon().events().iter().any(of_them);
+    assert!(!reported, "an event about a process outside of the scope");
     view.end(world, &[]);
 }
 
-/// A scope may be a cgroup: what is in it or below it.
+/// A cgroup as scope covers the processes in it and in the cgroups below it.
 fn cgroup_scope(view: &ScenarioRun) {
     let cgroup = Cgroup::new("");
     let mut world = World::new(true);
@@ -221,7 +221,7 @@ fn cgroup_scope(view: &ScenarioRun) {
     world.kill("outsider");
     world.kill("agent");
     view.await_gone(&world, &["leaf"]);
-    if !view.add_excused("other", "double") {
+    if !view.exempt("other", "double") {
         view.await_gone(&world, &["other"]);
     }
     view.await_closed(&world, 1);

@@ -1,11 +1,11 @@
-//! The trees that the common scenario fits.
+//! Table of the trees that follow the common scenario.
 
 use super::process_spec::{ProcessSpec, VictimExit};
 use super::scenario::Scenario;
 use crate::world::World;
 
 const PATIENT: &str = "grace = \"4s\"\nkill_timeout = \"10s\"\n";
-/// An agent, a boundary and a keep beside the built-in ones.
+/// Config with an agent, a boundary and a keep rule in addition to the built-in ones.
 pub const OWN_RULES: &str = r#"
 grace = "200ms"
 kill_timeout = "10s"
@@ -23,13 +23,13 @@ name = "my-keeper"
 exe = "**/bin/test-keeper"
 "#;
 
-/// Trees that take minutes on a small machine.
+/// Returns the trees that take minutes on a small machine.
 pub fn soaks() -> Vec<Scenario> {
     let children = ProcessSpec::child("leaf", "fork sleep").times(10_000);
     vec![Scenario::new("ten-thousand-children", &[children])]
 }
 
-/// Every row. Names say what is special about the tree.
+/// Returns all rows. The name says what is special about the tree.
 pub fn rows() -> Vec<Scenario> {
     let row = Scenario::new;
     let (child, below, detached) = (
@@ -78,7 +78,7 @@ pub fn rows() -> Vec<Scenario> {
         row("user-rule", &[child("leaf", "sleep")])
             .image("test-agent")
             .config(OWN_RULES),
-        // Ways to leave the parent.
+        // Ways to detach from the parent.
         row("setsid", &[child("leaf", "setsid")]),
         row("env-i", &[child("leaf", "env-i sleep")]),
         row("double-fork", &[detached("daemon", "double setsid")]),
@@ -89,10 +89,10 @@ pub fn rows() -> Vec<Scenario> {
         ),
         row(
             "clone-parent",
-            &[child("maker", "clone-sibling"), child("twin", "")],
+            &[child("creator", "clone-sibling"), child("twin", "")],
         ),
         row("clone-parent-of-the-agent", &[below("twin", "twin")]),
-        // Ways to take a signal.
+        // Reactions to a signal.
         row(
             "term-ignored",
             &[
@@ -106,20 +106,20 @@ pub fn rows() -> Vec<Scenario> {
             .also(|world| {
                 assert!(
                     world.dir().join("cleaned").exists(),
-                    "the clean-up did not come to its end"
+                    "the trap handler did not finish"
                 );
             }),
         row("stopped", &[child("leaf", "stopped")]),
         row("fork-bomb", &[child("bomb", "fork-bomb-on-term")]),
         row(
             "runaway",
-            &[child("runner", "fork-chain-on-term").may_fall()],
+            &[child("runner", "fork-chain-on-term").may_exit_first()],
         )
         .also(World::await_only_canaries),
         // Threads.
         row("leader-thread-first", &[child("leaf", "leader-first")]),
         row("exec-from-a-thread", &[child("leaf", "thread-exec")]),
-        // Ways to die.
+        // Ways to exit.
         row("segfault", &[child("leaf", "sleep")])
             .victim_exit(VictimExit::Signalled("segfault", "SIGSEGV")),
         row("exit-group", &[child("leaf", "sleep")])
@@ -173,17 +173,19 @@ pub fn rows() -> Vec<Scenario> {
         row(
             "namespace-init",
             &[
-                child("maker", "namespace"),
-                below("init", "").may_fall(),
-                below("inside", "").may_fall().by_way("in-namespace"),
-                below("inside-too", "").may_fall().by_way("in-namespace"),
+                child("creator", "namespace"),
+                below("init", "").may_exit_first(),
+                below("inside", "").may_exit_first().by_way("in-namespace"),
+                below("inside-too", "")
+                    .may_exit_first()
+                    .by_way("in-namespace"),
             ],
         ),
-        // What stands before the agent.
+        // Processes between the launcher and the agent.
         row("shim-execs", &[child("leaf", "sleep")]).via("shim-exec"),
         row("shim-execs-from-a-thread", &[child("leaf", "sleep")]).via("shim-thread"),
         row("shim-spawns-and-exits", &[child("leaf", "sleep")]).via("shim-spawn"),
-        // Agents inside of agents.
+        // Nested agents.
         row(
             "outer-agent-first",
             &[
@@ -210,7 +212,7 @@ pub fn rows() -> Vec<Scenario> {
             ],
         )
         .via("terminal"),
-        // What is spared.
+        // Processes that are not reaped.
         row(
             "boundary",
             &[

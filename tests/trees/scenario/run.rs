@@ -1,4 +1,4 @@
-//! How a scenario is told.
+//! Runs a scenario and checks its result.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::symlink;
@@ -15,20 +15,20 @@ use crate::trees::source_support::{self, Exemption, SourceKind, SourceSupport};
 use crate::world::{World, eventually};
 
 impl Scenario {
-    /// In enforce nobody who is due survives and nobody else is touched; in observe the same is decided and
-    /// nobody is touched at all. `count` is told who was wronged before this panics of it.
+    /// Runs the scenario. In enforce mode, every due process must be reaped and no other process touched. In observe mode,
+    /// the decisions must be the same and no process touched. Passes the result to `count` before a panic.
     pub fn run(&self, mode: Mode, count: impl Fn(ScenarioResult)) {
         let mut tries = TRIES;
         while !self.try_run(mode, tries > 1, &count) {
             tries -= 1;
             let name = self.name;
-            println!("{name}: the kernel had no room for a message, so it is told once more");
+            println!("{name}: the source lost messages; running the scenario again");
         }
     }
 
-    /// Whether it comes to its end: not so if the source has said that something was lost, and nobody was wronged.
+    /// Runs the scenario once. Returns false if it must be repeated, because the source lost messages.
     fn try_run(&self, mode: Mode, again: bool, count: impl Fn(ScenarioResult)) -> bool {
-        // It can go only when those in it have gone.
+        // Dropped after the world: a cgroup can be removed only when it is empty.
         let unit = self.in_unit.then(|| Cgroup::new(".service"));
         let mut world = World::new(self.subreaper);
         world.expect(self.to_string(), self.expected());
@@ -38,35 +38,35 @@ impl Scenario {
         for (name, words) in &self.programs {
             world.provide(name, words);
         }
-        let told = catch_unwind(AssertUnwindSafe(|| self.run_and_check(&mut world, mode)));
-        let toll = self.result(&world, mode, told.is_ok());
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.run_and_check(&mut world, mode)));
+        let result = self.result(&world, mode, outcome.is_ok());
         let lossy = self.source == SourceKind::ProcConnector;
-        if told.is_err()
+        if outcome.is_err()
             && again
             && lossy
-            && toll.wrong_kills == 0
+            && result.wrong_kills == 0
             && daemon::has_lost_records(world.dir())
         {
             return false;
         }
-        count(toll);
-        if let Err(panic) = told {
+        count(result);
+        if let Err(panic) = outcome {
             resume_unwind(panic);
         }
         true
     }
 
     fn run_and_check(&self, world: &mut World, mode: Mode) {
-        let promise = self.promise();
-        let (whole, harmless) = (promise == SourceSupport::Full, self.is_harmless());
-        let (mut excused, too_fast) = (self.exemptions(), self.is_too_fast());
+        let support = self.support();
+        let (full, harmless) = (support == SourceSupport::Full, self.is_harmless());
+        let (mut exempted, too_fast) = (self.exemptions(), self.is_too_fast());
         self.run_until_victim_exit(world, mode);
         if self.second_tree {
             self.start_again(world);
         }
         if mode == Mode::Enforce {
             if !harmless {
-                eventually("nobody left who is due", || {
+                eventually("every due process is gone", || {
                     self.survivors(world).is_empty().then_some(())
                 });
             }
@@ -75,11 +75,11 @@ impl Scenario {
             }
         }
         self.await_decisions(world);
-        if whole && self.status().is_some() {
+        if full && self.status().is_some() {
             let agent = world.process(self.victim);
-            world.await_event("the agent's end", |e| e.is("session.root_exit", agent));
+            world.await_event("the agent's exit", |e| e.is("session.root_exit", agent));
         }
-        if whole && mode == Mode::Observe {
+        if full && mode == Mode::Observe {
             self.await_adopters(world, |_| true);
         }
         if mode == Mode::Enforce && !too_fast {
@@ -91,9 +91,9 @@ impl Scenario {
             }
         }
         world.assert_alive(&OUTSIDERS);
-        let newcomers = world.processes_of_second_tree();
-        let none_excused = !harmless && excused.is_empty();
-        if let Some(check) = self.also.filter(|_| mode == Mode::Enforce && none_excused) {
+        let second_tree = world.processes_of_second_tree();
+        let none_exempted = !harmless && exempted.is_empty();
+        if let Some(check) = self.also.filter(|_| mode == Mode::Enforce && none_exempted) {
             check(world);
         }
         let events = world.stop();
@@ -102,24 +102,24 @@ impl Scenario {
         } else {
             checks::assert_well_formed(world, &events);
         }
-        checks::assert_untouched(&events, &newcomers);
-        checks::unsignalled(world, &events, &self.parts);
+        checks::assert_untouched(&events, &second_tree);
+        checks::assert_unsignalled(world, &events, &self.parts);
         if mode == Mode::Observe {
             let signal = events.iter().find(|e| e.event == "signal");
             assert!(signal.is_none(), "a signal was sent in observe: {signal:?}");
-            checks::decided_before_the_end(&events);
+            checks::assert_decided_before_close(&events);
         }
         if let Some(rule) = self.agent {
-            checks::recognised(world, &events, "agent", rule);
+            checks::assert_recognised(world, &events, "agent", rule);
         }
-        if let Some(status) = self.status().filter(|_| whole) {
+        if let Some(status) = self.status().filter(|_| full) {
             checks::assert_root_exit(world, &events, self.victim, status);
         }
         let leeway = self.leeway();
-        for part in self.not_excused() {
+        for part in self.not_exempted() {
             checks::assert_decisions(world, &events, part, leeway);
             if part.dies() {
-                if whole {
+                if full {
                     checks::assert_adopter(world, &events, part, mode == Mode::Observe);
                 }
                 if mode == Mode::Enforce {
@@ -128,8 +128,8 @@ impl Scenario {
             }
         }
         let role = |(role, _): &Exemption| self.parts.iter().find(|part| part.role == *role);
-        excused.retain(|one| role(one).is_some_and(ProcessSpec::has_events));
-        source_support::record(self.name, self.source, promise, excused);
+        exempted.retain(|one| role(one).is_some_and(ProcessSpec::has_events));
+        source_support::record(self.name, self.source, support, exempted);
     }
 
     fn run_until_victim_exit(&self, world: &mut World, mode: Mode) {
@@ -172,21 +172,21 @@ impl Scenario {
         for part in self.parts.iter().filter(first) {
             world.kill(part.role);
         }
-        // What is decided under the living agent is decided before it dies.
+        // Decisions that need a living agent must be made before its exit.
         let before = !matches!(self.victim_exit, VictimExit::Relaunches);
-        let whole = self.promise() == SourceSupport::Full;
+        let full = self.support() == SourceSupport::Full;
         for part in self
-            .not_excused()
-            .filter(|p| whole && before && p.is_detached())
+            .not_exempted()
+            .filter(|p| full && before && p.is_detached())
         {
-            for who in world.processes(part.role) {
+            for key in world.processes(part.role) {
                 world.await_event("an orphan is detached", |e| {
-                    e.is("decision", who) && e.reason.as_deref() == Some("detached")
+                    e.is("decision", key) && e.reason.as_deref() == Some("detached")
                 });
             }
         }
-        // And it is known who has adopted it: a member may be ended before somebody has looked whom it had adopted.
-        if whole && before {
+        // The adopter must be known too: an adopting member may be reaped before the service reads its children.
+        if full && before {
             self.await_adopters(world, ProcessSpec::is_detached);
         }
         match self.victim_exit {
@@ -203,12 +203,12 @@ impl Scenario {
         }
     }
 
-    /// What looks has to have seen the agent, and of the others all whom it can: none but the probes know what was gone
-    /// before.
+    /// Waits until a polling source has seen the agent and the members. Only eBPF reports processes that exited before a
+    /// scan.
     fn await_seen(&self, world: &World) {
         let known = self.status().is_some();
         let agents: &[&str] = if known { &["agent"] } else { &[] };
-        let members = self.not_excused().filter(|part| part.has_events());
+        let members = self.not_exempted().filter(|part| part.has_events());
         let roles = members.map(|part| part.role);
         for role in agents.iter().copied().chain(roles) {
             await_seen(world, self.source, role);
@@ -234,31 +234,31 @@ impl Scenario {
         self.start(world);
         let its = self.parts.iter().filter(|p| p.by == StartedBy::Agent);
         let all = its.map(|part| part.times).sum::<usize>() + 1;
-        eventually("the same tree once more", || {
+        eventually("the second tree has started", || {
             (world.processes_of_second_tree().len() >= all).then_some(())
         });
     }
 
-    /// Waits until it is told who has adopted each `of` those who are due. Without the probes that is looked for when there
-    /// is time.
+    /// Waits until an event names the adopter of each due process that `of` accepts. Sources other than eBPF look for it
+    /// later.
     fn await_adopters(&self, world: &World, of: impl Fn(&ProcessSpec) -> bool) {
         let due = |part: &&ProcessSpec| part.dies() && part.adopter.is_some() && of(part);
         for part in self.parts.iter().filter(due) {
             eventually(&format!("the adopter of '{}'", part.role), || {
-                let told = |who: &ProcessKey| checks::adopter(&world.daemon().events(), *who);
+                let adopter = |key: &ProcessKey| checks::adopter(&world.daemon().events(), *key);
                 let processes = world.processes(part.role);
                 processes
                     .iter()
-                    .all(|who| told(who).is_some())
+                    .all(|key| adopter(key).is_some())
                     .then_some(())
             });
         }
     }
 
-    /// Waits until all is decided about each of whom that has to be told.
+    /// Waits until each process has all expected decisions.
     fn await_decisions(&self, world: &World) {
         let earlier = self.leeway().earlier;
-        for part in self.not_excused() {
+        for part in self.not_exempted() {
             let of_each = part.decisions();
             let least = if earlier { 1 } else { of_each.len() };
             let Some(last) = of_each.last() else { continue };
@@ -266,15 +266,19 @@ impl Scenario {
                 let events = world.daemon().events();
                 let undecided = checks::undecided(&events, part);
                 let mut said: BTreeMap<ProcessKey, Vec<String>> = BTreeMap::new();
-                for (who, _, reason, _) in checks::decisions(world, &events, part.role) {
-                    said.entry(who).or_default().push(reason);
+                for (key, _, reason, _) in checks::decisions(world, &events, part.role) {
+                    said.entry(key).or_default().push(reason);
                 }
-                let is_over = |who: &ProcessKey| {
-                    let said = said.get(who).map_or(&[][..], Vec::as_slice);
+                let is_decided = |key: &ProcessKey| {
+                    let said = said.get(key).map_or(&[][..], Vec::as_slice);
                     let last = said.iter().any(|reason| reason == last.reason);
-                    last && said.len() >= least || undecided.contains(who)
+                    last && said.len() >= least || undecided.contains(key)
                 };
-                world.processes(part.role).iter().all(is_over).then_some(())
+                world
+                    .processes(part.role)
+                    .iter()
+                    .all(is_decided)
+                    .then_some(())
             });
         }
     }
