@@ -39,7 +39,9 @@ impl ModelTime {
         self.to_monotonic(self.now)
     }
 
-    fn set_suspended(&mut self, suspended: u64) {
+    /// Sets the current time first: the suspend ended just before it.
+    fn set(&mut self, boot: u64, suspended: u64) {
+        self.now = self.now.max(boot);
         let before = self.suspends.back().map(|(_, suspended)| *suspended);
         if before.is_some_and(|before| before >= suspended) {
             return;
@@ -54,16 +56,12 @@ impl ModelTime {
 }
 
 impl Model {
-    /// Sets the current time, in ns since boot. Delays, ages and users' keeps are measured with it. Ignores a time
-    /// before the current one.
-    pub fn set_now(&mut self, boot: u64) {
-        self.clock.now = self.clock.now.max(boot);
-    }
-
-    /// Sets for how long the machine has been suspended since boot, in ns: boot time minus monotonic time. Must be
-    /// called after each suspend, next to [`Model::set_now`].
-    pub fn set_suspended(&mut self, suspended: u64) {
-        self.clock.set_suspended(suspended);
+    /// Sets the current time (ns since boot) and for how long the machine has been suspended since boot (ns), which is
+    /// the difference to `CLOCK_MONOTONIC`. Delays, ages and users' keeps are measured with both.
+    ///
+    /// Ignores a time before the current one. After a suspend, delays are too short until this is called.
+    pub fn set_time(&mut self, boot: u64, suspended: u64) {
+        self.clock.set(boot, suspended);
     }
 
     /// Returns the current time of the model, in ns of `CLOCK_MONOTONIC`.
@@ -80,8 +78,7 @@ mod tests {
     fn monotonic_time_excludes_suspends() {
         let mut clock = ModelTime::default();
         assert_eq!(clock.to_monotonic(70), 70);
-        clock.now = 100;
-        clock.set_suspended(40);
+        clock.set(100, 40);
         assert_eq!(
             (
                 clock.to_monotonic(100),
@@ -92,8 +89,7 @@ mod tests {
         );
         // Suspended from 150 to 1150, noticed at 1200. An event in between is from 150 or earlier, or from 1150 or
         // later.
-        clock.now = 1200;
-        clock.set_suspended(1040);
+        clock.set(1200, 1040);
         assert_eq!(
             (
                 clock.to_monotonic(150),
@@ -103,7 +99,7 @@ mod tests {
             (110, 111, 160)
         );
         // A repeated total is one suspend.
-        clock.set_suspended(1040);
+        clock.set(1200, 1040);
         assert_eq!(clock.suspends.len(), 2);
     }
 }

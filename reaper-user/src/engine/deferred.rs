@@ -325,12 +325,17 @@ impl Engine {
         }
     }
 
+    /// Sets the model's clock to the present. Returns `CLOCK_MONOTONIC` in ns.
+    pub(super) fn set_model_time(&mut self) -> u64 {
+        let monotonic = self.kernel.clock.monotonic();
+        let boot = self.kernel.clock.boot_time();
+        self.model.set_time(boot, boot.saturating_sub(monotonic));
+        monotonic
+    }
+
     /// Applies the facts that have arrived, and queues the members whose deadline has passed.
     pub(super) fn apply_facts(&mut self) {
-        let now = self.kernel.clock.monotonic();
-        self.model
-            .set_suspended(self.kernel.clock.boot_time().saturating_sub(now));
-        self.model.set_now(self.kernel.clock.boot_time());
+        let now = self.set_model_time();
         for FactAnswer {
             key,
             requested,

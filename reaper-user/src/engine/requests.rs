@@ -43,7 +43,7 @@ impl Engine {
             return 0;
         }
         let mut read = self.settle();
-        self.model.set_now(self.kernel.clock.boot_time());
+        self.set_model_time();
         let reply = self.reply(peer, question);
         // The probes must know of a change before it is reported as done.
         read += self.settle();

@@ -292,7 +292,7 @@ fn ancestor_waits_for_unread_command_line_of_a_server() {
     let npm = w.spawn(agent, "npm");
     let (java, argv) = spawn(&mut w, npm, "java -cp", "Server");
     w.kill(agent);
-    w.model.set_now(w.now);
+    w.model.set_time(w.now, 0);
     assert_eq!(w.decide(npm).relative, Some(java));
     read_arguments(&mut w, java, &argv);
     let whys = [npm, java].map(|key| w.why(key));

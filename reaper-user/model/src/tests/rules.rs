@@ -53,7 +53,7 @@ pub(super) fn world(rules: Ruleset) -> World {
 /// Advances the clock.
 pub(super) fn advance(w: &mut World, time: u64) {
     w.now += time;
-    w.model.set_now(w.now);
+    w.model.set_time(w.now, 0);
 }
 
 pub(super) fn set_facts(w: &mut World, key: ProcessKey, needs: FactSet, found: Facts) {
@@ -163,15 +163,16 @@ fn listening_member_gets_no_delay_after_a_crash() {
 #[test]
 fn delay_does_not_run_during_suspend() {
     let mut w = world(ruled(SERVERS));
-    w.model.set_suspended(0);
+    w.model.set_time(w.now, 0);
     let agent = w.spawn(INIT, "claude");
     let server = w.spawn(agent, "vite");
     w.exit(agent);
     advance(&mut w, MINUTE);
     set_listening(&mut w, server, true);
     let until = w.decide(server).until.unwrap();
-    advance(&mut w, 60 * MINUTE);
-    w.model.set_suspended(59 * MINUTE);
+    // The model learns of the suspend together with the time after it.
+    w.now += 60 * MINUTE;
+    w.model.set_time(w.now, 59 * MINUTE);
     assert_eq!(w.why(server), "wait rule_delay asked-for");
     assert_eq!(
         w.decide(server).until,
