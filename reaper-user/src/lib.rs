@@ -1,16 +1,21 @@
 #![doc = include_str!("../docs/architecture.md")]
 
-pub mod api;
+mod api;
 pub mod cli;
-pub mod config;
+mod config;
 #[cfg(test)]
 #[path = "../host/src/damage.rs"]
 #[allow(dead_code, reason = "the tests of reaper-host use the rest")]
 mod damage;
-pub mod engine;
-pub mod export;
-pub mod journal;
-pub mod leftovers;
-pub mod reap;
+mod engine;
+mod export;
+mod journal;
+mod leftovers;
+mod reap;
 #[cfg(target_os = "linux")]
 pub mod run;
+
+/// Client of a running service: requests on its Unix socket.
+pub mod client {
+    pub use crate::api::client::{Client, ClientError, ServiceResponse};
+}

@@ -28,7 +28,7 @@ use std::time::Duration;
 
 pub use keeper::KeepWriter;
 pub use keeps::{JournalKeep, KeepExpiry};
-pub use writer::{Feed, Journal};
+pub use writer::Journal;
 
 /// Default directory of the journal of the host's service.
 pub const DIRECTORY: &str = reaper_host::sys::paths::STATE;
