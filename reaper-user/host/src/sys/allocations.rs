@@ -1,4 +1,4 @@
-//! How often a thread asks for memory: for tests of what is to do without.
+//! Counts the allocations of a thread, for tests of code that must not allocate.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -12,22 +12,22 @@ thread_local! {
     static COUNT: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: all is left to the system's allocator. Counting asks for no memory: the counter is made with its thread, and has
-// nothing to be dropped.
+// SAFETY: the system allocator does all the work. Counting does not allocate: the counter is const-initialized and
+// has no destructor.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.set(COUNT.get() + 1);
-        // SAFETY: the caller has promised what this asks for.
+        // SAFETY: the caller guarantees what `System` requires.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller has promised what this asks for.
+        // SAFETY: the caller guarantees what `System` requires.
         unsafe { System.dealloc(memory, layout) }
     }
 }
 
-/// How often the work asks for memory in this thread.
+/// Returns the number of allocations that `work` makes in this thread.
 pub fn allocations(work: impl FnOnce()) -> u64 {
     let before = COUNT.get();
     work();
@@ -35,7 +35,7 @@ pub fn allocations(work: impl FnOnce()) -> u64 {
 }
 
 #[test]
-fn what_is_asked_for_is_counted() {
+fn allocations_of_a_closure_are_counted() {
     let mut kept = Vec::new();
     assert_eq!(allocations(|| kept.push(Box::new(1))), 2);
     assert_eq!(allocations(|| kept.clear()), 0);

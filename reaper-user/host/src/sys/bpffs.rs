@@ -1,4 +1,4 @@
-//! The BPF file system: whether there is one.
+//! Finds or mounts the BPF file system.
 
 use std::path::Path;
 
@@ -7,22 +7,22 @@ use nix::sys::statfs::{FsType, statfs};
 
 /// `BPF_FS_MAGIC` of include/uapi/linux/magic.h.
 const MAGIC: FsType = FsType(0xcafe_4a11);
-/// Where systemd and bpftool mount it.
+/// Directory where systemd and bpftool mount it.
 const DEFAULT: &str = "/sys/fs/bpf";
 
-/// Whether a path is in a BPF file system.
+/// Returns whether a path is in a BPF file system.
 pub fn is(path: &Path) -> bool {
     statfs(path).is_ok_and(|fs| fs.filesystem_type() == MAGIC)
 }
 
-/// The longest beginning of a path that exists.
+/// Returns the longest prefix of a path that exists.
 pub fn existing_part(path: &Path) -> &Path {
     let mut parts = path.ancestors();
     parts.find(|part| part.exists()).unwrap_or(path)
 }
 
-/// Mounts a BPF file system in its usual place if that is above `path` and nothing is mounted there, as
-/// bpftool does. Whether it came to be, [`is`] tells.
+/// Mounts a BPF file system at its default place, as bpftool does. Does nothing unless `path` is below that place and no
+/// BPF file system is mounted there. Call [`is`] to see whether it succeeded.
 pub fn mount_default_for(path: &Path) {
     let default = Path::new(DEFAULT);
     if path.starts_with(default) && default.is_dir() && !is(default) {

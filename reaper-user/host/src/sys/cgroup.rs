@@ -1,4 +1,4 @@
-//! Cgroups of version 2: what the kernel calls a cgroup's id is the inode of its directory.
+//! Cgroups of version 2. The kernel's id of a cgroup is the inode number of its directory.
 
 use std::fs::{self, File};
 use std::io;
@@ -19,26 +19,26 @@ use super::host::Mounts;
 use super::proc_file::{field, is_gone};
 use super::wait_for;
 
-/// A handle on a cgroup, for ever the same one: whatever is at its path by then, all that is asked and written is of it.
+/// A handle on a cgroup. It keeps referring to this cgroup, even if its path later leads to another one.
 #[derive(Debug)]
 pub struct Cgroup(File);
 
 impl Cgroup {
-    /// Opens the one whose directory this is.
+    /// Opens the cgroup with this directory.
     ///
     /// # Errors
-    /// It cannot be opened, or is no cgroup of version 2.
+    /// It cannot be opened, or is not a cgroup of version 2.
     pub fn open(directory: &Path) -> io::Result<Cgroup> {
         let mut options = File::options();
         let options = options.read(true).custom_flags(O_DIRECTORY | O_NOFOLLOW);
         let file = options.open(directory)?;
         match fstatfs(&file)?.filesystem_type() {
             CGROUP2_SUPER_MAGIC => Ok(Cgroup(file)),
-            _ => Err(io::Error::other("it is no cgroup of version 2")),
+            _ => Err(io::Error::other("not a cgroup of version 2")),
         }
     }
 
-    /// Its id, which the kernel gives to no other one until it is started anew.
+    /// Returns the id of the cgroup, which is unique until the next boot.
     ///
     /// # Errors
     /// As `fstat(2)`.
@@ -46,15 +46,16 @@ impl Cgroup {
         self.0.metadata().map(|meta| meta.st_ino())
     }
 
-    /// Where one of its files is to be had, as long as this is there.
+    /// Returns a path to a file of the cgroup, valid while this handle is open.
     pub fn file(&self, name: &str) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}/{name}", self.0.as_raw_fd()))
     }
 
-    /// Who is in it, or in one below it: those that have a pid here. No zombie is in any.
+    /// Returns the pids of the processes in the cgroup and below it. Zombies are in no cgroup. Processes without a pid in
+    /// this pid namespace are left out.
     ///
     /// # Errors
-    /// It cannot be asked; one that has gone has nobody.
+    /// The cgroup cannot be read. A removed cgroup is empty.
     pub fn pids(&self) -> io::Result<HashSet<u32>> {
         let mut pids = HashSet::new();
         for directory in self.directories()? {
@@ -66,18 +67,18 @@ impl Cgroup {
         Ok(pids)
     }
 
-    /// Whether a process is in it, or in one below it, be it that this user may not look into that: by what /proc says of the process,
-    /// and by the name of the directory, which no other cgroup may have.
+    /// Returns whether a process is in the cgroup or below it, even in a cgroup that this user cannot read. Looks in
+    /// /proc/PID/cgroup for the directory name, which must be unique among all cgroups.
     ///
     /// # Errors
-    /// There is no telling; one that is gone is nowhere, and one of no cgroup of version 2 in none.
+    /// It cannot be determined. An exited process is in no cgroup, nor is one without a cgroup of version 2.
     pub fn contains(&self, pid: u32) -> io::Result<bool> {
         let own = format!("/proc/self/fd/{}", self.0.as_raw_fd());
         let directory = fs::read_link(own)?;
         let name = directory.file_name().unwrap_or_default().as_encoded_bytes();
         let file = match fs::read(format!("/proc/{pid}/cgroup")) {
             Err(error) if is_gone(&error) => return Ok(false),
-            // Of another user's the process table does not say it.
+            // For example, the process belongs to another user and /proc is mounted with `hidepid`.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 return Ok(self.pids()?.contains(&pid));
             }
@@ -88,10 +89,10 @@ impl Cgroup {
         Ok(names.any(|one| one == name))
     }
 
-    /// Waits at most so long until nobody is; whether it came to that.
+    /// Waits until the cgroup is empty, at most for `timeout`. Returns whether it is.
     ///
     /// # Errors
-    /// It cannot be asked.
+    /// Its state cannot be read.
     pub fn await_empty(&self, timeout: Duration) -> io::Result<bool> {
         let until = Instant::now() + timeout;
         let events = File::open(self.file("cgroup.events"))?;
@@ -106,36 +107,36 @@ impl Cgroup {
             if left.is_zero() {
                 return Ok(false);
             }
-            // Whatever has changed since it was read.
+            // Rounded up, so that the last wait is no busy loop. A change since the read ends the wait at once.
             let left = left.saturating_add(Duration::from_nanos(999_999));
             wait_for(&events, PollFlags::POLLPRI, left);
         }
     }
 
-    /// Ends all that is in it, and in those below it, at once and whoever may come meanwhile: the kernel sends each
-    /// SIGKILL (`cgroup.kill`, 5.14). Nothing but `crate::reap` may call this.
+    /// Sends SIGKILL to all processes in the cgroup and below it, also to those forked meanwhile (`cgroup.kill`). Only
+    /// `crate::reap` may call this.
     ///
     /// # Errors
-    /// `ENOENT` on an older kernel, or where the cgroup is gone.
+    /// `ENOENT` before Linux 5.14, or if the cgroup has been removed.
     pub fn kill(&self) -> io::Result<()> {
         let mut options = File::options();
         let file = options.write(true).open(self.file("cgroup.kill"))?;
         file.write_at(b"1", 0).map(drop)
     }
 
-    /// Removes those below it, where nobody is in them.
+    /// Removes the cgroups below this one, if they are empty.
     ///
     /// # Errors
     /// One cannot be removed.
     pub fn clear(&self) -> io::Result<()> {
         let below = self.directories()?.into_iter().skip(1);
         let mut below: Vec<_> = below.collect();
-        // What lies in another one goes before it.
+        // Descendants before ancestors.
         below.reverse();
         below.iter().try_for_each(|directory| remove(directory))
     }
 
-    /// Its own directory, and those below it, each after the one that it lies in.
+    /// Returns the directory of the cgroup and those below it, each after its parent.
     fn directories(&self) -> io::Result<Vec<PathBuf>> {
         let mut all = vec![self.file("")];
         let mut next = 0;
@@ -156,8 +157,11 @@ impl Cgroup {
     }
 }
 
-/// What is read of a cgroup; `None` where that has gone, or is one of threads alone, who count where their process does, or is
-/// closed to this user by whoever has made it within one of theirs: `cgroup.kill` reaches who is in there too.
+/// Returns what was read, or `None` for a cgroup that must be skipped:
+///
+/// - It has been removed.
+/// - It is a threaded cgroup. Its processes are listed in the nearest domain cgroup above.
+/// - Its creator has closed it to this user. [`Cgroup::kill`] of the cgroup above reaches its processes anyway.
 fn unless_gone<T>(read: io::Result<T>) -> io::Result<Option<T>> {
     match read {
         Err(error) => match error.raw_os_error().map(Errno::from_raw) {
@@ -168,10 +172,10 @@ fn unless_gone<T>(read: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// Removes the directory of a cgroup, if it is there.
+/// Removes the directory of a cgroup, if it exists.
 ///
 /// # Errors
-/// `EBUSY`: somebody is in it, or another one is.
+/// `EBUSY` if it contains processes or other cgroups.
 pub fn remove(directory: &Path) -> io::Result<()> {
     match fs::remove_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -179,29 +183,31 @@ pub fn remove(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// Directory of the cgroup of version 2 that this process is in, if any mount shows it.
+/// Returns the directory of this process's cgroup of version 2, if a mount shows it.
 pub fn own() -> Option<PathBuf> {
     let file = fs::read("/proc/self/cgroup").ok()?;
     Mounts::parse(&fs::read("/proc/self/mountinfo").ok()?).cgroup(field(&file, b"0::")?)
 }
 
-/// Whether this is the directory of a cgroup of version 2.
+/// Returns whether a path is the directory of a cgroup of version 2.
 pub fn is_cgroup(directory: &Path) -> bool {
     let on_v2 = statfs(directory).is_ok_and(|fs| fs.filesystem_type() == CGROUP2_SUPER_MAGIC);
     on_v2 && directory.is_dir()
 }
 
-/// Whether a process's cgroup of version 2 tells its unit of systemd: not where systemd keeps units in a hierarchy of
-/// version 1 alone, and all processes are in the first cgroup of version 2. Told by where this program is.
+/// Returns whether the cgroup of version 2 identifies a process's systemd unit.
+///
+/// It does not on hosts where systemd keeps units only in a hierarchy of version 1: there all processes are in the
+/// root cgroup of version 2. Determined once, from this process's own cgroups.
 pub fn has_systemd_units() -> bool {
-    static TELL: LazyLock<bool> = LazyLock::new(|| {
+    static HAS_UNITS: LazyLock<bool> = LazyLock::new(|| {
         let own = std::fs::read("/proc/self/cgroup");
         own.is_ok_and(|own| agree(&own))
     });
-    *TELL
+    *HAS_UNITS
 }
 
-/// Whether by a `cgroup` file of /proc both hierarchies have the same path.
+/// Returns whether both hierarchies have the same path in a `cgroup` file of /proc.
 pub fn agree(file: &[u8]) -> bool {
     let path = |start: &[u8]| {
         let mut lines = file.split(|b| *b == b'\n');
@@ -213,10 +219,10 @@ pub fn agree(file: &[u8]) -> bool {
     }
 }
 
-/// The ids of a cgroup and of those below it.
+/// Returns the ids of a cgroup and of those below it.
 ///
 /// # Errors
-/// The directory cannot be read; one below it that has just gone is no error.
+/// The directory cannot be read. Unreadable or removed cgroups below it are skipped.
 pub fn ids_below(directory: &Path) -> io::Result<Vec<u64>> {
     let mut ids = vec![std::fs::metadata(directory)?.st_ino()];
     for entry in std::fs::read_dir(directory)? {
@@ -237,27 +243,27 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_file_says_something(bytes in arbitrary_bytes(proc_self_file("cgroup"))) {
+        fn any_cgroup_file_can_be_compared(bytes in arbitrary_bytes(proc_self_file("cgroup"))) {
             let twice = [&*bytes, b"\n", &bytes].concat();
-            prop_assert_eq!(agree(&twice), agree(&bytes), "what comes first counts");
+            prop_assert_eq!(agree(&twice), agree(&bytes), "the first line of each hierarchy counts");
         }
     }
 
     #[test]
-    fn units_are_told_where_systemd_has_them() {
-        for (file, tell) in [
+    fn v2_has_units_where_systemd_uses_it() {
+        for (file, expected) in [
             ("0::/system.slice/a.service\n", true),
             ("0::/\n", true),
-            // Both, as systemd has it in its hybrid mode, and where there is no systemd.
+            // Hybrid mode of systemd, and a host without systemd.
             ("5:pids:/x\n1:name=systemd:/a.slice\n0::/a.slice\n", true),
             ("1:name=systemd:/\n0::/\n", true),
-            // The old way, with version 2 mounted by somebody else, and without.
+            // Legacy mode of systemd, with and without a mounted version 2.
             ("1:name=systemd:/user.slice\n0::/\n", false),
             ("1:name=systemd:/user.slice\n", false),
             ("5:pids:/\n", false),
             ("", false),
         ] {
-            assert_eq!(agree(file.as_bytes()), tell, "{file:?}");
+            assert_eq!(agree(file.as_bytes()), expected, "{file:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Starting a command and standing in for it: signals, terminal, and whoever is left to this process to wait for.
+//! Starting commands for `reaper run`: signals, orphans to adopt, and the state that a child inherits.
 
 use std::ffi::{CString, OsString};
 use std::fs::File;
@@ -18,7 +18,7 @@ use nix::unistd::{ForkResult, Pid, dup2_stdin, execv, fork, getppid, read, setsi
 
 use super::proc_file::Stat;
 
-/// Those that a process has by its own doing, and that must not wait.
+/// Signals of faults of the process itself, which must not be blocked.
 const FAULTS: [Signal; 6] = [
     Signal::SIGSEGV,
     Signal::SIGBUS,
@@ -28,7 +28,7 @@ const FAULTS: [Signal; 6] = [
     Signal::SIGSYS,
 ];
 
-/// Those by which somebody asks for an end.
+/// Signals that ask a process to exit.
 pub const TERMINATION_SIGNALS: [Signal; 4] = [
     Signal::SIGINT,
     Signal::SIGTERM,
@@ -36,10 +36,10 @@ pub const TERMINATION_SIGNALS: [Signal; 4] = [
     Signal::SIGQUIT,
 ];
 
-/// Whether SIGPIPE was ignored when this program began. Rust's runtime sets that before `main`.
+/// Whether SIGPIPE was ignored when this program started. Rust's runtime ignores it before `main`.
 static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
 
-// SAFETY: the C library calls what is listed in this section as plain functions before `main`, and the entry is one.
+// SAFETY: the C library calls the entries of this section as functions before `main`; the entry is such a function.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static NOTE_PIPE: extern "C" fn() = note_pipe;
@@ -50,14 +50,14 @@ extern "C" fn note_pipe() {
     }
 }
 
-/// Signals that wait until they are asked for.
+/// Signals that are blocked until they are read.
 #[derive(Debug)]
 pub struct BlockedSignals {
     pub signals: SignalFd,
     pub inherited: InheritedSignals,
 }
 
-/// What a command is to find as this process has found it.
+/// Signal state of this process at its start, for the commands that it starts.
 #[derive(Clone, Copy, Debug)]
 pub struct InheritedSignals {
     blocked: SigSet,
@@ -66,11 +66,11 @@ pub struct InheritedSignals {
 }
 
 impl BlockedSignals {
-    /// Has all signals wait from now on that a command could be meant by, and those that tell of children: in this
-    /// thread, and in all that it starts, until this is dropped.
+    /// Blocks all signals that a command could be meant to receive, and SIGCHLD. Affects this thread and all that it
+    /// starts, until the value is dropped.
     ///
     /// # Errors
-    /// `EMFILE` and the like.
+    /// `EMFILE` and others.
     pub fn begin() -> nix::Result<BlockedSignals> {
         let mut held = SigSet::all();
         for fault in FAULTS {
@@ -84,8 +84,8 @@ impl BlockedSignals {
             true => SigHandler::SigIgn,
             false => SigHandler::SigDfl,
         };
-        // Where SIGCHLD is ignored nobody is told how a child has ended.
-        // SAFETY: no handler is set.
+        // SIGCHLD must not be ignored, because the kernel then reports no exit statuses of children.
+        // SAFETY: no handler is installed.
         let child = unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl) }?;
         let inherited = InheritedSignals {
             blocked,
@@ -95,84 +95,84 @@ impl BlockedSignals {
         Ok(BlockedSignals { signals, inherited })
     }
 
-    /// Ends the hold. Signals that have come meanwhile act on this process.
+    /// Unblocks the signals. Pending ones then act on this process.
     pub fn release(self) {
-        // Before the drop, which discards those that are still held.
+        // Before the drop, which discards pending signals.
         let before = &self.inherited.blocked;
         let _ = pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(before), None);
     }
 
-    /// A signal that waits and would have ended this process, had it not been made to wait. It is left where it is.
+    /// Returns a pending signal that would have ended this process if it were not blocked. The signal stays pending.
     pub fn pending_termination(&self) -> Option<Signal> {
         let waiting = pending()?;
-        let asks = |signal: &Signal| {
+        let would_end = |signal: &Signal| {
             waiting.contains(*signal)
                 && !self.inherited.blocked.contains(*signal)
                 && !is_ignored(*signal)
         };
-        TERMINATION_SIGNALS.into_iter().find(asks)
+        TERMINATION_SIGNALS.into_iter().find(would_end)
     }
 }
 
-/// Signals that wait for this thread or process.
+/// Returns the signals pending for this thread or process.
 fn pending() -> Option<SigSet> {
     let mut set = std::mem::MaybeUninit::uninit();
-    // SAFETY: the set is written to, and is one if that is said.
-    let told = unsafe { libc::sigpending(set.as_mut_ptr()) };
-    // SAFETY: the same.
-    (told == 0).then(|| unsafe { SigSet::from_sigset_t_unchecked(set.assume_init()) })
+    // SAFETY: the call initializes the set if it succeeds.
+    let result = unsafe { libc::sigpending(set.as_mut_ptr()) };
+    // SAFETY: as above.
+    (result == 0).then(|| unsafe { SigSet::from_sigset_t_unchecked(set.assume_init()) })
 }
 
-/// Returns whether this process was sent a signal that it blocks, and has not read it.
+/// Returns whether a blocked signal is pending for this process.
 pub fn is_pending(signal: Signal) -> bool {
     pending().is_some_and(|set| set.contains(signal))
 }
 
 fn is_ignored(signal: Signal) -> bool {
-    // SAFETY: the structure is one of integers and pointers, for which zero is a value.
+    // SAFETY: the structure consists of integers and pointers, for which zero is valid.
     let mut now: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: nothing is changed, and the structure is as long as is meant.
-    let asked = unsafe { libc::sigaction(signal as i32, std::ptr::null(), &raw mut now) };
-    asked == 0 && now.sa_sigaction == libc::SIG_IGN
+    // SAFETY: the call changes nothing and writes a structure of the right type.
+    let result = unsafe { libc::sigaction(signal as i32, std::ptr::null(), &raw mut now) };
+    result == 0 && now.sa_sigaction == libc::SIG_IGN
 }
 
 impl Drop for BlockedSignals {
     fn drop(&mut self) {
-        // Those that were for the command have come too late, and must not end this process in its place.
+        // Pending signals were meant for the command, which has exited, and must not end this process instead.
         while let Ok(Some(_)) = self.signals.read_signal() {}
         let before = &self.inherited.blocked;
-        // They fail for no mask, and not for this signal.
-        // SAFETY: what was set before this began is set again.
+        // Neither call can fail: the mask and the signal are valid.
+        // SAFETY: restores the earlier disposition.
         let _ = unsafe { signal(Signal::SIGCHLD, self.inherited.child) };
         let _ = pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(before), None);
     }
 }
 
 impl InheritedSignals {
-    /// Has the command begin with the mask of signals, and with SIGPIPE and SIGCHLD, as they were.
+    /// Makes the command start with the inherited signal mask and dispositions of SIGPIPE and SIGCHLD.
     pub fn restore_signals(self, command: &mut Command) {
         let child = match self.child {
             SigHandler::SigIgn => SigHandler::SigIgn,
             _ => SigHandler::SigDfl,
         };
-        let hand_on = move || {
-            // SAFETY: no handler of this program's is set.
+        let restore = move || {
+            // SAFETY: no handler of this program is installed.
             unsafe { signal(Signal::SIGPIPE, self.pipe) }?;
-            // SAFETY: the same.
+            // SAFETY: as above.
             unsafe { signal(Signal::SIGCHLD, child) }?;
             pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&self.blocked), None)?;
             Ok(())
         };
-        // SAFETY: between fork and exec nothing but system calls is made, and nothing is allocated.
-        unsafe { command.pre_exec(hand_on) };
+        // SAFETY: between fork and exec the closure makes only system calls and allocates nothing.
+        unsafe { command.pre_exec(restore) };
     }
 }
 
-/// Stops this process with a signal of the terminal. The kernel ignores that in an orphaned process group, which no shell
-/// could continue.
+/// Stops this process with a stop signal of the terminal. The kernel ignores such a signal in an orphaned process group,
+/// because no shell could continue it.
 ///
-/// Does nothing while a SIGCONT is pending for this process. A shell sends it to the whole process group, so it continues
-/// the child too, and a stop signal would discard it (`prepare_signal` in kernel/signal.c).
+/// Does nothing while a SIGCONT is pending for this process. A shell sends it to the whole process group, so it also
+/// continues the child, and a stop signal would discard it (`prepare_signal` in kernel/signal.c).
 ///
 /// # Errors
 /// As `sigprocmask(2)`.
@@ -184,11 +184,11 @@ pub fn stop_self(by: Signal) -> nix::Result<()> {
     only.add(by);
     raise(by)?;
     pthread_sigmask(SigmaskHow::SIG_UNBLOCK, Some(&only), None)?;
-    // It has been stopped, and goes on.
+    // Execution gets here once the process is continued.
     pthread_sigmask(SigmaskHow::SIG_BLOCK, Some(&only), None)
 }
 
-/// Has this process adopt whatever its descendants leave without a parent (`PR_SET_CHILD_SUBREAPER`).
+/// Makes this process adopt orphaned descendants (`PR_SET_CHILD_SUBREAPER`).
 ///
 /// # Errors
 /// None on Linux 3.4 and later.
@@ -196,24 +196,23 @@ pub fn adopt_orphans() -> nix::Result<()> {
     nix::sys::prctl::set_child_subreaper(true)
 }
 
-/// What has become of a child.
+/// A change of state of a child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChildChange {
-    /// It has exited with this status.
+    /// Exited with this status.
     Exited(u8),
-    /// A signal of this number has ended it.
+    /// Killed by the signal with this number.
     Killed(i32),
-    /// A signal of this number has stopped it.
+    /// Stopped by the signal with this number.
     Stopped(i32),
 }
 
-/// A child of which something has become that nobody was told of, `None` if there is none: one that has exited is
-/// waited for by that.
+/// Returns an unreported change of a child, if there is one. This waits for an exited child.
 ///
 /// # Errors
 /// `ECHILD`: this process has no children.
 pub fn next_change() -> nix::Result<Option<(u32, ChildChange)>> {
-    // Threads of others do not count, children by clone(2) that tell nobody do.
+    // `__WALL` includes children from clone(2) without SIGCHLD.
     wait(
         libc::P_ALL,
         0,
@@ -221,21 +220,21 @@ pub fn next_change() -> nix::Result<Option<(u32, ChildChange)>> {
     )
 }
 
-/// Returns a change of a child that is there to be waited for, if there is one (waitid(2)). `nix` knows no signals
-/// without a name, such as real-time signals, by which a child may have ended.
+/// Returns an available change of a child, if there is one (waitid(2)). `nix` does not support signals without a name,
+/// such as real-time signals, that can kill a child.
 fn wait(of: libc::idtype_t, id: u32, what: i32) -> nix::Result<Option<(u32, ChildChange)>> {
-    // SAFETY: the structure is one of integers, for which zero is a value.
+    // SAFETY: the structure consists of integers, for which zero is valid.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     loop {
-        // SAFETY: the structure is written to, and is what is meant.
-        let told = unsafe { libc::waitid(of, id, &raw mut info, what | libc::WNOHANG) };
-        match Errno::result(told) {
+        // SAFETY: the call writes a structure of the right type.
+        let result = unsafe { libc::waitid(of, id, &raw mut info, what | libc::WNOHANG) };
+        match Errno::result(result) {
             Ok(_) => break,
             Err(Errno::EINTR) => {}
             Err(error) => return Err(error),
         }
     }
-    // SAFETY: waitid has filled in the fields of a child, or left the pid 0.
+    // SAFETY: waitid has filled in the fields for a child, or left the pid 0.
     let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
     let Ok(pid @ 1..) = u32::try_from(pid) else {
         return Ok(None);
@@ -248,8 +247,8 @@ fn wait(of: libc::idtype_t, id: u32, what: i32) -> nix::Result<Option<(u32, Chil
     Ok(Some((pid, change)))
 }
 
-/// Has the command append a line to a file before it becomes the program: who it is, when it began by the kernel's word, and the
-/// time on the monotonic clock. Where that cannot be written it begins all the same.
+/// Makes the command append a line to a file before exec: its pid, its start time by the kernel, and the monotonic time.
+/// If the line cannot be written, the command starts without it.
 pub fn note_start(command: &mut Command, file: File) {
     let note = move || {
         let mut stat = [0; 1024];
@@ -269,19 +268,20 @@ pub fn note_start(command: &mut Command, file: File) {
         }
         Ok(())
     };
-    // SAFETY: between fork and exec nothing but system calls is made, and nothing is allocated.
+    // SAFETY: between fork and exec the closure makes only system calls and allocates nothing.
     unsafe { command.pre_exec(note) };
 }
 
-/// Has the kernel kill the command when this thread ends, by SIGKILL too; who that starts is not meant (`PR_SET_PDEATHSIG`).
+/// Makes the kernel send SIGKILL to the command when this thread ends (`PR_SET_PDEATHSIG`). The setting does not apply to
+/// descendants of the command.
 pub fn kill_on_parent_death(command: &mut Command) {
     let parent = nix::unistd::getpid();
     let arm = move || Ok(die_with(parent, Signal::SIGKILL)?);
-    // SAFETY: between fork and exec nothing but system calls is made, and nothing is allocated.
+    // SAFETY: between fork and exec the closure makes only system calls and allocates nothing.
     unsafe { command.pre_exec(arm) };
 }
 
-/// Has the kernel send this process a signal when its parent dies. Fails if that has died already.
+/// Makes the kernel send this process a signal when its parent dies. Fails if the parent has died already.
 fn die_with(parent: Pid, signal: Signal) -> nix::Result<()> {
     nix::sys::prctl::set_pdeathsig(signal)?;
     match getppid() == parent {
@@ -290,27 +290,27 @@ fn die_with(parent: Pid, signal: Signal) -> nix::Result<()> {
     }
 }
 
-/// Beyond all numbers of errors that the kernel has (`MAX_ERRNO` of include/linux/err.h).
+/// Offset above all error numbers of the kernel (`MAX_ERRNO` of include/linux/err.h).
 const ENTERING: i32 = 4096;
 
-/// Has the command go to a cgroup before it becomes the program, or starts anything: `procs` is that one's `cgroup.procs`.
+/// Makes the command move itself to a cgroup before exec. `procs` is the `cgroup.procs` file of that cgroup.
 pub fn enter_cgroup(command: &mut Command, procs: File) {
     let enter = move || match write(&procs, b"0") {
         Ok(_) => Ok(()),
-        // What comes back has to be told from why there is no such program, of which there is but a number too.
+        // The parent gets only a number. The offset tells this error from one of exec.
         Err(errno) => Err(io::Error::from_raw_os_error(ENTERING + errno as i32)),
     };
-    // SAFETY: between fork and exec nothing but system calls is made, and nothing is allocated.
+    // SAFETY: between fork and exec the closure makes only system calls and allocates nothing.
     unsafe { command.pre_exec(enter) };
 }
 
-/// Why a command that could not be started could not enter its cgroup; `None` where something else was the matter.
+/// Returns why a command could not enter its cgroup, or `None` if its start failed for another reason.
 pub fn not_entered(error: &io::Error) -> Option<Errno> {
     let number = error.raw_os_error()?.checked_sub(ENTERING)?;
     (number >= 0).then(|| Errno::from_raw(number))
 }
 
-/// When this process began, in ns since boot, by a file of a few hundred bytes that is read into `buffer`. Allocates nothing.
+/// Returns the start time of this process in ns since boot. Reads /proc into `buffer` and allocates nothing.
 pub fn own_start(buffer: &mut [u8]) -> Option<u64> {
     let stat = open(
         c"/proc/self/stat",
@@ -322,12 +322,13 @@ pub fn own_start(buffer: &mut [u8]) -> Option<u64> {
     Some(Stat::parse(&buffer[..length])?.key(0).start)
 }
 
-/// Goes on in a child that has a session of its own, and nothing to read; in this process gives its pid.
+/// Forks. The child gets a new session and /dev/null as standard input, and the call returns `None` there. Returns the
+/// child's pid in this process.
 ///
 /// # Errors
 /// As `fork(2)`.
 pub fn fork_new_session() -> nix::Result<Option<Pid>> {
-    // SAFETY: this program has no other threads yet, as the caller has to see to.
+    // SAFETY: the caller ensures that the program has no other threads yet.
     if let ForkResult::Parent { child } = unsafe { fork() }? {
         return Ok(Some(child));
     }
@@ -341,7 +342,7 @@ pub fn fork_new_session() -> nix::Result<Option<Pid>> {
     Ok(None)
 }
 
-/// Returns whether this process has children, exited ones included.
+/// Returns whether this process has children, including exited ones that have not been waited for.
 ///
 /// # Errors
 /// None that `waitid(2)` documents for this call.
@@ -353,36 +354,37 @@ pub fn has_children() -> nix::Result<bool> {
     }
 }
 
-/// Forks. The child gets SIGTERM when this process dies (`PR_SET_PDEATHSIG`). Returns the child's process id in this
-/// process, and `None` in the child.
+/// Forks. The child gets SIGTERM when this process dies (`PR_SET_PDEATHSIG`). Returns the child's pid in this process,
+/// and `None` in the child.
 ///
 /// # Errors
 /// As `fork(2)`; in the child `ESRCH` if this process has died already.
 pub fn fork_dependent() -> nix::Result<Option<Pid>> {
     let parent = nix::unistd::getpid();
-    // SAFETY: this program has no other threads yet, as the caller has to see to.
+    // SAFETY: the caller ensures that the program has no other threads yet.
     if let ForkResult::Parent { child } = unsafe { fork() }? {
         return Ok(Some(child));
     }
     die_with(parent, Signal::SIGTERM).map(|()| None)
 }
 
-/// Returns what has become of one child since the last call, if anything has.
+/// Returns an unreported change of one child, if there is one.
 ///
 /// # Errors
-/// `ECHILD`: it is no child of this process.
+/// `ECHILD`: it is not a child of this process.
 pub fn change_of(child: Pid) -> nix::Result<Option<ChildChange>> {
     let pid = child.as_raw().cast_unsigned();
     let change = wait(libc::P_PID, pid, libc::WEXITED | libc::WSTOPPED)?;
     Ok(change.map(|(_, change)| change))
 }
 
-/// Becomes this program anew, as it was begun, but with these words; that has this file open too.
+/// Executes this program again with other arguments and, if given, a file that stays open. SIGPIPE gets its disposition
+/// from the start of this program.
 ///
 /// # Errors
-/// It has another name by now, or none. Nothing has changed then.
+/// Returned if the program cannot be executed, for example because its file was removed. Nothing has changed then.
 pub fn reexec(words: &[OsString], file: Option<BorrowedFd<'_>>) -> io::Error {
-    let begin = || -> io::Result<()> {
+    let execute = || -> io::Result<()> {
         let program = CString::new(std::env::current_exe()?.into_os_string().into_vec())?;
         let words = words.iter().map(|word| CString::new(word.as_bytes()));
         let words: Vec<CString> = words.collect::<Result<_, _>>()?;
@@ -390,35 +392,36 @@ pub fn reexec(words: &[OsString], file: Option<BorrowedFd<'_>>) -> io::Error {
             fcntl(file, FcntlArg::F_SETFD(FdFlag::empty()))?;
         }
         if !PIPE_IGNORED.load(Ordering::Relaxed) {
-            // SAFETY: no handler is set.
+            // SAFETY: no handler is installed.
             unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) }?;
         }
         execv(&program, &words)?;
         Ok(())
     };
-    let error = begin().err();
+    let error = execute().err();
     if let Some(file) = file {
-        // Whoever reads from it waits until all who have it are gone.
+        // Readers of a pipe see its end only once all processes that have it open are gone.
         let _ = fcntl(file, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC));
     }
-    // SAFETY: as above. As Rust's runtime has it.
+    // SAFETY: as above. Rust's runtime sets this disposition.
     let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) };
-    error.unwrap_or_else(|| io::Error::other("it was begun anew"))
+    error.unwrap_or_else(|| io::Error::other("execv returned without an error"))
 }
 
-/// Takes over a pipe by the number that [`reexec`] has left it open by; `None` where there is none. No standard stream is one.
+/// Takes over a pipe that [`reexec`] left open, by its descriptor. Returns `None` for a standard stream or a closed
+/// one.
 pub fn take_inherited_pipe(number: i32) -> Option<PipeWriter> {
     if number <= 2 {
         return None;
     }
-    // SAFETY: it is only asked about; what is no descriptor is an error.
+    // SAFETY: only used for a query, which fails if the descriptor is not open.
     let file = unsafe { BorrowedFd::borrow_raw(number) };
     fcntl(file, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).ok()?;
-    // SAFETY: whoever began this program left it for this alone, and nobody else has taken it over.
+    // SAFETY: the process that started this program left the descriptor open for this purpose only.
     Some(unsafe { OwnedFd::from_raw_fd(number) }.into())
 }
 
-/// Has what this process writes go to a file from now on.
+/// Redirects standard output and standard error to a file.
 ///
 /// # Errors
 /// As `dup2(2)`.
@@ -431,12 +434,12 @@ pub fn write_to(file: BorrowedFd<'_>) -> nix::Result<()> {
 mod tests {
     use super::*;
 
-    /// One that was blocked before is nobody's wish for an end.
+    /// A signal that was blocked before does not count as a request to exit.
     #[test]
-    fn what_would_have_ended_this_process_is_seen_and_not_taken() {
+    fn pending_termination_signal_is_reported_and_stays_pending() {
         for signal_to_restore in [Signal::SIGINT, Signal::SIGQUIT] {
             // A shell's background job and `nohup` start with these ignored.
-            // SAFETY: no handler is set.
+            // SAFETY: no handler is installed.
             unsafe { signal(signal_to_restore, SigHandler::SigDfl) }.unwrap();
         }
         let held = BlockedSignals::begin().unwrap();

@@ -1,4 +1,4 @@
-//! Waits for many pidfds at once.
+//! Waits for the exits of many processes.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -12,13 +12,15 @@ use crate::sys::pidfd::Pidfd;
 pub struct ExitPoll(Arc<Epoll>);
 
 impl ExitPoll {
+    /// Returns an empty set.
+    ///
     /// # Errors
     /// As `epoll_create1(2)`.
     pub fn new() -> nix::Result<ExitPoll> {
         Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map(|epoll| ExitPoll(Arc::new(epoll)))
     }
 
-    /// Adds a pidfd, which may be in the set already.
+    /// Adds a pidfd, which can be in the set already.
     ///
     /// # Errors
     /// As `epoll_ctl(2)`.
@@ -34,7 +36,7 @@ impl ExitPoll {
     pub fn ready(&self) -> Vec<u64> {
         let mut events = [EpollEvent::empty(); 256];
         let mut tokens = Vec::new();
-        // Bounded, since a pidfd stays ready until it is closed.
+        // One call only: a pidfd stays ready until it is closed.
         if let Ok(n) = self.0.wait(&mut events, EpollTimeout::ZERO) {
             tokens.extend(events.iter().take(n).map(EpollEvent::data));
         }

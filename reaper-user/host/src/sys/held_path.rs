@@ -1,9 +1,9 @@
-//! A path that was resolved once, and that cannot be redirected afterwards.
+//! Paths that are resolved once and cannot be redirected afterwards.
 //!
-//! A command may replace a directory on the path by a symbolic link, or rename one and put another in its place. So the
-//! nearest directory that exists is opened before the command starts. Everything later happens beneath that descriptor: no
-//! symbolic link is followed, and no mount point is crossed. `openat2(2)` guarantees that. Where the kernel or a seccomp
-//! filter refuses it, a walk over single components compares mount ids.
+//! A command may replace a directory on the path by a symbolic link, or rename it and put another one in its place.
+//! So the nearest existing directory is opened before the command starts. All later operations happen beneath that
+//! descriptor, follow no symbolic link and cross no mount point. `openat2(2)` guarantees that. If the kernel or a
+//! seccomp filter refuses it, a walk over the path components compares mount ids.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -18,35 +18,36 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-/// How directories are opened on the way: as a place only.
+/// Flags for opening a directory on the way, without access to its content.
 const PLACE: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
-/// How a directory is opened whose entries are listed.
+/// Flags for opening a directory to list its entries.
 const LIST: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::CLOEXEC);
-/// Attempts to find a name for a temporary file that is free.
+/// Maximum number of attempts to find an unused name for a temporary file.
 const NAMES_MAX: u32 = 100;
 
-/// A file or directory, by a directory above it that is held open.
+/// A file or directory, relative to an open directory above it.
 #[derive(Debug)]
 pub struct HeldPath {
-    /// The nearest directory above it that existed when the path was resolved.
+    /// Nearest directory above it that existed when the path was resolved.
     directory: OwnedFd,
-    /// Path below that: one component, or more where directories did not exist yet.
+    /// Path relative to `directory`: one component, or more if directories did not exist yet.
     below: PathBuf,
-    /// The whole path, for messages.
+    /// Whole path, for messages.
     path: PathBuf,
 }
 
-/// Why a path cannot be held.
+/// Reasons why a path cannot be held.
 #[derive(Debug, thiserror::Error)]
 pub enum HeldPathError {
-    #[error("it contains `..`, which may lead elsewhere later: write the path without it")]
+    #[error("the path contains `..`, which can lead elsewhere later; write it without `..`")]
     ParentComponent,
-    #[error("it names no file: write a path that ends with a name")]
+    #[error("the path has no file name; write one that ends with a name")]
     NoName,
     #[error(
-        "{} can be changed by other users than root, so another file could take its place: run this as the owner, or choose a directory of root's", .0.display()
+        "other users than root can change {} and put another file in its place; run this as the owner, or choose a \
+         directory that only root can change", .0.display()
     )]
     Writable(PathBuf),
     #[error("{}: {source}", path.display())]
@@ -54,11 +55,11 @@ pub enum HeldPathError {
 }
 
 impl HeldPath {
-    /// Resolves a path and opens the directory that it is in.
+    /// Resolves a path and opens the directory that contains it.
     ///
     /// # Errors
-    /// The path has a `..` component or no name, or a directory cannot be opened. As root, also where another user may write
-    /// to a directory on the way.
+    /// The path has a `..` component or no name, or a directory cannot be opened. As root, also if another user may
+    /// write to a directory on the way.
     pub fn resolve(path: &Path) -> Result<HeldPath, HeldPathError> {
         if has_parent_component(path) {
             return Err(HeldPathError::ParentComponent);
@@ -67,7 +68,7 @@ impl HeldPath {
             let path = path.to_owned();
             move |source| HeldPathError::Io { path, source }
         };
-        // Without `.` and a slash at the end, which would mean what a link leads to.
+        // Removes `.` and a slash at the end. With those, a symbolic link would mean its target.
         let path: PathBuf = std::path::absolute(path).map_err(failed(path))?;
         let path: PathBuf = path.components().collect();
         if path.file_name().is_none() {
@@ -81,7 +82,7 @@ impl HeldPath {
             };
             let below = path.strip_prefix(directory).unwrap_or(&path).to_owned();
             if rustix::process::geteuid().is_root() {
-                // The links on the way too, and not only what they lead to.
+                // Also checks the symbolic links on the way, not only their targets.
                 refuse_writable(directory, &below)?;
                 refuse_writable(&real, &below)?;
             }
@@ -96,8 +97,8 @@ impl HeldPath {
         Err(HeldPathError::NoName)
     }
 
-    /// Removes what is there, with all that is in it. A symbolic link is removed, and not what it leads to. Returns
-    /// directories that were left because something is mounted on them.
+    /// Removes the file or directory with all its content. Returns the directories that were left because they are mount
+    /// points. A symbolic link is removed itself, not its target.
     ///
     /// # Errors
     /// Something cannot be removed, or a directory on the way has become a symbolic link or a mount point.
@@ -109,13 +110,13 @@ impl HeldPath {
         };
         match remove(directory.as_fd(), name, &self.path, &mut mounts) {
             Err(Errno::NOENT) => Ok(mounts),
-            // The directories above a mount point are left too.
+            // The directories above a mount point remain too.
             Err(Errno::NOTEMPTY) if !mounts.is_empty() => Ok(mounts),
             removed => Ok(removed.map(|()| mounts)?),
         }
     }
 
-    /// Replaces a file: a reader finds the old content or all of the new one.
+    /// Replaces a file atomically: a reader finds either the old or the new content.
     ///
     /// # Errors
     /// It cannot be written, or a directory on the way has become a symbolic link or a mount point.
@@ -126,13 +127,13 @@ impl HeldPath {
             .write_all(content)
             .and_then(|()| Ok(rfs::renameat(&directory, &temporary, &directory, name)?));
         if written.is_err() {
-            // The file is this process's own, made a moment ago.
+            // This process has just created the temporary file.
             let _ = rfs::unlinkat(&directory, &temporary, AtFlags::empty());
         }
         written
     }
 
-    /// Opens the directory that has the entry, which may be a few below the one that is held.
+    /// Opens the directory that contains the entry, at or below the held one.
     fn open_parent(&self) -> rustix::io::Result<(OwnedFd, &OsStr)> {
         let name = self.below.file_name().ok_or(Errno::INVAL)?;
         let parent = self.below.parent().unwrap_or(Path::new(""));
@@ -147,13 +148,13 @@ impl HeldPath {
     }
 }
 
-/// Whether a path has a `..` component.
+/// Returns whether a path has a `..` component.
 pub fn has_parent_component(path: &Path) -> bool {
     path.components().any(|part| part == Component::ParentDir)
 }
 
-/// Refuses a directory if another user than root may change it or one above it: that user then decides what the path
-/// means. A directory with the sticky bit is fine if the entry below it is root's own, or not there yet.
+/// Fails if another user than root can change a directory or one above it, and so decide what the path means. A directory
+/// with the sticky bit is allowed if the entry in it belongs to root or does not exist yet.
 fn refuse_writable(directory: &Path, below: &Path) -> Result<(), HeldPathError> {
     let whole = directory.join(below);
     let mut entry: &Path = &whole;
@@ -163,14 +164,14 @@ fn refuse_writable(directory: &Path, below: &Path) -> Result<(), HeldPathError> 
             source,
         };
         let meta = match fs::symlink_metadata(directory) {
-            // It is made later, by what root runs, in a directory that is looked at below.
+            // A process of root will create it later. The directory above is checked next.
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 entry = directory;
                 continue;
             }
             meta => meta.map_err(io)?,
         };
-        // The mode of a symbolic link means nothing.
+        // The mode of a symbolic link has no meaning.
         let mode = if meta.is_symlink() { 0 } else { meta.mode() };
         let others_may_write = meta.uid() != 0 || mode & 0o022 != 0;
         let is_roots = match fs::symlink_metadata(entry) {
@@ -186,10 +187,10 @@ fn refuse_writable(directory: &Path, below: &Path) -> Result<(), HeldPathError> 
     Ok(())
 }
 
-/// Opens what is at a relative path below a directory.
+/// Opens a relative path below a directory.
 ///
 /// # Errors
-/// `ELOOP` or `ENOTDIR` where a component is a symbolic link, `EXDEV` where one is a mount point.
+/// `ELOOP` or `ENOTDIR` if a component is a symbolic link, `EXDEV` if one is a mount point.
 fn open_beneath(
     directory: rustix::fd::BorrowedFd<'_>,
     path: &Path,
@@ -202,7 +203,7 @@ fn open_beneath(
     }
 }
 
-/// The same where `openat2` is refused.
+/// Does the same without `openat2`.
 fn walk_beneath(
     directory: rustix::fd::BorrowedFd<'_>,
     path: &Path,
@@ -229,14 +230,14 @@ fn walk_beneath(
     at.ok_or(Errno::INVAL)
 }
 
-/// Returns the id of the mount that a file is in, with the device number.
+/// Returns the mount id and the device number of a file.
 fn mount_id(file: rustix::fd::BorrowedFd<'_>) -> rustix::io::Result<(u64, u32, u32)> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT;
     let stat = rfs::statx(file, "", flags, StatxFlags::MNT_ID)?;
     Ok((stat.stx_mnt_id, stat.stx_dev_major, stat.stx_dev_minor))
 }
 
-/// Removes an entry of a directory, with all that is in it. `path` is where that is, for messages.
+/// Removes a directory entry with all its content. `path` is its full path, for messages.
 fn remove(
     directory: rustix::fd::BorrowedFd<'_>,
     name: &OsStr,
@@ -269,7 +270,7 @@ fn remove(
             continue;
         }
         match remove(opened.as_fd(), name, &path.join(name), mounts) {
-            // Another process was quicker.
+            // Another process has removed it first.
             Ok(()) | Err(Errno::NOENT) => {}
             Err(Errno::NOTEMPTY) if !mounts.is_empty() => left = true,
             removed => removed?,
@@ -281,7 +282,7 @@ fn remove(
     }
 }
 
-/// Creates a file beside another one, under a name that is free.
+/// Creates a file next to `name`, under an unused name.
 fn create_beside(directory: &OwnedFd, name: &OsStr) -> io::Result<(File, OsString)> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     for number in 0..NAMES_MAX {
@@ -296,19 +297,19 @@ fn create_beside(directory: &OwnedFd, name: &OsStr) -> io::Result<(File, OsStrin
     Err(ErrorKind::AlreadyExists.into())
 }
 
-/// Returns what a symbolic link names that leads nowhere yet; of any other path the path itself.
+/// Returns the target of a symbolic link; for any other path the path itself.
 pub fn without_dangling_link(path: &Path) -> PathBuf {
     let parent = path.parent().unwrap_or(Path::new(""));
     fs::read_link(path).map_or_else(|_| path.to_owned(), |target| parent.join(target))
 }
 
-/// A file that is written to as it is: a device, a pipe, or what a symbolic link leads to.
+/// A file that is written in place: a device, a pipe, or the target of a symbolic link.
 #[derive(Debug)]
 pub struct HeldFile(OwnedFd);
 
 impl HeldFile {
-    /// Opens what is at a path as a place only. Returns `None` if that is a regular file or nothing, or a symbolic link that
-    /// leads nowhere.
+    /// Opens a path without access to its content. Returns `None` for a regular file, a missing file, or a symbolic link
+    /// without a target.
     ///
     /// # Errors
     /// As [`HeldPath::resolve`].
@@ -316,7 +317,7 @@ impl HeldFile {
         if fs::symlink_metadata(path).map_or(true, |meta| meta.is_file()) {
             return Ok(None);
         }
-        // A link that another user may replace is refused like any other file.
+        // Refuses a symbolic link that another user may replace.
         HeldPath::resolve(path)?;
         match rfs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
             Ok(opened) => Ok(Some(HeldFile(opened))),
@@ -328,7 +329,7 @@ impl HeldFile {
         }
     }
 
-    /// Writes to it.
+    /// Writes `content`.
     ///
     /// # Errors
     /// As `open(2)` and `write(2)`.

@@ -1,5 +1,4 @@
-//! Facts about the host that decide what can be used here. Nothing in this module fails: what cannot
-//! be read is unknown.
+//! Facts about the host that decide which features can be used. Reading never fails: what cannot be read is unknown.
 
 mod mounts;
 #[cfg_attr(target_os = "macos", path = "host/darwin.rs")]
@@ -14,12 +13,12 @@ use std::path::Path;
 
 use super::proc_file::{field, number, uids, words};
 
-/// Inode of the first pid namespace, the same on every kernel.
+/// Inode of the initial pid namespace, the same on every kernel (`PROC_PID_INIT_INO`).
 pub(super) const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
-/// Inode of the first user namespace, the same on every kernel.
+/// Inode of the initial user namespace, the same on every kernel (`PROC_USER_INIT_INO`).
 const FIRST_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
 
-/// The capabilities that matter here, with their numbers in include/uapi/linux/capability.h.
+/// Capabilities that the service can use, with their numbers in include/uapi/linux/capability.h.
 const CAPABILITIES: [(&str, u32); 6] = [
     ("CAP_KILL", 5),
     ("CAP_SYS_PTRACE", 19),
@@ -29,18 +28,19 @@ const CAPABILITIES: [(&str, u32); 6] = [
     ("CAP_BPF", 39),
 ];
 
-/// Effective capabilities of this process, a bit each.
+/// Effective capabilities of this process, as a bit set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities(u64);
 
 impl Capabilities {
-    /// Whether the one of this name, such as `CAP_KILL`, is among them. Only some names are known.
+    /// Returns whether the set has the capability of this name, such as `CAP_KILL`. Returns false for a name not
+    /// listed above.
     pub fn has(self, name: &str) -> bool {
         let known = CAPABILITIES.iter().find(|(known, _)| *known == name);
         known.is_some_and(|(_, bit)| self.0 >> bit & 1 == 1)
     }
 
-    /// Whether they are enough to load the probes.
+    /// Returns whether they suffice to load the probes.
     pub fn may_load_probes(self) -> bool {
         self.has("CAP_SYS_ADMIN") || (self.has("CAP_BPF") && self.has("CAP_PERFMON"))
     }
@@ -49,13 +49,13 @@ impl Capabilities {
 /// A namespace of this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Namespace {
-    /// 0 if unknown.
+    /// Inode number; 0 if unknown.
     pub inode: u64,
-    /// Whether it is the one that the host started with.
+    /// Whether it is the initial namespace of the host.
     pub is_initial: bool,
 }
 
-/// A limit of resources.
+/// Resource limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     Bytes(u64),
@@ -63,36 +63,36 @@ pub enum Limit {
     Unknown,
 }
 
-/// What is known of the host, and of this process on it.
+/// Facts about the host, and about this process on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
-    /// The kernel's release as `uname -r` has it; empty if unknown.
+    /// Kernel release as in `uname -r`; empty if unknown.
     pub release: String,
     /// Random id of this boot; empty if unknown.
     pub boot_id: String,
     pub euid: Option<u32>,
     pub capabilities: Capabilities,
-    /// `none`, `integrity`, `confidentiality`, or `unknown` where the kernel has or shows no lockdown.
+    /// `none`, `integrity` or `confidentiality`; `unknown` if the kernel has no lockdown or does not show it.
     pub lockdown: String,
     pub pid_namespace: Namespace,
     pub user_namespace: Namespace,
-    /// Whether the kernel shows its type information.
+    /// Whether the kernel provides its type information (BTF).
     pub btf: bool,
-    /// How much memory this process may lock, which counted for BPF maps before 5.11.
+    /// Limit on the memory that this process may lock. BPF maps counted towards it before Linux 5.11.
     pub memlock: Limit,
-    /// The kernel's setting of this name; 0 means that anyone may load some kinds of programs.
+    /// Value of the sysctl of this name. If 0, every user may load some types of BPF programs.
     pub unprivileged_bpf_disabled: Option<u8>,
-    /// Signs that this is a container or a guest of another system, with where each was seen.
+    /// Signs of a container or of WSL, each with the place where it was found.
     pub container: Vec<String>,
-    /// Whether /proc shows the processes of others: pid 1 is there, or it is mounted with `hidepid`.
+    /// Whether /proc shows processes of other users, that is, whether pid 1 is visible. Not with `hidepid`.
     pub proc_shows_others: bool,
-    /// Whether /proc is there and numbers processes as this process's own pid namespace does.
+    /// Whether /proc is mounted and shows the pids of this process's own pid namespace.
     pub proc_matches_pid_namespace: bool,
     pub mounts: Mounts,
 }
 
 impl Host {
-    /// A host whose files are below `root`.
+    /// Reads the facts from the files below `root`.
     pub fn read_at(root: &Path) -> Host {
         let bytes = |path: &str| std::fs::read(root.join(path)).unwrap_or_default();
         let (status, limits) = (bytes("proc/self/status"), bytes("proc/self/limits"));
@@ -126,13 +126,13 @@ impl Host {
         }
     }
 
-    /// Whether capabilities hold on the host: not in a user namespace of its own, as rootless containers have.
+    /// Returns whether capabilities apply to the host, unlike those in the user namespace of a rootless container.
     pub fn in_first_user_namespace(&self) -> bool {
-        // 0 where the kernel has no others, or does not tell.
+        // 0 if the kernel has no user namespaces, or does not show them.
         self.user_namespace.is_initial || self.user_namespace.inode == 0
     }
 
-    /// Major and minor number of the kernel's release.
+    /// Returns the major and minor version of the kernel.
     pub fn version(&self) -> Option<(u32, u32)> {
         let mut numbers = self
             .release
@@ -142,13 +142,12 @@ impl Host {
     }
 }
 
-/// The kernel's lockdown mode; `None` where it has or shows none.
+/// Returns the kernel's lockdown mode, or `None` if it has none or does not show it.
 pub fn lockdown() -> Option<String> {
     lockdown_at(Path::new("/"))
 }
 
-/// Whether this process holds the capabilities that loading probes takes, in the host's own user
-/// namespace: a refusal then has another cause.
+/// Returns whether this process may load probes, in the initial user namespace. A refusal then has another cause.
 pub fn is_root_with_bpf() -> bool {
     let host = Host::read();
     host.capabilities.may_load_probes() && host.in_first_user_namespace()
@@ -159,7 +158,7 @@ fn lockdown_at(root: &Path) -> Option<String> {
     bracketed(&modes)
 }
 
-/// The chosen one of a list like `none [integrity] confidentiality`.
+/// Returns the selected item of a list like `none [integrity] confidentiality`.
 fn bracketed(modes: &str) -> Option<String> {
     let (_, rest) = modes.split_once('[')?;
     Some(rest.split_once(']')?.0.to_owned())
@@ -183,7 +182,7 @@ fn container(root: &Path, release: &str) -> Vec<String> {
     if let Ok(name) = std::fs::read_to_string(root.join("run/systemd/container")) {
         signs.push(format!("{} (/run/systemd/container)", name.trim()));
     }
-    // Readable for root alone; no sign otherwise.
+    // Readable by root only.
     let environ = std::fs::read(root.join("proc/1/environ")).unwrap_or_default();
     let named = environ
         .split(|&b| b == 0)
@@ -200,7 +199,7 @@ fn container(root: &Path, release: &str) -> Vec<String> {
     signs
 }
 
-/// Random id of this boot, by the files below `root`; empty if unknown.
+/// Returns the random id of this boot from the files below `root`; empty if unknown.
 pub fn boot_id(root: &Path) -> String {
     let id = std::fs::read_to_string(root.join("proc/sys/kernel/random/boot_id"));
     id.unwrap_or_default().trim().to_owned()
@@ -214,11 +213,11 @@ mod tests {
     use crate::damage::{arbitrary_bytes, proc_self_file};
 
     proptest! {
-        // Each makes files.
+        // Each case creates files.
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn what_stands_in_its_files_may_be_anything(
+        fn any_content_of_host_files_can_be_read(
             status in arbitrary_bytes(proc_self_file("status")),
             limits in arbitrary_bytes(proc_self_file("limits")),
             mounts in arbitrary_bytes(proc_self_file("mountinfo")),
@@ -249,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_unknown_where_nothing_is() {
+    fn facts_without_files_are_unknown() {
         let dir = tempfile::tempdir().unwrap();
         let host = Host::read_at(dir.path());
         assert_eq!(
@@ -330,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn this_host() {
+    fn facts_of_this_host_are_read() {
         let host = Host::read();
         assert!(host.version().is_some_and(|v| v > (2, 6)));
         assert_eq!(host.boot_id.len(), 36);

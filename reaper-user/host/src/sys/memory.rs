@@ -1,4 +1,4 @@
-//! Shared memory, and giving memory back.
+//! Memory shared with the probes, and settings of the allocator.
 
 use std::num::NonZeroUsize;
 use std::os::fd::BorrowedFd;
@@ -8,36 +8,36 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use reaper_common::{Offsets, Settings};
 
-/// Bytes in a page.
+/// Returns the page size in bytes.
 pub fn page_size() -> u64 {
     // SAFETY: no memory is involved.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     u64::try_from(size).unwrap_or(4096)
 }
 
-/// The memory of a BPF ring, as kernel/bpf/ringbuf.c lays it out: a page with the reader's position, a page
-/// with the writers', and the data, mapped twice in a row so that no record is broken at the end.
+/// The memory of a BPF ring buffer, in the layout of kernel/bpf/ringbuf.c. One page has the consumer position and one the
+/// producer position. The data follows, mapped twice in a row, so that each record is contiguous.
 pub struct RingMemory {
     consumer: NonNull<AtomicU64>,
     producer: NonNull<AtomicU64>,
     page: usize,
-    /// Bytes of data, a power of two.
+    /// Size of the data in bytes, a power of two.
     size: usize,
 }
 
-// SAFETY: the mappings belong to this value; positions are read and written as atomics, and the data only
-// read, where the kernel has said that it is done with it.
+// SAFETY: this value owns the mappings. Positions are accessed as atomics. The data is only read, and only where the
+// kernel has committed it.
 unsafe impl Send for RingMemory {}
 // SAFETY: as above.
 unsafe impl Sync for RingMemory {}
 
-/// What stands at a position of the ring.
+/// Content of the ring at a position.
 pub enum RingRecord<'a> {
-    /// A record, and where the next one begins.
+    /// A committed record, and the position of the next one.
     Written { bytes: &'a [u8], next: u64 },
-    /// Room that was given back unused.
+    /// Space that was discarded by its writer.
     Discarded { next: u64 },
-    /// The kernel is not done with it, or has not begun.
+    /// A record that is not committed yet.
     BeingWritten,
 }
 
@@ -47,10 +47,10 @@ const DISCARDED: u32 = 1 << 30;
 const HEADER: u64 = 8;
 
 impl RingMemory {
-    /// Maps a ring of so many bytes of data.
+    /// Maps a ring with `size` bytes of data.
     ///
     /// # Errors
-    /// As `mmap(2)`; `EINVAL` for a size that no ring has.
+    /// As `mmap(2)`; `EINVAL` if no ring can have this size.
     pub fn map(ring: BorrowedFd<'_>, size: u32) -> nix::Result<RingMemory> {
         let (page, size) = (page_size() as usize, size as usize);
         let lengths = NonZeroUsize::new(page).zip(NonZeroUsize::new(page + 2 * size));
@@ -77,34 +77,34 @@ impl RingMemory {
         }
     }
 
-    /// Bytes of data.
+    /// Returns the size of the data in bytes.
     pub fn size(&self) -> u64 {
         self.size as u64
     }
 
-    /// Bytes that the reader has given back since the ring was made.
+    /// Returns the consumer position: the number of bytes released since the ring was created.
     pub fn consumed(&self) -> u64 {
         // SAFETY: mapped for as long as this value lives; page-aligned.
         unsafe { self.consumer.as_ref() }.load(Ordering::Acquire)
     }
 
-    /// Bytes that were reserved since the ring was made.
+    /// Returns the producer position: the number of bytes reserved since the ring was created.
     pub fn produced(&self) -> u64 {
         // SAFETY: as above; the kernel writes it as a word.
         unsafe { self.producer.as_ref() }.load(Ordering::Acquire)
     }
 
-    /// Gives back what was read up to a position; never less than before.
+    /// Releases the data before `position`. Does nothing if more is released already.
     pub fn release(&self, position: u64) {
         // SAFETY: as above.
         unsafe { self.consumer.as_ref() }.fetch_max(position, Ordering::AcqRel);
     }
 
-    /// What stands at a position between those given back and reserved.
+    /// Returns the record at a position between the consumer and the producer position.
     pub fn record(&self, position: u64) -> RingRecord<'_> {
         let at = self.page + (position as usize & (self.size - 1));
-        // SAFETY: within the mapping, whose data begins behind the producer's page; records are aligned to
-        // eight bytes, and the kernel writes the word.
+        // SAFETY: within the mapping, whose data begins after the producer's page. Records are aligned to eight
+        // bytes, and the kernel writes this word atomically.
         let word = unsafe {
             self.producer
                 .cast::<u8>()
@@ -113,7 +113,7 @@ impl RingMemory {
                 .as_ref()
         };
         let word = word.load(Ordering::Acquire);
-        // Set before the position that says that there is a record.
+        // The kernel sets the busy bit before it advances the producer position past the record.
         if word & BUSY != 0 {
             return RingRecord::BeingWritten;
         }
@@ -122,10 +122,10 @@ impl RingMemory {
         if word & DISCARDED != 0 {
             return RingRecord::Discarded { next };
         }
-        // No record is longer than the data, so that a number that is none leads nowhere else.
+        // No record is longer than the data. The limit keeps a corrupt length from leading outside of the mapping.
         let length = (length as usize).min(self.size - HEADER as usize);
-        // SAFETY: the record's bytes, which lie in one piece since the data is mapped twice; the kernel has
-        // committed them and does not write there before the reader has given them back.
+        // SAFETY: the bytes of the record, contiguous because the data is mapped twice. The kernel has committed them
+        // and does not write there before they are released.
         let bytes = unsafe {
             let start = self.producer.cast::<u8>().add(at + HEADER as usize);
             std::slice::from_raw_parts(start.as_ptr(), length)
@@ -144,20 +144,20 @@ impl Drop for RingMemory {
     }
 }
 
-/// A BPF array of words that is shared with the probes (`BPF_F_MMAPABLE`).
+/// A BPF array of 64-bit counters, shared with the probes (`BPF_F_MMAPABLE`).
 pub struct Counters {
     first: NonNull<AtomicU64>,
     slots: usize,
 }
 
-// SAFETY: the mapping belongs to this value and is used through atomics only.
+// SAFETY: this value owns the mapping and uses it only through atomics.
 unsafe impl Send for Counters {}
 
 impl Counters {
-    /// Maps an array of so many words.
+    /// Maps an array of `slots` counters.
     ///
     /// # Errors
-    /// As `mmap(2)`; `EINVAL` for no words at all.
+    /// As `mmap(2)`; `EINVAL` if `slots` is 0.
     pub fn map(array: BorrowedFd<'_>, slots: u32) -> nix::Result<Counters> {
         let slots = slots as usize;
         let length = NonZeroUsize::new(slots * size_of::<u64>()).ok_or(nix::Error::EINVAL)?;
@@ -170,7 +170,7 @@ impl Counters {
         })
     }
 
-    /// Adds to a word, around zero; what lies beyond the array is left alone.
+    /// Adds to a counter, wrapping around. Ignores a slot beyond the array.
     pub fn add(&self, slot: u32, n: i64) {
         if (slot as usize) < self.slots {
             // SAFETY: within the mapping, which is aligned to a page; the probes add atomically too.
@@ -187,43 +187,44 @@ impl Drop for Counters {
     }
 }
 
-/// A structure of plain integers without hidden padding, whose bytes may be looked at.
+/// A structure whose bytes can be viewed.
 ///
 /// # Safety
-/// No padding, no pointers.
+/// It has no padding and no pointers.
 pub unsafe trait Plain {}
-// SAFETY: `repr(C)`, nothing but u32.
+// SAFETY: `repr(C)`, only u32 fields.
 unsafe impl Plain for Offsets {}
-// SAFETY: `repr(C)`, four u32 around a u64 at a multiple of eight.
+// SAFETY: `repr(C)`, four u32 around a u64 at an offset divisible by eight.
 unsafe impl Plain for Settings {}
 
-/// The bytes of a structure as the probes see them.
+/// Returns the bytes of a structure, as the probes see them.
 pub fn bytes_of<T: Plain>(value: &T) -> &[u8] {
     // SAFETY: the trait promises that each byte is initialised.
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
 }
 
-/// Has large pieces of memory come from the system and go back there, each on its own, whatever was
-/// freed before. Otherwise the allocator learns from the first ones, which are only needed to load the
-/// probes, to keep such pieces for good.
+/// Fixes the size from which an allocation gets its own mapping, which is unmapped when it is freed.
+///
+/// By default the allocator raises that size after the large allocations for loading the probes, and then never
+/// returns such memory to the system.
 pub fn fix_mmap_threshold() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: sets a number of the allocator's.
+    // SAFETY: only sets a parameter of the allocator.
     unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10)
     };
 }
 
-/// Gives freed memory back to the system: loading the probes needs far more than running them.
+/// Returns freed memory to the system, because loading the probes needs far more memory than running them.
 pub fn trim() {
-    // SAFETY: takes no memory that is in use.
+    // SAFETY: releases only unused memory.
     #[cfg(target_env = "gnu")]
     unsafe {
         libc::malloc_trim(0)
     };
 }
 
-/// Whether anything of this host's memory is swapped out now (`sysinfo(2)`).
+/// Returns whether this host currently has memory swapped out (`sysinfo(2)`).
 pub fn is_swap_used() -> bool {
     nix::sys::sysinfo::sysinfo().is_ok_and(|info| info.swap_free() < info.swap_total())
 }

@@ -1,4 +1,4 @@
-//! What needs the C library or the kernel's own interfaces: all `unsafe` outside the probes' source.
+//! Wrappers of system calls and C library functions. All `unsafe` code outside of `source/ebpf` is here.
 
 #[cfg(test)]
 pub mod allocations;
@@ -53,38 +53,38 @@ pub use thread::{
     prioritise, raise_open_files, raise_priority, runnable_per_processor, sleep_number, thread_id,
 };
 
-/// Clock that goes on while the machine is suspended. Neither this nor the next one follows the wall clock.
+/// Clock since boot, including time suspended.
 #[cfg(target_os = "linux")]
 const BOOT: ClockId = ClockId::CLOCK_BOOTTIME;
 #[cfg(target_os = "macos")]
 const BOOT: ClockId = ClockId::from_raw(libc::CLOCK_MONOTONIC_RAW);
-/// Clock that stands still meanwhile.
+/// Clock since boot, without time suspended.
 #[cfg(target_os = "linux")]
 const MONOTONIC: ClockId = ClockId::CLOCK_MONOTONIC;
 #[cfg(target_os = "macos")]
 const MONOTONIC: ClockId = ClockId::from_raw(libc::CLOCK_UPTIME_RAW);
 
-/// Nanoseconds since boot, suspend included: the clock of the probes' time stamps.
+/// Returns nanoseconds since boot, including time suspended. The probes use the same clock.
 pub fn boot_time() -> u64 {
     now(BOOT)
 }
 
-/// Nanoseconds on a clock that stands still while the machine is suspended: for delays.
+/// Returns nanoseconds since boot, without time suspended. Delays use this clock.
 pub fn monotonic() -> u64 {
     now(MONOTONIC)
 }
 
-/// So long from now on that clock; the end of time, where it is longer.
+/// Returns [`monotonic`] plus `time`, at most `u64::MAX`.
 pub fn after(time: Duration) -> u64 {
     monotonic().saturating_add(nanoseconds(time))
 }
 
-/// A time in nanoseconds; as many as there can be, where it is longer.
+/// Returns a duration in nanoseconds, at most `u64::MAX`.
 pub fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// How far the clock since boot is ahead of the other one: for how long the machine has been suspended.
+/// Returns how long the machine has been suspended since boot, in ns.
 pub fn suspended() -> u64 {
     let measure = || {
         let before = monotonic();
@@ -94,17 +94,17 @@ pub fn suspended() -> u64 {
             boot.saturating_sub(before),
         )
     };
-    // This thread may have been kept from running between two readings: the closest ones tell most.
+    // This thread can be preempted between two readings, so the measurement with the closest readings is used.
     let [first, second, third] = std::array::from_fn(|_| measure());
     first.min(second).min(third).1
 }
 
-/// Nanoseconds since the epoch.
+/// Returns nanoseconds since the epoch.
 pub fn wall_time() -> u64 {
     now(ClockId::CLOCK_REALTIME)
 }
 
-/// Nanoseconds that the calling thread has used a processor.
+/// Returns the CPU time of the calling thread, in ns.
 #[cfg(target_os = "linux")]
 pub fn thread_time() -> u64 {
     now(ClockId::CLOCK_THREAD_CPUTIME_ID)
@@ -117,7 +117,7 @@ fn errno(error: rustix::io::Errno) -> nix::Error {
 }
 
 fn now(id: ClockId) -> u64 {
-    // These clocks exist on every kernel this runs on.
+    // Cannot fail: every supported kernel has these clocks.
     id.now().map_or(0, |t| {
         t.tv_sec().cast_unsigned() * 1_000_000_000 + t.tv_nsec().cast_unsigned()
     })

@@ -1,4 +1,4 @@
-//! A socket of the kernel's netlink connector.
+//! Sockets of the netlink connector.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -13,28 +13,29 @@ use rustix::net::{
 
 use super::{errno, wait_for};
 
-/// See the module.
+/// A non-blocking socket of the netlink connector.
 #[derive(Debug)]
 pub struct Connector(OwnedFd);
 
 impl Connector {
-    /// What only looks like a socket.
+    /// Returns a value whose file is not a socket.
     #[cfg(test)]
     pub fn broken() -> Connector {
         Connector(std::fs::File::open("/dev/null").unwrap().into())
     }
 
-    /// Opens a socket that belongs to a group of listeners and holds so many bytes until they are read, as far
-    /// as permitted. It does not block.
+    /// Opens a socket that receives the messages of a group. `room` is the size of its receive buffer in bytes, as
+    /// far as permitted.
     ///
     /// # Errors
-    /// `EPROTONOSUPPORT` where the kernel has no connector, `EPERM` where the group is not for all users.
+    /// `EPROTONOSUPPORT` if the kernel has no connector, `EPERM` if the group is restricted to root.
     pub fn open(group: u32, room: usize) -> nix::Result<Connector> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let family = AddressFamily::NETLINK;
         let socket = socket_with(family, SocketType::DGRAM, flags, Some(CONNECTOR));
         let socket = socket.map_err(errno)?;
-        // Only root may pass the limit; with less room, more is lost in a burst, which is counted.
+        // Only root can exceed the limit of the system. A smaller buffer loses more in a burst, and losses are
+        // counted.
         sockopt::set_socket_recv_buffer_size_force(&socket, room)
             .or_else(|_| sockopt::set_socket_recv_buffer_size(&socket, room))
             .map_err(errno)?;
@@ -45,7 +46,7 @@ impl Connector {
     /// Sends a message to the kernel.
     ///
     /// # Errors
-    /// `ECONNREFUSED` in a network namespace without a listener: any but the first.
+    /// `ECONNREFUSED` in a network namespace other than the initial one, where nothing listens.
     pub fn send(&self, bytes: &[u8]) -> nix::Result<()> {
         let sent = sendto(
             &self.0,
@@ -56,11 +57,12 @@ impl Connector {
         sent.map(drop).map_err(errno)
     }
 
-    /// Returns the next datagram that the kernel has sent, `None` if there is none. Any process can send to a netlink
-    /// socket: what others have sent is skipped.
+    /// Returns the next datagram from the kernel, if there is one. Any process can send to a netlink socket, so datagrams
+    /// from other senders are skipped.
     ///
     /// # Errors
-    /// `ENOBUFS`, once, where there was no room for some: what came before and after them can still be read.
+    /// `ENOBUFS`, once, after the kernel has dropped messages for lack of space. The messages before and after remain
+    /// readable.
     pub fn receive<'a>(&self, buffer: &'a mut [u8]) -> nix::Result<Option<&'a [u8]>> {
         loop {
             let received = recvfrom(&self.0, &mut *buffer, RecvFlags::empty());
@@ -77,7 +79,7 @@ impl Connector {
         }
     }
 
-    /// Waits at most so long until there is something to receive; whether there is.
+    /// Waits until there is something to receive, at most for `timeout`. Returns whether there is.
     pub fn wait(&self, timeout: Duration) -> bool {
         wait_for(&self.0, PollFlags::POLLIN, timeout)
     }

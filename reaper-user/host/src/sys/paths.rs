@@ -1,10 +1,10 @@
-//! Where a service has its files, unless it is told otherwise.
+//! Default paths of the service.
 
-/// Its lock and its socket.
+/// Directory of the lock and the socket.
 pub const RUNTIME: &str = "/run/reaper";
-/// Its journal.
+/// Directory of the journal.
 pub const STATE: &str = "/var/lib/reaper";
-/// The variable that names the directory for a user's own sockets.
+/// Environment variable with the directory for a user's own sockets.
 pub const USER_RUNTIME: &str = "XDG_RUNTIME_DIR";
-/// Longest path of a socket, in bytes.
+/// Maximum length of a socket path in bytes.
 pub const SOCKET_MAX: usize = 107;

@@ -1,4 +1,4 @@
-//! Pidfds: the only names by which a process is signalled.
+//! Pidfds. The service signals a process only through its pidfd.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
@@ -13,25 +13,25 @@ use crate::sys::process_handle::ProcessHandle;
 use crate::sys::wait_for;
 use reaper_model::event::{ExitStatus, Uids};
 
-/// A handle on one process, for ever the same one.
+/// A handle on one process. It never refers to another process.
 #[derive(Debug)]
 pub struct Pidfd(OwnedFd);
 
-/// There are no pidfds to be had, and so nothing can be signalled.
+/// Pidfds are unavailable, so that no process can be signalled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("processes can be neither held nor signalled by pidfds: {0}; {advice}", advice = PidfdUnavailable::ADVICE)]
 pub struct PidfdUnavailable(pub nix::Error);
 
 impl PidfdUnavailable {
-    /// What to do about it.
-    pub const ADVICE: &str = "run it on Linux 5.3 or later, under no seccomp filter that denies pidfd_open and \
-        pidfd_send_signal, as those of older container runtimes do";
+    /// Advice for the user.
+    pub const ADVICE: &str = "run it on Linux 5.3 or later, without a seccomp filter that denies pidfd_open or \
+        pidfd_send_signal (older container runtimes have one)";
 }
 
-/// Whether there are, tried on this process; it is sent nothing.
+/// Checks that pidfds work, by opening one for this process. Sends nothing.
 ///
 /// # Errors
-/// What the kernel says, or a seccomp filter. That there is no room for one more is none.
+/// The error of the kernel or of a seccomp filter. A lack of file descriptors or memory is no error.
 pub fn probe() -> Result<(), PidfdUnavailable> {
     match Pidfd::open(std::process::id()).and_then(|own| own.send_number(0)) {
         Ok(()) | Err(nix::Error::EMFILE | nix::Error::ENFILE | nix::Error::ENOMEM) => Ok(()),
@@ -40,27 +40,27 @@ pub fn probe() -> Result<(), PidfdUnavailable> {
 }
 
 impl Pidfd {
-    /// Opens a handle on whoever has the pid now (`pidfd_open(2)`).
+    /// Opens a handle on the process that currently has the pid (`pidfd_open(2)`).
     ///
     /// # Errors
-    /// `ESRCH` if nobody has, `EMFILE` and the like.
+    /// `ESRCH` if there is no such process, `EMFILE` and others.
     pub fn open(pid: u32) -> nix::Result<Pidfd> {
         // SAFETY: no memory is passed.
         let fd = nix::Error::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
-        // SAFETY: a new descriptor that belongs to nobody else.
+        // SAFETY: a new descriptor that nothing else owns.
         Ok(Pidfd(unsafe { OwnedFd::from_raw_fd(fd as i32) }))
     }
 
-    /// Sends the signal of a number, be it one that has no name. Nothing but `crate::reap` may call this.
+    /// Sends a signal by number, including those without a name. Only `crate::reap` may call this.
     ///
     /// # Errors
     /// As [`ProcessHandle::send_signal`]; `EINVAL` if there is no such signal.
     pub fn send_number(&self, number: i32) -> nix::Result<()> {
-        // SAFETY: a null `info` is allowed and means what kill(2) does.
+        // SAFETY: `info` may be null; the signal then looks like one of kill(2).
         unsafe { self.send(number, std::ptr::null()) }
     }
 
-    /// Sends a signal with a number that goes with it, as sigqueue(3). Nothing but `crate::reap` may call this.
+    /// Sends a signal with a value, as sigqueue(3) does. Only `crate::reap` may call this.
     ///
     /// # Errors
     /// As [`ProcessHandle::send_signal`].
@@ -75,14 +75,14 @@ impl Pidfd {
             value: [value, 0],
             rest: [0; 12],
         };
-        // SAFETY: it is as long as the kernel's, and lives until the call is over.
+        // SAFETY: `info` has the size of the kernel's structure and outlives the call.
         unsafe { self.send(signal as i32, (&raw const info).cast()) }
     }
 
     /// # Safety
-    /// `info` is null or a whole one.
+    /// `info` is null or points to a complete `siginfo_t`.
     unsafe fn send(&self, number: i32, info: *const libc::siginfo_t) -> nix::Result<()> {
-        // SAFETY: as the caller has it.
+        // SAFETY: guaranteed by the caller.
         let sent = unsafe {
             libc::syscall(
                 libc::SYS_pidfd_send_signal,
@@ -98,18 +98,18 @@ impl Pidfd {
     /// Duplicates an open file of the process (`pidfd_getfd(2)`, Linux 5.6).
     ///
     /// # Errors
-    /// `EBADF` if it has no such file, `EPERM` if this program may not trace it.
+    /// `EBADF` if it has no such file, `EPERM` if this process may not trace it.
     pub fn file_of(&self, number: i32) -> nix::Result<OwnedFd> {
         pidfd_getfd(&self.0, number, PidfdGetfdFlags::empty()).map_err(errno)
     }
 
-    /// The inode number where it is unique, told by the file system that has had pidfds since then.
+    /// Returns the inode number if it is unique: only in pidfs (Linux 6.9).
     pub fn unique_inode(&self) -> Option<u64> {
         let of = nix::sys::statfs::fstatfs(&self.0).ok()?;
         (of.filesystem_type().0 == PIDFS).then(|| self.inode())?
     }
 
-    /// How the process ended, once it has been waited for and where the kernel still knows (6.15).
+    /// Returns the exit status, once the process has been waited for, if the kernel still has it (Linux 6.15).
     pub fn exit_status(&self) -> Option<ExitStatus> {
         let info = self.info(INFO_EXIT)?;
         Some(ExitStatus::from_wait_status(info.exit_code.cast_unsigned()))
@@ -123,13 +123,13 @@ impl Pidfd {
         })
     }
 
-    /// What the kernel tells of the process, if that is in it which is asked for.
+    /// Returns what `PIDFD_GET_INFO` reports, if that includes the requested fields.
     fn info(&self, mask: u64) -> Option<Info> {
         let mut info = Info {
             mask,
             ..Info::default()
         };
-        // SAFETY: the request's size names this structure's, and the kernel writes no more than that.
+        // SAFETY: the request number contains the size of `Info`, and the kernel writes no more than that.
         let answer = unsafe { libc::ioctl(self.0.as_raw_fd(), PIDFD_GET_INFO, &raw mut info) };
         (answer == 0 && info.mask & mask != 0).then_some(info)
     }
@@ -144,8 +144,8 @@ impl ProcessHandle for Pidfd {
         nix::sys::stat::fstat(&self.0).ok().map(|stat| stat.st_ino)
     }
 
-    /// Reads them by the pidfd (`PIDFD_GET_INFO`, 6.13). Before that reads /proc by the pid, which still belongs to the
-    /// process if it has not exited afterwards.
+    /// Reads them through the pidfd (`PIDFD_GET_INFO`, Linux 6.13). Older kernels: reads /proc by pid. If the process has
+    /// not exited afterwards, the pid was still its own.
     fn uids(&self, pid: u32) -> Option<Uids> {
         self.uids_from_info().or_else(|| {
             let uids = uids(&std::fs::read(format!("/proc/{pid}/status")).ok()?)?;
@@ -168,7 +168,7 @@ impl AsFd for Pidfd {
     }
 }
 
-/// `struct pidfd_info` of include/uapi/linux/pidfd.h in its first version.
+/// First version of `struct pidfd_info` of include/uapi/linux/pidfd.h.
 #[repr(C)]
 #[derive(Default)]
 struct Info {
@@ -188,7 +188,7 @@ struct Info {
     exit_code: i32,
 }
 
-/// `siginfo_t` of a signal with a value, on machines of 64 bits (include/uapi/asm-generic/siginfo.h).
+/// `siginfo_t` of a signal with a value, on 64-bit machines (include/uapi/asm-generic/siginfo.h).
 #[repr(C, align(8))]
 struct SignalInfo {
     signo: i32,
@@ -197,7 +197,7 @@ struct SignalInfo {
     pad: i32,
     pid: u32,
     uid: u32,
-    /// A union with a pointer.
+    /// Union of an integer and a pointer.
     value: [i32; 2],
     rest: [u64; 12],
 }

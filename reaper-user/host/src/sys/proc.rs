@@ -1,4 +1,4 @@
-//! Questions about processes that are answered by files in /proc.
+//! Queries about processes that files in /proc answer.
 
 use std::fs::Metadata;
 use std::io;
@@ -8,10 +8,11 @@ use std::path::Path;
 use super::host::FIRST_PID_NAMESPACE;
 use super::proc_file::{field, number, value, words};
 
-/// Inode of this process's pid namespace, or 0 if it is the first one, or the only one there can be.
+/// Returns the inode of this process's pid namespace, or 0 for the initial one. Also 0 if the kernel has no pid
+/// namespaces.
 ///
 /// # Errors
-/// /proc is not there, or shows the processes of another namespace: its pids would be others'.
+/// /proc is not mounted, or shows another pid namespace, so that its pids have another meaning.
 pub fn non_initial_pid_namespace() -> io::Result<u32> {
     let status = std::fs::read("/proc/self/status")?;
     if !is_own(&status, std::process::id()) {
@@ -27,14 +28,14 @@ pub fn non_initial_pid_namespace() -> io::Result<u32> {
     }
 }
 
-/// Whether a /proc that says this of a process of this pid is that of its own pid namespace. From one above, it has a number
-/// in each namespace down to its own, and the first can happen to be the last.
+/// Returns whether a /proc belongs to the pid namespace of the process that reads it, by that process's `status` and pid.
+/// In a /proc of an outer namespace, `NSpid` has one number per namespace. The first and last can be equal by chance.
 fn is_own(status: &[u8], pid: u32) -> bool {
     let numbers = field(status, b"NSpid:").or_else(|| field(status, b"Pid:"));
     numbers.is_some_and(|numbers| words(numbers).map(number).eq([Some(pid)]))
 }
 
-/// The process that a task belongs to.
+/// Returns the process that a task belongs to.
 pub fn thread_group(pid: u32) -> Option<u32> {
     value(
         &std::fs::read(format!("/proc/{pid}/status")).ok()?,
@@ -42,15 +43,15 @@ pub fn thread_group(pid: u32) -> Option<u32> {
     )
 }
 
-/// Whether the process table shows a process that there is.
+/// Returns whether /proc shows a process that exists.
 pub fn is_visible(pid: u32) -> bool {
     Path::new("/proc").join(pid.to_string()).exists()
 }
 
-/// Pid of whoever has a lock on a file that may not be read, as proc_locks(5) tells everybody.
+/// Returns the pid that holds a lock on a file, without opening the file (proc_locks(5)).
 ///
 /// # Errors
-/// The list cannot be read.
+/// The list of locks cannot be read.
 pub fn lock_holder(meta: &Metadata) -> io::Result<Option<u32>> {
     let (major, minor) = (
         nix::sys::stat::major(meta.dev()),
@@ -71,11 +72,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_proc_is_known_by_the_numbers_that_it_gives() {
+    fn proc_of_another_pid_namespace_is_recognised() {
         assert!(is_own(b"Name:\tx\nPid:\t7\nNSpid:\t7\n", 7));
         // Before 4.1.
         assert!(is_own(b"Name:\tx\nPid:\t7\n", 7));
-        assert!(!is_own(b"Pid:\t7\nNSpid:\t7\t7\n", 7), "by chance the same");
+        assert!(!is_own(b"Pid:\t7\nNSpid:\t7\t7\n", 7), "equal by chance");
         assert!(!is_own(b"Pid:\t700\nNSpid:\t700\t7\n", 7));
         assert!(!is_own(b"Pid:\t700\n", 7));
         assert!(!is_own(b"", 7));

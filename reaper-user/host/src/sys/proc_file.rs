@@ -1,4 +1,4 @@
-//! The formats of files in /proc, as bytes: none of them is trusted to be whole.
+//! Parsers of files in /proc. They take any bytes, since a process can influence the content of its files.
 
 use std::io;
 
@@ -7,18 +7,18 @@ use reaper_common::ARGV_MAX;
 
 use reaper_model::event::{Image, ProcessKey, TICK_NS, Uids};
 
-/// Bit of a task's flags that says that it is a thread of the kernel.
+/// Task flag of kernel threads (include/linux/sched.h).
 const PF_KTHREAD: u64 = 0x0020_0000;
-/// Bit that says that it is on its way out: it has no program any more, though it is no zombie yet.
+/// Task flag of an exiting thread. It has no program any more, but is not a zombie yet.
 const PF_EXITING: u64 = 0x4;
 
-/// Whether a file of a process could not be read because that is gone.
+/// Returns whether reading a file of a process failed because the process is gone.
 pub fn is_gone(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw);
     matches!(errno, Some(Errno::ENOENT | Errno::ESRCH))
 }
 
-/// The fields of a `stat` file that matter here.
+/// Fields of a `stat` file (proc_pid_stat(5)).
 pub struct Stat<'a> {
     pub comm: &'a [u8],
     pub state: u8,
@@ -27,32 +27,32 @@ pub struct Stat<'a> {
     pub sid: u32,
     pub tty: u32,
     pub flags: u64,
-    /// Ticks of processor time that all of its threads have used.
+    /// CPU time of all threads in ticks.
     pub cpu: u64,
     pub threads: u64,
-    /// Ticks since boot.
+    /// Start time in ticks since boot.
     pub start: u64,
-    /// Where its first stack begins, 0 where that is not shown.
+    /// Address of the stack of the first thread; 0 if not shown.
     pub stack: u64,
-    /// Where the area of its arguments begins, 0 where that is not shown.
+    /// Address of the arguments; 0 if not shown.
     pub arg_start: u64,
-    /// Length of the area of the arguments, 0 where it is not shown.
+    /// Length of the arguments in bytes; 0 if not shown.
     pub arg_len: u64,
-    /// Whether, or where, it waits; 0 where that is not shown.
+    /// Where the process waits in the kernel, or just whether it does; 0 if not shown.
     pub wchan: u64,
-    /// As `wait(2)` tells it of one that has exited; 0 where that is not shown.
+    /// Exit status as `wait(2)` reports it; 0 if not shown.
     pub exit_code: u64,
 }
 
 impl Stat<'_> {
-    /// A name may hold anything, parentheses and newlines too: it ends at the last `)`.
+    /// Parses a `stat` file. The name can contain any byte, also parentheses and newlines, and ends at the last `)`.
     pub fn parse(bytes: &[u8]) -> Option<Stat<'_>> {
         let open = bytes.iter().position(|&b| b == b'(')?;
         let close = bytes.iter().rposition(|&b| b == b')')?;
         let comm = bytes.get(open + 1..close)?;
         let mut rest = words(&bytes[close + 1..]);
         let state = *rest.next()?.first()?;
-        // Numbered as in proc(5), where the state is field 3; what is negative there is nothing here.
+        // Indexed by the field numbers of proc(5); the state is field 3. Negative numbers become 0.
         let mut fields = [0_u64; 53];
         let mut last = 3;
         for (place, word) in fields[4..].iter_mut().zip(rest) {
@@ -89,17 +89,17 @@ impl Stat<'_> {
         self.flags & PF_KTHREAD != 0
     }
 
-    /// Whether the first thread has exited. Others may run on.
+    /// Returns whether the first thread has exited. Other threads may still run.
     pub fn is_leader_dead(&self) -> bool {
         matches!(self.state, b'Z' | b'X' | b'x') || self.flags & PF_EXITING != 0
     }
 
-    /// Whether all threads have exited.
+    /// Returns whether all threads have exited.
     pub fn is_over(&self) -> bool {
         self.is_leader_dead() && self.threads < 2
     }
 
-    /// Returns the key of the process, which has this pid. The start is a whole tick.
+    /// Returns the key of the process. Its start time is precise to the tick only.
     pub fn key(&self, pid: u32) -> ProcessKey {
         ProcessKey {
             pid,
@@ -108,8 +108,8 @@ impl Stat<'_> {
     }
 }
 
-/// Takes the arguments from a `cmdline` file that was read to one byte over the bound. `area` is the
-/// length that `stat` tells, 0 if it does not.
+/// Sets the arguments from a `cmdline` file, of which up to `ARGV_MAX` + 1 bytes were read. `area` is the length by
+/// `stat`, 0 if not shown.
 pub fn set_argv(image: &mut Image, bytes: &[u8], area: u64) {
     image.truncated = bytes.len() > ARGV_MAX;
     let kept = &bytes[..bytes.len().min(ARGV_MAX)];
@@ -123,7 +123,7 @@ pub fn set_argv(image: &mut Image, bytes: &[u8], area: u64) {
         return;
     }
     image.argv = kept.to_vec();
-    // A process that rewrote its title may have left the last NUL out.
+    // A process that has changed its title can have left out the last NUL.
     if !image.truncated && !kept.ends_with(&[0]) {
         image.argv.push(0);
         image.argv_full_len += 1;
@@ -138,31 +138,31 @@ pub fn uids(status: &[u8]) -> Option<Uids> {
     })
 }
 
-/// Whether a process has a number of its own in a pid namespace below, and it is 1.
+/// Returns whether the process is pid 1 of an inner pid namespace.
 pub fn namespace_init(status: &[u8]) -> bool {
     let mut ids = words(field(status, b"NSpid:").unwrap_or_default());
     ids.next().is_some() && ids.last() == Some(b"1")
 }
 
-/// Whether a process has a number in a pid namespace below.
+/// Returns whether the process is in an inner pid namespace.
 pub fn is_nested(status: &[u8]) -> bool {
     words(field(status, b"NSpid:").unwrap_or_default())
         .nth(1)
         .is_some()
 }
 
-/// Returns the process id in the innermost pid namespace of the process, by its status file.
+/// Returns the pid in the innermost pid namespace, from a `status` file.
 pub fn innermost_pid(status: &[u8]) -> Option<u32> {
     number(words(field(status, b"NSpid:")?).last()?)
 }
 
-/// What follows `name` on the line that begins with it.
+/// Returns the rest of the first line that starts with `name`.
 pub fn field<'a>(file: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     file.split(|&b| b == b'\n')
         .find_map(|line| line.strip_prefix(name))
 }
 
-/// Returns the number behind `name` on the line that begins with it.
+/// Returns the number after `name` on the line that starts with it.
 pub fn value<T: std::str::FromStr>(file: &[u8], name: &[u8]) -> Option<T> {
     number(words(field(file, name)?).next()?)
 }
@@ -172,7 +172,7 @@ pub fn words(line: &[u8]) -> impl Iterator<Item = &[u8]> {
         .filter(|word| !word.is_empty())
 }
 
-/// A decimal number, and nothing else.
+/// Parses a decimal number without a sign.
 pub fn number<T: std::str::FromStr>(word: &[u8]) -> Option<T> {
     let digits = word.iter().all(u8::is_ascii_digit);
     std::str::from_utf8(word)

@@ -1,4 +1,4 @@
-//! A handle on one process, as a trait.
+//! Trait of a handle on one process.
 
 use std::time::Duration;
 
@@ -6,21 +6,21 @@ use nix::sys::signal::Signal;
 
 use reaper_model::event::Uids;
 
-/// A handle on one process. It never refers to another, also after the pid is reused.
+/// A handle on one process. It never refers to another process, even after the pid is reused.
 pub trait ProcessHandle: Send {
-    /// Returns the number of the open file that it uses; 0 if it uses none.
+    /// Returns the number of the file descriptor; 0 without one.
     fn file(&self) -> u64;
 
-    /// Returns the inode number, which is unique from Linux 6.9 on. Before that all pidfds share one.
+    /// Returns the inode number. It is unique since Linux 6.9; before that all pidfds share one.
     fn inode(&self) -> Option<u64>;
 
-    /// Returns the uids that the process has now. `pid` is its pid. `None` if it has exited or they cannot be read.
+    /// Returns the current uids of the process, which has this pid. `None` if it has exited or they cannot be read.
     fn uids(&self, pid: u32) -> Option<Uids>;
 
-    /// Waits until the process has exited, at most for `timeout`. Returns whether it has.
+    /// Waits for the exit of the process, at most for `timeout`. Returns whether it has exited.
     fn wait(&self, timeout: Duration) -> bool;
 
-    /// Whether the process has exited with all of its threads.
+    /// Returns whether the process has exited with all of its threads.
     fn has_exited(&self) -> bool {
         self.wait(Duration::ZERO)
     }

@@ -1,10 +1,11 @@
-//! File systems that other machines may write to: neither a database nor what is locked had better lie there.
+//! Recognises file systems that other machines can write to. A database or a lock file does not work reliably on
+//! these.
 
 use std::path::Path;
 
 use nix::sys::statfs::statfs;
 
-/// File systems whose locks, or whose shared memory, another machine may not know of.
+/// Network file systems, by their magic numbers. Other machines may not see their locks or shared memory.
 const REMOTE: [(u32, &str); 18] = [
     (0x6969, "NFS"),
     (0x517B, "SMB"),
@@ -16,7 +17,7 @@ const REMOTE: [(u32, &str); 18] = [
     (0x00C3_6400, "Ceph"),
     (0x7375_7245, "Coda"),
     (0x564C, "NCP"),
-    // What is behind it cannot be told.
+    // The actual storage is unknown.
     (0x6573_5546, "FUSE"),
     (0x0BD0_0BD0, "Lustre"),
     (0x0116_1970, "GFS2"),
@@ -27,7 +28,7 @@ const REMOTE: [(u32, &str); 18] = [
     (0x4750_4653, "GPFS"),
 ];
 
-/// The network file system of this magic number, if it is one.
+/// Returns the name of the network file system with this magic number.
 fn of_magic(magic: i64) -> Option<&'static str> {
     // Numbers with the highest bit set are negative on some architectures.
     let magic = magic as u32;
@@ -37,7 +38,7 @@ fn of_magic(magic: i64) -> Option<&'static str> {
         .map(|(_, name)| *name)
 }
 
-/// The network file system that a directory is in, if it is in one.
+/// Returns the name of the network file system that contains a directory, or `None` if it is a local one.
 ///
 /// # Errors
 /// As statfs(2).
@@ -61,7 +62,7 @@ mod tests {
         ] {
             assert_eq!(of_magic(magic), Some(name));
         }
-        // As a signed word of 32 bits has it.
+        // A negative signed 32-bit number.
         assert_eq!(
             of_magic(i64::from(0xFE53_4D42_u32.cast_signed())),
             Some("SMB")

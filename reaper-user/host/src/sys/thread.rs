@@ -1,4 +1,4 @@
-//! What the engine asks of the scheduler and of its limits.
+//! Scheduling priority and resource limits of the service.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -9,40 +9,38 @@ use rustix::thread::{MembarrierCommand, membarrier};
 
 use super::proc_file::{field, value, words};
 
-/// Bound on how many times longer the service waits on a busy machine.
+/// Maximum factor by which the service extends its time limits on a busy machine.
 const CROWD_MAX: u32 = 30;
-/// How long a probe, which takes well under a microsecond, may take where its processor is taken away meanwhile.
+/// Maximum run time of a probe. It takes less than 1 µs, but a hypervisor can preempt its processor.
 const PROBE_MAX: Duration = Duration::from_millis(20);
 
-/// Puts the calling thread before ordinary ones and makes the process the last to be killed for want
-/// of memory. What is not permitted is left out: it makes things slower, not wrong.
-///
-/// See [`raise_priority`].
+/// Raises the priority of the calling thread, and makes the process one of the last that the OOM killer chooses. Failures
+/// are ignored: they make the service slower, not wrong. See [`raise_priority`].
 pub fn prioritise() {
     raise_priority();
     low_oom_score();
 }
 
-/// Puts the calling thread before ordinary ones: the engine's, and one that it waits for.
+/// Gives the calling thread the lowest real-time priority, or a nice value of -20 if that is not permitted.
 ///
-/// Real-time, at its lowest priority: what is being ended wakes up to die, and would take the processor
-/// from a thread that is merely nice. The kernel leaves others 5 % in any case (sched(7)).
+/// Used by the engine's thread and by one that it waits for. A nice value alone does not suffice: the processes that
+/// are killed wake up to exit and would preempt the thread. The kernel reserves 5 % for other threads (sched(7)).
 pub fn raise_priority() {
     let lowest = libc::sched_param { sched_priority: 1 };
     let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
-    // SAFETY: the structure is read, for the calling thread.
+    // SAFETY: the structure is only read, for the calling thread.
     if unsafe { libc::sched_setscheduler(0, policy, &raw const lowest) } == 0 {
         return;
     }
-    // SAFETY: as above. Threads that this one starts do not inherit the priority that follows.
+    // SAFETY: as above. Threads started by this one do not inherit the nice value set below.
     unsafe {
         let ordinary = libc::sched_param { sched_priority: 0 };
         let policy = libc::SCHED_OTHER | libc::SCHED_RESET_ON_FORK;
         libc::sched_setscheduler(0, policy, &raw const ordinary);
     }
-    // On Linux this is the priority of the calling thread.
+    // On Linux this sets the priority of the calling thread only.
     if let Err(error) = setpriority_process(None, -20) {
-        tracing::debug!("no raised priority: {error}");
+        tracing::debug!("cannot raise the priority: {error}");
     }
 }
 
@@ -51,9 +49,10 @@ pub fn thread_id() -> u32 {
     nix::unistd::gettid().as_raw().cast_unsigned()
 }
 
-/// Returns a number that tells the sleep which a thread of this process is in from its earlier ones. `None` if the thread
-/// runs, or waits for a processor (`State` and `voluntary_ctxt_switches`, proc_pid_status(5)). Where that cannot be read, as
-/// when no more files can be open, it counts as one long sleep.
+/// Returns a number that differs between sleeps of a thread of this process, or `None` if it is runnable.
+///
+/// Read from `State` and `voluntary_ctxt_switches` (proc_pid_status(5)). If they cannot be read, as when no more
+/// files can be opened, the result is always the same: it counts as one long sleep.
 pub fn sleep_number(thread_id: u32) -> Option<u64> {
     let status = std::fs::read(format!("/proc/self/task/{thread_id}/status"));
     status.map_or(Some(0), |status| sleep_in(&status))
@@ -66,9 +65,10 @@ fn sleep_in(status: &[u8]) -> Option<u64> {
     value(status, b"voluntary_ctxt_switches:")
 }
 
-/// Returns the number of runnable threads on the host for each processor, from 1 to 30 (`/proc/loadavg`,
-/// proc_loadavg(5)). That many times longer than on a quiet machine a thread waits for its turn, and others for the locks that
-/// it holds.
+/// Returns the number of runnable threads on the host per processor, from 1 to 30 (`/proc/loadavg`, proc_loadavg(5)).
+///
+/// Compared with an idle machine, a thread waits that many times longer for a processor, and others for the locks it
+/// holds.
 pub fn runnable_per_processor() -> u32 {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
@@ -76,7 +76,7 @@ pub fn runnable_per_processor() -> u32 {
     (runnable / u32::try_from(processors).unwrap_or(u32::MAX)).clamp(1, CROWD_MAX)
 }
 
-/// Reads `0.20 0.18 0.12 RUNNABLE/ALL LAST_PID`.
+/// Parses `0.20 0.18 0.12 RUNNABLE/ALL LAST_PID`.
 fn runnable(loadavg: &str) -> Option<u32> {
     let (runnable, _) = loadavg.split(' ').nth(3)?.split_once('/')?;
     runnable.parse().ok()
@@ -84,31 +84,31 @@ fn runnable(loadavg: &str) -> Option<u32> {
 
 fn low_oom_score() {
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", "-900") {
-        tracing::debug!("no low OOM score: {error}");
+        tracing::debug!("cannot lower the OOM score: {error}");
     }
 }
 
-/// Waits until every probe that is at work on any processor now is through: probes of tracepoints run in a reader's section of
-/// RCU, and this waits as `synchronize_rcu` does (`MEMBARRIER_CMD_GLOBAL`, membarrier(2)). Takes some 10 ms.
+/// Waits until every probe that is running now has finished. Takes about 10 ms. Probes on tracepoints run in an RCU
+/// read-side section, and `MEMBARRIER_CMD_GLOBAL` waits like `synchronize_rcu` (membarrier(2)).
 pub fn await_probes() {
     let waited = membarrier(MembarrierCommand::Global);
     if let Err(error) = &waited {
-        // Refused where processors run without a tick.
-        tracing::debug!("no word of probes at work: {error}");
+        // The kernel refuses on processors without a timer tick (nohz_full).
+        tracing::debug!("cannot wait for running probes: {error}");
     }
-    // On a single processor it waits for nobody.
+    // On a single processor membarrier does not wait.
     if waited.is_err() || std::thread::available_parallelism().is_ok_and(|n| n.get() == 1) {
         std::thread::sleep(PROBE_MAX);
     }
 }
 
-/// See [`many_files`].
+/// Guard of [`many_files`].
 pub struct ManyFiles;
 
-/// How many of them there are, and what the limit was before the first.
+/// Number of guards, and the limit before the first of them.
 static MANY_FILES: Mutex<(usize, Option<(u64, u64)>)> = Mutex::new((0, None));
 
-/// The same until all of these are dropped: what is started afterwards is to find the limit as it was.
+/// Raises the limit on open files until all guards are dropped, so that commands started later get the old limit.
 pub fn many_files() -> ManyFiles {
     let mut many = MANY_FILES.lock().unwrap_or_else(PoisonError::into_inner);
     if many.0 == 0 {
@@ -124,18 +124,18 @@ impl Drop for ManyFiles {
         let mut many = MANY_FILES.lock().unwrap_or_else(PoisonError::into_inner);
         many.0 -= 1;
         if let Some((soft, hard)) = many.1.filter(|_| many.0 == 0) {
-            // It was permitted before.
+            // Cannot fail: this limit was permitted before.
             let _ = setrlimit(Resource::RLIMIT_NOFILE, soft, hard);
         }
     }
 }
 
-/// Raises the limit on open files as far as permitted: each process that is being ended holds one.
+/// Raises the limit on open files as far as permitted. The service holds a pidfd for each process that it ends.
 pub fn raise_open_files() {
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
         && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
     {
-        tracing::debug!("limit on open files is left alone: {error}");
+        tracing::debug!("cannot raise the limit on open files: {error}");
     }
 }
 

@@ -1,46 +1,46 @@
-//! There are no cgroups: nothing is in one, and no directory is one.
+//! Cgroups do not exist on macOS.
 
 use std::io;
 use std::path::Path;
 
 use hashbrown::HashSet;
 
-/// A handle on one, which there is not.
+/// A handle on a cgroup. Has no values.
 #[derive(Debug)]
 pub enum Cgroup {}
 
 impl Cgroup {
-    /// Who is in it.
+    /// Returns the pids of the processes in the cgroup.
     ///
     /// # Errors
-    /// None: there is none.
+    /// None: there is no such cgroup.
     pub fn pids(&self) -> io::Result<HashSet<u32>> {
         match *self {}
     }
 
-    /// Whether a process is in it.
+    /// Returns whether a process is in the cgroup.
     ///
     /// # Errors
-    /// None: there is none.
+    /// None: there is no such cgroup.
     pub fn contains(&self, _pid: u32) -> io::Result<bool> {
         match *self {}
     }
 
-    /// Ends all that is in it. Nothing but `crate::reap` may call this.
+    /// Sends SIGKILL to all processes in the cgroup. Only `crate::reap` may call this.
     ///
     /// # Errors
-    /// None: there is none.
+    /// None: there is no such cgroup.
     pub fn kill(&self) -> io::Result<()> {
         match *self {}
     }
 }
 
-/// Whether this is the directory of one.
+/// Returns whether a path is the directory of a cgroup.
 pub fn is_cgroup(_: &Path) -> bool {
     false
 }
 
-/// The ids of a cgroup and of those below it.
+/// Returns the ids of a cgroup and of those below it.
 ///
 /// # Errors
 /// Always.

@@ -1,4 +1,4 @@
-//! Waits for the exits of many processes at once.
+//! Waits for the exits of many processes.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,24 +9,26 @@ use nix::sys::event::{EvFlags, EventFilter, FilterFlag, KEvent, Kqueue};
 use crate::sys::pidfd::{Pidfd, exit_of, no_word_of};
 use crate::sys::process_handle::ProcessHandle;
 
-/// A set of processes, readable when one of them has exited. Each is told once.
+/// A set of processes, readable when one of them has exited. Each exit is reported once.
 #[derive(Clone)]
 pub struct ExitPoll(Arc<Set>);
 
 struct Set {
     queue: Kqueue,
-    known: Mutex<Fact>,
+    known: Mutex<Watched>,
 }
 
 #[derive(Default)]
-struct Fact {
-    /// The tokens of those that are waited for, by pid.
+struct Watched {
+    /// Tokens of the watched processes, by pid.
     waiting: HashMap<u32, u64>,
-    /// Those of whom it is known otherwise that they have exited.
+    /// Tokens of processes that have exited without an event of the queue.
     gone: Vec<u64>,
 }
 
 impl ExitPoll {
+    /// Returns an empty set.
+    ///
     /// # Errors
     /// As `kqueue(2)`.
     pub fn new() -> nix::Result<ExitPoll> {
@@ -34,11 +36,11 @@ impl ExitPoll {
             queue: Kqueue::new()?,
             known: Mutex::default(),
         };
-        set.ask(poke(EvFlags::EV_ADD | EvFlags::EV_CLEAR))?;
+        set.change(poke(EvFlags::EV_ADD | EvFlags::EV_CLEAR))?;
         Ok(ExitPoll(Arc::new(set)))
     }
 
-    /// Adds a process, which may be in the set already.
+    /// Adds a process, which can be in the set already.
     ///
     /// # Errors
     /// As `kevent(2)`.
@@ -46,21 +48,21 @@ impl ExitPoll {
         let (set, pid) = (&*self.0, pidfd.pid());
         let mut known = set.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(before) = known.waiting.insert(pid, token).filter(|it| *it != token) {
-            // Its pid is another's by now. The kernel would tell of its end as if it were this one's.
-            let _ = set.ask(no_word_of(pid));
+            // The pid has been reused. An exit event would now be about the new process but carry the old token.
+            let _ = set.change(no_word_of(pid));
             known.gone.push(before);
         }
-        let asked = set.ask(exit_of(pid, token));
-        // Asked by pid, it may be of another: whoever is told of then, its token means the one that is gone. One that is
-        // on its way out is not found any more.
-        let has_exited = pidfd.has_exited() || matches!(asked, Err(nix::Error::ESRCH));
+        let result = set.change(exit_of(pid, token));
+        // kevent(2) watches by pid, so after a reuse the event is about another process. This process has exited
+        // then. The kernel no longer finds a process that is exiting.
+        let has_exited = pidfd.has_exited() || matches!(result, Err(nix::Error::ESRCH));
         if has_exited {
             known.gone.push(token);
         }
         if !known.gone.is_empty() {
-            let _ = set.ask(poke(EvFlags::empty()));
+            let _ = set.change(poke(EvFlags::empty()));
         }
-        if has_exited { Ok(()) } else { asked }
+        if has_exited { Ok(()) } else { result }
     }
 
     /// Returns the tokens of some processes that have exited.
@@ -73,9 +75,9 @@ impl ExitPoll {
             tv_nsec: 0,
         });
         if let Ok(count) = self.0.queue.kevent(&[], &mut events, none) {
-            let told = events.iter().take(count);
-            let ends = told.filter(|event| event.filter() == Ok(EventFilter::EVFILT_PROC));
-            tokens.extend(ends.map(|event| (event.udata() as i64).cast_unsigned()));
+            let received = events.iter().take(count);
+            let exits = received.filter(|event| event.filter() == Ok(EventFilter::EVFILT_PROC));
+            tokens.extend(exits.map(|event| (event.udata() as i64).cast_unsigned()));
         }
         known.waiting.retain(|_, token| !tokens.contains(token));
         tokens
@@ -83,8 +85,8 @@ impl ExitPoll {
 }
 
 impl Set {
-    fn ask(&self, what: KEvent) -> nix::Result<()> {
-        self.queue.kevent(&[what], &mut [], None).map(drop)
+    fn change(&self, event: KEvent) -> nix::Result<()> {
+        self.queue.kevent(&[event], &mut [], None).map(drop)
     }
 }
 
@@ -94,7 +96,7 @@ impl AsFd for ExitPoll {
     }
 }
 
-/// What makes the set readable for those who are gone.
+/// Returns an event that makes the set readable.
 fn poke(flags: EvFlags) -> KEvent {
     let filter = EventFilter::EVFILT_USER;
     KEvent::new(0, filter, flags, FilterFlag::NOTE_TRIGGER, 0, 0)

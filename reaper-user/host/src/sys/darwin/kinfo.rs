@@ -1,11 +1,12 @@
-//! Rows of the process table as sysctl(3) gives them: `struct kinfo_proc` of bsd/sys/sysctl.h, which is the same on both
-//! processors. Bytes in, rows out; what is no whole row is left out.
+//! Rows of the process table as sysctl(3) returns them: `struct kinfo_proc` of bsd/sys/sysctl.h.
+//!
+//! The structure is the same on both processor architectures. Incomplete or invalid rows are skipped.
 
 use reaper_model::event::Uids;
 
-/// Bytes of one.
+/// Size of a row in bytes.
 pub const SIZE: usize = 648;
-/// Where in it stands what is read here: the second part, `struct eproc`, begins behind 296 bytes of the first.
+/// Offsets of the fields. The second part, `struct eproc`, starts after 296 bytes.
 const START_SECONDS: usize = 0;
 const START_MICROS: usize = 8;
 const FLAGS: usize = 32;
@@ -19,47 +20,47 @@ const PARENT: usize = 560;
 const GROUP: usize = 564;
 const TERMINAL: usize = 572;
 
-/// The kernel's names have 16 bytes; those of other systems have one less, and rules know no longer ones.
+/// Maximum length of a name. The kernel has 16 bytes, but other systems have 15, and rules expect at most that.
 const NAME_MAX: usize = 15;
-/// `P_SYSTEM`: it belongs to the kernel.
+/// `P_SYSTEM`: flag of processes of the kernel.
 const SYSTEM: u32 = 0x200;
-/// `SZOMB`: it has exited and is not waited for.
+/// `SZOMB`: state of an exited process that has not been waited for.
 pub const ZOMBIE: u8 = 5;
 
-/// One process.
+/// A process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KinfoProc {
     pub pid: u32,
-    /// Pid of the parent, 0 for none.
+    /// Pid of the parent; 0 without a parent.
     pub parent: u32,
-    /// When it began, in µs since the epoch by the wall clock of then.
+    /// Start time by the wall clock of that time, in µs since the epoch.
     pub began: u64,
     pub uids: Uids,
     pub saved_uid: u32,
     pub group: u32,
-    /// Device number of the controlling terminal, 0 for none.
+    /// Device number of the controlling terminal; 0 without a terminal.
     pub terminal: u32,
-    /// At most 15 bytes.
+    /// Name of the program, at most 15 bytes.
     pub comm: Vec<u8>,
     pub state: u8,
     pub is_kernel: bool,
 }
 
-/// What the kernel calls a process: numbers that are never used again before the next boot.
+/// Identity of a process, as numbers that are not reused before the next boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     pub unique: u64,
-    /// That of the process it was born to, whoever has adopted it since.
+    /// Number of the birth parent, also after the process was reparented.
     pub parent: u64,
 }
 
 impl KinfoProc {
-    /// All that stand there one behind the other.
+    /// Parses consecutive rows.
     pub fn all(bytes: &[u8]) -> impl Iterator<Item = KinfoProc> + '_ {
         bytes.chunks_exact(SIZE).filter_map(KinfoProc::parse)
     }
 
-    /// How many of them are none, the kernel's own apart.
+    /// Returns the number of rows that cannot be parsed, except that of pid 0.
     pub fn flawed(bytes: &[u8]) -> usize {
         let rows = bytes.chunks(SIZE);
         let kernels = |row: &&[u8]| row.len() == SIZE && word(row, PID) == Some(0);
@@ -75,7 +76,7 @@ impl KinfoProc {
         let pid = word(PID)?;
         let name = row.get(NAME..NAME + NAME_MAX)?;
         let comm = name.split(|byte| *byte == 0).next()?;
-        // The kernel itself is pid 0, and no pid is negative.
+        // Pid 0 is the kernel itself, and no pid is negative.
         (pid != 0 && pid <= i32::MAX.cast_unsigned()).then_some(KinfoProc {
             pid,
             parent: word(PARENT)?,
@@ -86,7 +87,7 @@ impl KinfoProc {
             },
             saved_uid: word(SAVED_UID)?,
             group: word(GROUP)?,
-            // -1 is no device.
+            // -1 means no terminal.
             terminal: Some(word(TERMINAL)?)
                 .filter(|device| *device != u32::MAX)
                 .unwrap_or(0),
@@ -96,12 +97,12 @@ impl KinfoProc {
         })
     }
 
-    /// Whether nothing of it runs any more; only its parent has not waited for it yet.
+    /// Returns whether the process has exited and has not been waited for.
     pub fn is_zombie(&self) -> bool {
         self.state == ZOMBIE
     }
 
-    /// State letter, as ps(1) shows it.
+    /// Returns the state letter that ps(1) shows.
     pub fn state(&self) -> char {
         match self.state {
             1 => 'I',
@@ -126,7 +127,7 @@ mod tests {
     use super::*;
     use crate::damage::mutated;
 
-    /// A row with these words at these places.
+    /// Returns a row with these words at these offsets.
     fn row(words: &[(usize, u32)]) -> Vec<u8> {
         let mut row = vec![0; SIZE];
         let mut put = |at: usize, bytes: &[u8]| row[at..at + bytes.len()].copy_from_slice(bytes);
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_read_where_the_kernel_writes_it() {
+    fn row_fields_are_read_at_their_offsets() {
         let mut bytes = row(&[
             (START_SECONDS, 7),
             (START_MICROS, 5),
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_nobody_is_left_out_and_counted() {
+    fn invalid_rows_are_skipped_and_counted() {
         let counts = |bytes: &[u8]| (KinfoProc::all(bytes).count(), KinfoProc::flawed(bytes));
         assert_eq!(counts(&row(&[(PID, 0)])), (0, 0), "the kernel");
         for pid in [u32::MAX, 1 << 31] {
@@ -191,7 +192,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_rows_or_none(
+        fn any_bytes_can_be_parsed(
             bytes in prop_oneof![
                 prop::collection::vec(any::<u8>(), 0..3 * SIZE),
                 mutated(two_rows()),

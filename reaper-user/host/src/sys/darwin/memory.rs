@@ -1,13 +1,13 @@
-//! Giving memory back: the allocator of this system does so by itself.
+//! Settings of the allocator, which needs none on macOS.
 
-/// Nothing has to be said.
+/// Does nothing on macOS.
 pub fn fix_mmap_threshold() {}
 
-/// Nothing has to be done.
+/// Does nothing: the allocator returns freed memory by itself.
 pub fn trim() {}
 
-/// Whether anything of this host's memory is swapped out now: it is not read apart, what a process has compressed or
-/// swapped out is part of its footprint.
+/// Returns false: swap is not read separately on macOS. The footprint of a process includes compressed and swapped
+/// memory.
 pub fn is_swap_used() -> bool {
     false
 }

@@ -1,4 +1,4 @@
-//! What macOS tells of its processes, through sysctl(3) and libproc, as bytes.
+//! Process information of macOS, through sysctl(3) and libproc.
 
 use std::ffi::OsString;
 use std::io;
@@ -15,28 +15,28 @@ use crate::sys::kinfo::Identity;
 const UNIQUE: c_int = 17;
 /// `PROC_PIDFDSOCKETINFO` of bsd/sys/proc_info.h.
 const SOCKET: c_int = 3;
-/// More than a `socket_fdinfo` has.
+/// Upper bound of the size of a `socket_fdinfo`.
 const SOCKET_MAX: usize = 1024;
-/// Bytes of a `proc_fdinfo`: two numbers.
+/// Size of a `proc_fdinfo`: two numbers.
 const DESCRIPTOR: usize = 8;
 
-/// What a process uses.
+/// Resources that a process uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// Resident, in bytes.
+    /// Resident memory in bytes.
     pub resident: u64,
-    /// Processor time, in ns.
+    /// CPU time in ns.
     pub cpu: u64,
 }
 
-/// All processes, those that have exited and are not waited for included, as `kinfo_proc` structures in a row.
+/// Returns all processes, including zombies, as consecutive `kinfo_proc` structures.
 ///
 /// # Errors
 /// As sysctl(3).
 pub fn processes() -> io::Result<Vec<u8>> {
     let mib = [libc::CTL_KERN, libc::KERN_PROC, libc::KERN_PROC_ALL, 0];
     loop {
-        // Some more may have come by the time they are listed.
+        // More processes can start before they are listed.
         let room = sysctl(&mib, None)? + (16 << 10);
         let mut bytes = vec![0; room];
         match sysctl(&mib, Some(&mut bytes)) {
@@ -49,7 +49,7 @@ pub fn processes() -> io::Result<Vec<u8>> {
     }
 }
 
-/// One process as a `kinfo_proc` structure; no bytes where there is none.
+/// Returns a process as a `kinfo_proc` structure; empty if it does not exist.
 ///
 /// # Errors
 /// As sysctl(3).
@@ -70,12 +70,12 @@ pub fn process(pid: u32) -> io::Result<Vec<u8>> {
     }
 }
 
-/// The arguments of a process and, where that may be known, its environment (`KERN_PROCARGS2`).
+/// Returns the arguments of a process and, if permitted, its environment (`KERN_PROCARGS2`).
 ///
 /// # Errors
-/// `EINVAL` for one that is gone or another user's.
+/// `EINVAL` if the process is gone or belongs to another user.
 pub fn arguments(pid: u32) -> io::Result<Vec<u8>> {
-    // With less room than there could be, the kernel gives the end and not the beginning.
+    // With a smaller buffer the kernel returns the end instead of the beginning.
     static MOST: LazyLock<usize> = LazyLock::new(|| {
         let mut bytes = [0; 4];
         let read = sysctl(&[libc::CTL_KERN, libc::KERN_ARGMAX], Some(&mut bytes));
@@ -89,7 +89,7 @@ pub fn arguments(pid: u32) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// When this host was booted, by its clock as it is set now, in µs since the epoch.
+/// Returns the boot time of this host by its current wall clock, in µs since the epoch.
 pub fn booted() -> Option<u64> {
     let mut bytes = [0; 16];
     sysctl(&[libc::CTL_KERN, libc::KERN_BOOTTIME], Some(&mut bytes)).ok()?;
@@ -98,11 +98,11 @@ pub fn booted() -> Option<u64> {
     Some(seconds * 1_000_000 + u64::from(micros))
 }
 
-/// A setting that is text; empty if there is none.
+/// Returns a sysctl that is a string; empty if it does not exist.
 pub fn text(name: &std::ffi::CStr) -> String {
     let mut bytes = [0_u8; 256];
     let mut length = bytes.len();
-    // SAFETY: the name ends with NUL, no more is written than there is room for, and nothing is set.
+    // SAFETY: the name ends with NUL, no more than `length` bytes are written, and nothing is set.
     let read = unsafe {
         libc::sysctlbyname(
             name.as_ptr(),
@@ -117,18 +117,18 @@ pub fn text(name: &std::ffi::CStr) -> String {
     String::from_utf8_lossy(text).into_owned()
 }
 
-/// What the kernel calls a process that has not exited.
+/// Returns the identity of a process that has not exited.
 ///
 /// # Errors
-/// `ESRCH` if there is none.
+/// `ESRCH` if there is no such process.
 pub fn identity(pid: u32) -> nix::Result<Identity> {
     identity_with(pid, 0)
 }
 
-/// The same of one that may have exited and is not waited for.
+/// Returns the identity of a process that may be a zombie.
 ///
 /// # Errors
-/// `ESRCH` if there is none.
+/// `ESRCH` if there is no such process.
 pub fn identity_of_any(pid: u32) -> nix::Result<Identity> {
     identity_with(pid, 1)
 }
@@ -149,22 +149,22 @@ fn identity_with(pid: u32, zombies: u64) -> nix::Result<Identity> {
     })
 }
 
-/// Path of the executable; empty if unknown.
+/// Returns the path of the executable; empty if unknown.
 pub fn executable(pid: u32) -> Vec<u8> {
     let mut bytes = [0_u8; libc::PROC_PIDPATHINFO_MAXSIZE as usize];
-    // SAFETY: no more is written than there is room for.
+    // SAFETY: no more than the given size is written.
     let length =
         unsafe { libc::proc_pidpath(signed(pid), bytes.as_mut_ptr().cast(), bytes.len() as u32) };
     let length = usize::try_from(length).unwrap_or(0).min(bytes.len());
     bytes[..length].to_vec()
 }
 
-/// Where a process works; `None` if it is gone, another user's, or in a directory that has no path.
+/// Returns the working directory. `None` if the process is gone or another user's, or if the directory has no path.
 pub fn directory(pid: u32) -> Option<PathBuf> {
-    // SAFETY: all its fields are numbers, for which zeroes stand for something.
+    // SAFETY: all fields are numbers, for which zero is valid.
     let mut info: libc::proc_vnodepathinfo = unsafe { std::mem::zeroed() };
     let size = size_of::<libc::proc_vnodepathinfo>();
-    // SAFETY: the structure is the one of the flavor, and no more is written than its size.
+    // SAFETY: the structure is that of this flavor, and no more than its size is written.
     let read = unsafe {
         libc::proc_pidinfo(
             signed(pid),
@@ -185,11 +185,11 @@ pub fn directory(pid: u32) -> Option<PathBuf> {
     (!path.is_empty()).then(|| OsString::from_vec(path).into())
 }
 
-/// What a process uses now; `None` if it is gone or another user's.
+/// Returns the resources that a process uses; `None` if it is gone or another user's.
 pub fn usage(pid: u32) -> Option<Usage> {
-    // SAFETY: all its fields are numbers, for which zeroes stand for something.
+    // SAFETY: all fields are numbers, for which zero is valid.
     let mut info: libc::rusage_info_v0 = unsafe { std::mem::zeroed() };
-    // SAFETY: the structure is the one of the flavor.
+    // SAFETY: the structure is that of this flavor.
     let read =
         unsafe { libc::proc_pid_rusage(signed(pid), libc::RUSAGE_INFO_V0, (&raw mut info).cast()) };
     (read == 0).then(|| Usage {
@@ -198,7 +198,7 @@ pub fn usage(pid: u32) -> Option<Usage> {
     })
 }
 
-/// The open files of a process that are sockets; `None` if they cannot be listed.
+/// Returns the descriptors of a process that are sockets; `None` if they cannot be listed.
 pub fn sockets(pid: u32) -> Option<Vec<i32>> {
     let mut bytes = vec![0; 64 * DESCRIPTOR];
     loop {
@@ -215,10 +215,10 @@ pub fn sockets(pid: u32) -> Option<Vec<i32>> {
     Some(sockets.map(number).collect())
 }
 
-/// A socket of a process as a `socket_fdinfo` structure; `None` where it is closed by now.
+/// Returns a socket of a process as a `socket_fdinfo` structure; `None` if it has been closed.
 pub fn socket(pid: u32, file: i32) -> Option<Vec<u8>> {
     let mut bytes = vec![0; SOCKET_MAX];
-    // SAFETY: no more is written than there is room for.
+    // SAFETY: no more than the given size is written.
     let length = unsafe {
         libc::proc_pidfdinfo(
             signed(pid),
@@ -232,17 +232,17 @@ pub fn socket(pid: u32, file: i32) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Id of the session that a process is in, 0 if unknown.
+/// Returns the id of the session of a process; 0 if unknown.
 pub fn session(pid: u32) -> u32 {
     let pid = nix::unistd::Pid::from_raw(signed(pid));
     nix::unistd::getsid(Some(pid)).map_or(0, |sid| sid.as_raw().cast_unsigned())
 }
 
-/// What its processor time is counted in, in ns.
+/// Converts CPU time from ticks of the Mach clock to ns.
 fn nanoseconds(ticks: u64) -> u64 {
     static SCALE: LazyLock<(u64, u64)> = LazyLock::new(|| {
         let mut info = mach_timebase_info { numer: 0, denom: 0 };
-        // SAFETY: the structure is written, and nothing else.
+        // SAFETY: only the structure is written.
         unsafe { mach_timebase_info(&raw mut info) };
         (info.numer.max(1).into(), info.denom.max(1).into())
     });
@@ -263,13 +263,13 @@ unsafe extern "C" {
     fn mach_timebase_info(info: *mut mach_timebase_info) -> c_int;
 }
 
-/// Reads what a path of numbers names, or tells how long that is.
+/// Reads a sysctl into `into`, or returns its length if there is no buffer.
 fn sysctl(mib: &[c_int], into: Option<&mut [u8]>) -> nix::Result<usize> {
     let (at, mut length) = match into {
         Some(into) => (into.as_mut_ptr().cast::<c_void>(), into.len()),
         None => (std::ptr::null_mut(), 0),
     };
-    // SAFETY: the path is only read, no more is written than there is room for, and nothing is set.
+    // SAFETY: the path is only read, no more than `length` bytes are written, and nothing is set.
     let read = unsafe {
         libc::sysctl(
             mib.as_ptr().cast_mut(),
@@ -283,10 +283,10 @@ fn sysctl(mib: &[c_int], into: Option<&mut [u8]>) -> nix::Result<usize> {
     Errno::result(read).map(|_| length)
 }
 
-/// What libproc has of a process; how many bytes.
+/// Reads information about a process with libproc. Returns the number of bytes.
 fn pid_info(pid: u32, flavor: c_int, argument: u64, into: &mut [u8]) -> nix::Result<usize> {
     let room = c_int::try_from(into.len()).unwrap_or(c_int::MAX);
-    // SAFETY: no more is written than there is room for.
+    // SAFETY: no more than the given size is written.
     let length = unsafe {
         libc::proc_pidinfo(
             signed(pid),
@@ -302,7 +302,7 @@ fn pid_info(pid: u32, flavor: c_int, argument: u64, into: &mut [u8]) -> nix::Res
     }
 }
 
-/// As the kernel has a pid. One that is none is nobody's.
+/// Converts a pid for the kernel. An invalid pid becomes one that no process has.
 fn signed(pid: u32) -> c_int {
     c_int::try_from(pid).unwrap_or(c_int::MAX)
 }

@@ -1,9 +1,9 @@
-//! Handles on processes, in the place of Linux's pidfds: the only names by which a process is signalled.
+//! Handles on processes, in place of Linux's pidfds. The service signals a process only through its handle.
 //!
-//! macOS has none that the kernel would hold on to. A handle remembers what the kernel calls the process, which is a number
-//! that is never used again, and asks for that right before each signal. What that leaves open is the time between
-//! the question and kill(2), which is microseconds: in that the process would have to exit, be waited for, and its pid
-//! be given away. Pids are given in order, so that all others (some 100,000) would have to be used up in between.
+//! macOS has no handle that pins a process. Instead a handle stores the unique number of the process, and checks it
+//! right before each signal. Between the check and kill(2) lie microseconds, in which a signal could hit another
+//! process: the process would have to exit, be waited for, and its pid be reused. Pids are allocated in order, so all
+//! other pids (about 100,000) would have to be used in between.
 
 use std::time::Duration;
 
@@ -16,27 +16,27 @@ use crate::sys::kinfo::KinfoProc;
 use crate::sys::process_handle::ProcessHandle;
 use reaper_model::event::Uids;
 
-/// A handle on one process, for ever the same one.
+/// A handle on one process. It never refers to another process.
 #[derive(Debug)]
 pub struct Pidfd {
     pid: u32,
     unique: u64,
 }
 
-/// The kernel does not tell who a process is, and so nothing can be signalled.
+/// The kernel does not report unique numbers of processes, so that no process can be signalled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a process cannot be told from another that has its pid: {0}; {advice}", advice = PidfdUnavailable::ADVICE)]
+#[error("processes with the same pid cannot be distinguished: {0}; {advice}", advice = PidfdUnavailable::ADVICE)]
 pub struct PidfdUnavailable(pub nix::Error);
 
 impl PidfdUnavailable {
-    /// What to do about it.
+    /// Advice for the user.
     pub const ADVICE: &str = "run it outside of a sandbox";
 }
 
-/// Whether it does, tried on this process.
+/// Checks that the kernel reports the unique number of this process.
 ///
 /// # Errors
-/// What the kernel says.
+/// The error of the kernel.
 pub fn probe() -> Result<(), PidfdUnavailable> {
     Pidfd::open(std::process::id())
         .map(drop)
@@ -44,21 +44,21 @@ pub fn probe() -> Result<(), PidfdUnavailable> {
 }
 
 impl Pidfd {
-    /// Makes a handle on whoever has the pid now.
+    /// Opens a handle on the process that currently has the pid.
     ///
     /// # Errors
-    /// `ESRCH` if nobody has.
+    /// `ESRCH` if there is no such process.
     pub fn open(pid: u32) -> nix::Result<Pidfd> {
         let unique = identity(pid)?.unique;
         Ok(Pidfd { pid, unique })
     }
 
-    /// What the kernel calls the process; a name that is never used again.
+    /// Returns the unique number of the process, which is not reused.
     pub fn unique_inode(&self) -> Option<u64> {
         self.inode()
     }
 
-    /// Pid under which its exit can be waited for.
+    /// Returns the pid, for watching the exit.
     pub fn pid(&self) -> u32 {
         self.pid
     }
@@ -84,18 +84,18 @@ impl ProcessHandle for Pidfd {
         if timeout.is_zero() || self.has_exited() {
             return self.has_exited();
         }
-        let told = Kqueue::new().and_then(|queue| {
-            let mut told = [exit_of(self.pid, 0)];
+        let exits = Kqueue::new().and_then(|queue| {
+            let mut events = [exit_of(self.pid, 0)];
             queue.kevent(&[exit_of(self.pid, 0)], &mut [], None)?;
-            // Asked by pid, it may be another's exit that is waited for: then this one has gone before.
+            // kevent(2) watches by pid. If the pid was reused, this process has exited before.
             match self.has_exited() {
                 true => Ok(1),
-                false => queue.kevent(&[], &mut told, Some(timespec(timeout))),
+                false => queue.kevent(&[], &mut events, Some(timespec(timeout))),
             }
         });
-        told.map_or_else(
+        exits.map_or_else(
             |_| {
-                // It is on its way out, or there is no room: whoever asks again is not to do so all the time.
+                // The process is exiting, or there are no resources. The pause keeps the caller from a busy loop.
                 std::thread::sleep(timeout.min(Duration::from_millis(10)));
                 self.has_exited()
             },
@@ -111,7 +111,7 @@ impl ProcessHandle for Pidfd {
 
     fn send_signal(&self, signal: Signal) -> nix::Result<()> {
         let pid = i32::try_from(self.pid).map_err(|_| nix::Error::ESRCH)?;
-        // To kill(2) these name groups.
+        // kill(2) takes such a pid for a process group.
         if pid <= 0 {
             return Err(nix::Error::ESRCH);
         }
@@ -122,7 +122,7 @@ impl ProcessHandle for Pidfd {
     }
 }
 
-/// Asks for word of the exit of whoever has the pid.
+/// Returns the request to watch for the exit of the process that has the pid.
 pub fn exit_of(pid: u32, token: u64) -> KEvent {
     KEvent::new(
         pid as usize,
@@ -134,7 +134,7 @@ pub fn exit_of(pid: u32, token: u64) -> KEvent {
     )
 }
 
-/// Takes back what was asked of whoever has, or had, the pid.
+/// Returns the request to stop watching the process that has the pid.
 pub fn no_word_of(pid: u32) -> KEvent {
     KEvent::new(
         pid as usize,

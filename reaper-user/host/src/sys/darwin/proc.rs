@@ -1,9 +1,9 @@
-//! Questions about processes that Linux answers by files in /proc.
+//! Queries about processes that /proc answers on Linux.
 
 use std::fs::Metadata;
 use std::io;
 
-/// There are no pid namespaces: always the only one there can be.
+/// Returns 0: macOS has no pid namespaces.
 ///
 /// # Errors
 /// None.
@@ -11,22 +11,22 @@ pub fn non_initial_pid_namespace() -> io::Result<u32> {
     Ok(0)
 }
 
-/// The process that a task belongs to: tasks of others have no pids here.
+/// Returns `pid`: threads have no pids on macOS.
 pub fn thread_group(pid: u32) -> Option<u32> {
     Some(pid)
 }
 
-/// Whether the process table shows a process that there is: always.
+/// Returns true: every process is visible on macOS.
 pub fn is_visible(_: u32) -> bool {
     true
 }
 
-/// Pid of whoever has a lock on a file that may not be read.
+/// Would return the pid that holds a lock on a file, which macOS does not report.
 ///
 /// # Errors
-/// Always: nobody tells.
+/// Always.
 pub fn lock_holder(_: &Metadata) -> io::Result<Option<u32>> {
     Err(io::Error::other(
-        "only who may read a lock can tell who holds it: ask as the user that the service runs as",
+        "the holder of a lock is visible only to users with access to the lock file; run this as the user of the service",
     ))
 }

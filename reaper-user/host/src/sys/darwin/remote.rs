@@ -1,11 +1,11 @@
-//! File systems of other machines.
+//! Recognises network file systems.
 
 use std::path::Path;
 
 use nix::mount::MntFlags;
 use nix::sys::statfs::statfs;
 
-/// What a file system of another machine is called in the error, if the directory is in one.
+/// Returns `network` if a directory is on a file system of another machine.
 ///
 /// # Errors
 /// As statfs(2).

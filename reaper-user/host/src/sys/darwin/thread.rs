@@ -1,20 +1,23 @@
-//! What the engine asks of the scheduler and of its limits.
+//! Scheduling priority and resource limits of the service.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// Open files that a process may ask for without more ado (`OPEN_MAX` of sys/syslimits.h).
+/// Maximum number of open files without raising system limits (`OPEN_MAX` of sys/syslimits.h).
 const OPEN_MAX: u64 = 10240;
 
-/// See [`raise_priority`].
+/// Raises the priority of this process. See [`raise_priority`].
 pub fn prioritise() {
     raise_priority();
 }
 
-/// Puts this process before ordinary ones. What is not permitted is left out: it makes things slower, not wrong.
+/// Raises the priority of this process. Failures are ignored: they make the service slower, not wrong.
 pub fn raise_priority() {
     // SAFETY: no memory is involved.
     if unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) } != 0 {
-        tracing::debug!("no raised priority: {}", std::io::Error::last_os_error());
+        tracing::debug!(
+            "cannot raise the priority: {}",
+            std::io::Error::last_os_error()
+        );
     }
 }
 
@@ -23,24 +26,24 @@ pub fn runnable_per_processor() -> u32 {
     1
 }
 
-/// Returns 0, which stands for each thread: what a thread sleeps in is not read on macOS.
+/// Returns 0 for each thread: its sleep is not read on macOS.
 pub fn thread_id() -> u32 {
     0
 }
 
-/// Returns the same for each thread, as if it slept all the time.
+/// Returns the same number for each thread, as if it were always asleep.
 pub fn sleep_number(_thread_id: u32) -> Option<u64> {
     Some(0)
 }
 
 /// Raises the limit on open files as far as permitted.
 pub fn raise_open_files() {
-    // The kernel refuses more, whatever the hard limit says.
+    // The kernel refuses more, even below the hard limit.
     if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
         && let wanted = hard.min(OPEN_MAX)
         && soft < wanted
         && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, wanted, hard)
     {
-        tracing::debug!("limit on open files is left alone: {error}");
+        tracing::debug!("cannot raise the limit on open files: {error}");
     }
 }

@@ -1,4 +1,4 @@
-//! What a path means stays what it was, whatever is put in the place of its parts.
+//! Tests that a held path keeps its meaning, whatever replaces its components.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 
@@ -7,7 +7,7 @@ use super::*;
 struct World(tempfile::TempDir);
 
 impl World {
-    /// A directory `ws/tree` with a file, and a directory `victim` with one.
+    /// Creates a directory `ws/tree` and a directory `victim`, both with files.
     fn new() -> World {
         let world = World(tempfile::tempdir().unwrap());
         for directory in ["ws/tree/inner", "victim/tree"] {
@@ -39,18 +39,18 @@ impl World {
 }
 
 #[test]
-fn directory_goes_with_all_that_is_in_it() {
+fn directory_is_removed_with_its_content() {
     let world = World::new();
     let held = world.hold("ws/tree/");
     symlink(world.path("victim"), world.path("ws/tree/link")).unwrap();
     assert_eq!(held.remove().unwrap(), Vec::<PathBuf>::new());
     assert!(!world.path("ws/tree").exists() && world.path("ws").exists());
     world.assert_victim_lives();
-    assert!(held.remove().unwrap().is_empty(), "it is gone already");
+    assert!(held.remove().unwrap().is_empty(), "already removed");
 }
 
 #[test]
-fn link_in_the_place_of_the_directory_goes_alone() {
+fn link_in_place_of_the_directory_is_removed_alone() {
     let world = World::new();
     let held = world.hold("ws/tree");
     fs::rename(world.path("ws/tree"), world.path("ws/moved")).unwrap();
@@ -61,7 +61,7 @@ fn link_in_the_place_of_the_directory_goes_alone() {
 }
 
 #[test]
-fn parent_that_is_replaced_redirects_nothing() {
+fn replaced_parent_does_not_redirect() {
     let world = World::new();
     let (tree, report) = (world.hold("ws/tree"), world.hold("ws/a"));
     fs::rename(world.path("ws"), world.path("moved")).unwrap();
@@ -74,7 +74,7 @@ fn parent_that_is_replaced_redirects_nothing() {
 }
 
 #[test]
-fn directory_that_is_made_later_must_be_no_link() {
+fn missing_directory_replaced_by_link_is_refused() {
     let world = World::new();
     let held = world.hold("new/tree");
     assert!(held.remove().unwrap().is_empty());
@@ -85,7 +85,7 @@ fn directory_that_is_made_later_must_be_no_link() {
 }
 
 #[test]
-fn file_is_replaced_and_not_what_a_link_leads_to() {
+fn link_is_replaced_and_its_target_is_kept() {
     let world = World::new();
     let held = world.hold("ws/report");
     symlink(world.path("victim/a"), world.path("ws/report")).unwrap();
@@ -96,7 +96,7 @@ fn file_is_replaced_and_not_what_a_link_leads_to() {
     assert_eq!(
         fs::read_dir(world.path("ws")).unwrap().count(),
         2,
-        "nothing else is left"
+        "no temporary file is left"
     );
     world.assert_victim_lives();
 }
@@ -144,7 +144,7 @@ fn root_refuses_directories_that_others_may_write_to() {
     std::os::unix::fs::chown(world.path("ws/tree"), Some(65534), None).unwrap();
     assert!(
         refused("ws/tree"),
-        "sticky, and the entry is another user's"
+        "sticky, but the entry belongs to another user"
     );
     set("ws", 0o755);
     assert!(!refused("ws/tree"));

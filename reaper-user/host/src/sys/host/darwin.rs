@@ -1,4 +1,4 @@
-//! This host, by what sysctl(3) tells of it.
+//! Reads this host through sysctl(3).
 
 use std::path::Path;
 
@@ -9,13 +9,13 @@ impl Host {
     /// Reads this host.
     pub fn read() -> Host {
         let euid = nix::unistd::geteuid();
-        // Nothing is told apart: root may do all of it, and others nothing.
+        // macOS has no capabilities: root may do everything, other users nothing.
         Host {
             release: text(c"kern.osrelease"),
             boot_id: text(c"kern.bootsessionuuid"),
             euid: Some(euid.as_raw()),
             capabilities: Capabilities(if euid.is_root() { u64::MAX } else { 0 }),
-            // No file of Linux's tells anything here.
+            // All other facts come from files that only Linux has.
             ..Host::read_at(Path::new("/nonexistent"))
         }
     }

@@ -1,4 +1,4 @@
-//! What is mounted where, as this process sees it.
+//! Mount points, as this process sees them.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -7,76 +7,76 @@ use std::path::{Path, PathBuf};
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
-    /// What of its file system is mounted there.
+    /// Directory of the file system that is mounted.
     pub root: PathBuf,
     pub point: PathBuf,
-    /// Kind of the file system, such as `bpf`.
+    /// Type of the file system, such as `bpf`.
     pub kind: String,
     pub writable: bool,
 }
 
-/// All mounts, those over others behind them.
+/// All mounts, in the order of mountinfo: a mount comes after those that it covers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mounts(Vec<Mount>);
 
 impl Mounts {
-    /// Reads the lines of `/proc/self/mountinfo`; what is no such line is left out.
+    /// Parses `/proc/self/mountinfo`. Lines with another format are skipped.
     pub fn parse(mountinfo: &[u8]) -> Mounts {
         Mounts(mountinfo.split(|&b| b == b'\n').filter_map(mount).collect())
     }
 
-    /// Those of this kind alone.
+    /// Returns only the mounts of this file system type.
     pub fn of_kind(mut self, kind: &str) -> Mounts {
         self.0.retain(|mount| mount.kind == kind);
         self
     }
 
-    /// Where a path of a file system of this kind is to be had, by a mount that shows it.
+    /// Returns where a path inside of a file system of this type is visible, if a mount shows it.
     fn find(&self, kind: &str, path: &Path) -> Option<PathBuf> {
         let shown = |mount: &Mount| {
             let below = path.strip_prefix(&mount.root).ok()?;
-            // With an empty path the name would end in a slash.
+            // Joining an empty path would append a slash.
             Some(mount.point.components().chain(below.components()).collect())
         };
         let of_kind = self.0.iter().rev().filter(|mount| mount.kind == kind);
         of_kind.filter_map(shown).next()
     }
 
-    /// Directory of a cgroup of version 2, by the path that a `cgroup` file of /proc has for it: none of one that is outside of
-    /// this program's cgroup namespace (`/..`), and so of what its mounts show.
+    /// Returns the directory of a cgroup of version 2, given its path in a `cgroup` file of /proc. Returns `None` for a
+    /// cgroup outside of this process's cgroup namespace (`/..`), because no mount shows it.
     pub fn cgroup(&self, path: &[u8]) -> Option<PathBuf> {
         let inside = !path.starts_with(b"/..");
         let path = inside.then(|| Path::new(OsStr::from_bytes(path)));
         self.find("cgroup2", path?)
     }
 
-    /// The mount that a path lies on, whether there is anything at that path or not.
+    /// Returns the mount that contains a path, which need not exist.
     pub fn of(&self, path: &Path) -> Option<&Mount> {
         let over = |mount: &&Mount| path.starts_with(&mount.point);
-        // The last of those with the longest path: it covers the others.
+        // Of the mounts with the longest mount point, the last one covers the others.
         let depth = |mount: &&Mount| mount.point.components().count();
         self.0.iter().filter(over).max_by_key(depth)
     }
 }
 
-/// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue`, as in proc(5).
+/// Parses `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue` (proc_pid_mountinfo(5)).
 fn mount(line: &[u8]) -> Option<Mount> {
     let mut fields = line.split(|&b| b == b' ');
     let (root, point) = (unescaped(fields.nth(3)?), unescaped(fields.next()?));
     let options = fields.next()?;
     let mut fields = fields.skip_while(|field| field != b"-").skip(1);
     let kind = String::from_utf8_lossy(fields.next()?).into_owned();
-    let of_all = fields.nth(1)?;
+    let super_options = fields.nth(1)?;
     let writable = |options: &[u8]| options.split(|&b| b == b',').any(|option| option == b"rw");
     Some(Mount {
         root,
         point,
         kind,
-        writable: writable(options) && writable(of_all),
+        writable: writable(options) && writable(super_options),
     })
 }
 
-/// A path in which blanks and backslashes stand as three octal digits.
+/// Decodes a path in which blanks and backslashes are written as octal escapes.
 fn unescaped(field: &[u8]) -> PathBuf {
     let mut path = Vec::new();
     let mut rest = field;
@@ -106,7 +106,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_lines_are_mounts_or_none(bytes in arbitrary_bytes(MOUNTINFO)) {
+        fn any_mountinfo_can_be_parsed(bytes in arbitrary_bytes(MOUNTINFO)) {
             let Mounts(all) = Mounts::parse(&bytes);
             prop_assert!(all.len() <= bytes.split(|&byte| byte == b'\n').count());
             let of_root = Mounts(all).of(Path::new("/")).cloned();
@@ -116,7 +116,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn blanks_in_mount_points(path in prop::collection::vec(any::<u8>(), 0..40), other in arbitrary_bytes(b"/a\\040b")) {
+        fn blanks_in_mount_points_are_decoded(path in prop::collection::vec(any::<u8>(), 0..40), other in arbitrary_bytes(b"/a\\040b")) {
             let escape = |byte: &u8| match byte {
                 b' ' | b'\t' | b'\n' | b'\\' => format!("\\{byte:03o}").into_bytes(),
                 other => vec![*other],
@@ -140,7 +140,7 @@ nonsense
 ";
 
     #[test]
-    fn a_path_lies_on_the_mount_that_covers_it() {
+    fn path_is_on_the_mount_that_covers_it() {
         let mounts = Mounts::parse(MOUNTINFO.as_bytes());
         for (path, point, kind, writable) in [
             ("/sys/fs/bpf/reaper", "/sys/fs/bpf", "bpf", true),
@@ -161,7 +161,7 @@ nonsense
     }
 
     #[test]
-    fn a_path_of_a_file_system_is_where_a_mount_shows_it() {
+    fn cgroup_path_is_found_through_a_mount() {
         let mounts = Mounts::parse(MOUNTINFO.as_bytes());
         for (path, at) in [
             ("/user.slice/1/a", Some("/sys/fs/cgroup/a")),

@@ -1,4 +1,4 @@
-//! This host, by its files.
+//! Reads this host from its files.
 
 use std::path::Path;
 
