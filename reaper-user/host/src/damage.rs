@@ -1,20 +1,20 @@
-//! Bytes as nobody should write them, for tests of what reads the formats of others.
+//! Generates damaged input for tests of the parsers.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
-/// What formats are made of.
-const SIGNS: &[u8] = b"0123456789-+ \t\n\0()[]:/.,=\\_\x7f\xffaSZUidxN";
+/// Bytes that occur in the parsed formats.
+const FORMAT_BYTES: &[u8] = b"0123456789-+ \t\n\0()[]:/.,=\\_\x7f\xffaSZUidxN";
 
-/// One thing that is wrong, at a place.
+/// One damage at a position.
 #[derive(Clone, Debug)]
 enum Damage {
-    Byte(Index, u8),
-    Cut(Index),
-    Lost(Index, usize),
-    Twice(Index, usize),
-    Put(Index, Vec<u8>),
+    Overwrite(Index, u8),
+    Truncate(Index),
+    Delete(Index, usize),
+    Duplicate(Index, usize),
+    Insert(Index, Vec<u8>),
 }
 
 impl Damage {
@@ -22,38 +22,38 @@ impl Damage {
         let at = |index: Index| index.index(bytes.len() + 1);
         let end = |at: usize, count: usize| (at + count).min(bytes.len());
         match self {
-            Damage::Byte(index, byte) => {
+            Damage::Overwrite(index, byte) => {
                 let at = at(index);
                 if let Some(place) = bytes.get_mut(at) {
                     *place = byte;
                 }
             }
-            Damage::Cut(index) => bytes.truncate(at(index)),
-            Damage::Lost(index, count) => {
+            Damage::Truncate(index) => bytes.truncate(at(index)),
+            Damage::Delete(index, count) => {
                 let range = at(index)..end(at(index), count);
                 bytes.drain(range);
             }
-            Damage::Twice(index, count) => {
+            Damage::Duplicate(index, count) => {
                 let range = at(index)..end(at(index), count);
                 bytes.extend_from_within(range);
             }
-            Damage::Put(index, more) => {
+            Damage::Insert(index, added) => {
                 let at = at(index);
-                bytes.splice(at..at, more);
+                bytes.splice(at..at, added);
             }
         }
     }
 }
 
-/// These with up to three things wrong.
+/// Generates copies of `real` with up to three damages.
 pub fn mutated(real: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
-    let signs = || prop_oneof![any::<u8>(), select(SIGNS)];
+    let byte_values = || prop_oneof![any::<u8>(), select(FORMAT_BYTES)];
     let damage = prop_oneof![
-        3 => (any::<Index>(), signs()).prop_map(|(at, byte)| Damage::Byte(at, byte)),
-        1 => any::<Index>().prop_map(Damage::Cut),
-        1 => (any::<Index>(), 1..40_usize).prop_map(|(at, count)| Damage::Lost(at, count)),
-        1 => (any::<Index>(), 1..40_usize).prop_map(|(at, count)| Damage::Twice(at, count)),
-        1 => (any::<Index>(), vec(signs(), 1..24)).prop_map(|(at, more)| Damage::Put(at, more)),
+        3 => (any::<Index>(), byte_values()).prop_map(|(at, byte)| Damage::Overwrite(at, byte)),
+        1 => any::<Index>().prop_map(Damage::Truncate),
+        1 => (any::<Index>(), 1..40_usize).prop_map(|(at, count)| Damage::Delete(at, count)),
+        1 => (any::<Index>(), 1..40_usize).prop_map(|(at, count)| Damage::Duplicate(at, count)),
+        1 => (any::<Index>(), vec(byte_values(), 1..24)).prop_map(|(at, added)| Damage::Insert(at, added)),
     ];
     vec(damage, 0..=3).prop_map(move |damages| {
         let mut bytes = real.clone();
@@ -64,16 +64,16 @@ pub fn mutated(real: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// Anything: bytes of all kinds, of the kinds that formats are made of, and real ones that were damaged.
+/// Generates random bytes, random bytes of the parsed formats, and damaged copies of `real`.
 pub fn arbitrary_bytes(real: impl AsRef<[u8]>) -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         1 => vec(any::<u8>(), 0..400),
-        1 => vec(select(SIGNS), 0..400),
+        1 => vec(select(FORMAT_BYTES), 0..400),
         2 => mutated(real.as_ref().to_vec()),
     ]
 }
 
-/// What the kernel says of this process in a file of /proc; nothing where there is none.
+/// Returns the content of a file in /proc/self, or nothing if it cannot be read.
 pub fn proc_self_file(file: &str) -> Vec<u8> {
     std::fs::read(std::path::Path::new("/proc/self").join(file)).unwrap_or_default()
 }

@@ -1,15 +1,16 @@
-//! The host: what the kernel reports and what can be read of processes.
+//! Access to the host: the events that the kernel reports, and what can be read about processes.
 //!
 //! - [`source`] delivers the events: eBPF probes, the proc connector, or scans of the process table.
-//! - [`facts`] reads what no event reports, on worker threads.
-//! - [`workers`] are the threads for reads that can block.
+//! - [`facts`] reads on worker threads what no event reports.
+//! - [`workers`] provides the threads for reads that can block.
 //! - [`kernel`] has the traits through which the engine uses all of this.
-//! - [`sys`] wraps system calls. `unsafe` code is there and in `source/ebpf` alone.
+//! - [`sys`] wraps system calls. Only this module and `source/ebpf` contain `unsafe` code.
 //!
-//! Nothing here decides about a process or signals one on its own: the crate knows the vocabulary of `reaper-model`, no more.
+//! This crate makes no decision about a process and sends no signal by itself. It imports only `reaper-model`, for
+//! the types.
 //!
-//! Modules with a twin in a `darwin.rs` or below a `darwin/` have another implementation on macOS, chosen where they are
-//! declared.
+//! A module with a twin in a `darwin.rs` or below a `darwin/` has another implementation on macOS. The module
+//! declaration selects it.
 
 #[cfg(test)]
 mod damage;

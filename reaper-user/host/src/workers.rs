@@ -1,15 +1,15 @@
 //! Threads for reads that can block.
 //!
-//! A read of another process's memory can take forever: a process in uninterruptible sleep can hold the lock that the
-//! reader needs. A thread that is stuck in such a read is replaced, up to a bound, and ends once the read returns. A thread
-//! that merely waits for a processor is not stuck, however long that takes on a busy machine.
+//! Reading another process's memory can block forever, because a process in uninterruptible sleep can hold the lock
+//! that the reader needs. A thread that is stuck in such a read is replaced, up to a limit, and ends once the read
+//! returns. A thread that waits for a processor is not stuck, however long it waits on a busy machine.
 //!
-//! Jobs are queued by owner, mostly a user, and the threads take a job of each in turn. So a user with many jobs delays another by
-//! one job, and a user whose reads get stuck does not occupy all threads. Jobs that nothing waits for any more are dropped
-//! before they begin.
+//! Each job has an owner, usually a user. The threads take one job per owner in turn. So a user with many jobs delays
+//! another user by one job, and a user whose reads get stuck does not occupy all threads. A queued job is dropped
+//! once nothing waits for its result.
 //!
-//! The threads start with normal priority: a user who makes the service read much must not delay the processes of others.
-//! Only a job that the engine waits for raises it.
+//! The threads start with normal priority, so that the reads caused by one user do not delay the processes of others.
+//! Only a job that the engine waits for raises its priority.
 
 #[cfg(test)]
 mod tests;
@@ -21,21 +21,21 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::sys;
 
-/// Number of threads.
+/// Limits on the number of threads.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
-    /// Threads that stay when there is nothing to do.
+    /// Maximum number of threads that stay when there is no job.
     pub idle: usize,
-    /// Threads that are not stuck.
+    /// Maximum number of threads that have not been replaced.
     pub threads: usize,
-    /// All threads, with those that were replaced.
+    /// Maximum number of threads, including replaced ones.
     pub most: usize,
-    /// Most jobs of an owner that run at a time. As many more can be stuck in threads that were replaced.
+    /// Maximum number of running jobs of an owner. As many more can be stuck in replaced threads.
     pub of_owner: usize,
 }
 
 impl Size {
-    /// As many as may be stuck, which end when there is nothing to do.
+    /// Returns limits without replacement of stuck threads and without idle threads.
     pub const fn fixed(threads: usize) -> Size {
         Size {
             idle: 0,
@@ -46,20 +46,20 @@ impl Size {
     }
 }
 
-/// A piece of work for one thread.
+/// A unit of work for one thread.
 pub struct Job {
-    /// Owners take turns: the real uid of the user whose process is read, or the number of a pass over many processes.
+    /// Key for taking turns: the real uid of the process that is read, or the number of a pass over many processes.
     pub owner: u32,
-    /// Identifies the job in the results of [`Workers::replace_stuck`].
+    /// Id of the job in the results of [`Workers::replace_stuck`].
     pub id: u64,
-    /// Whether the job runs before those of the same owner that are not urgent.
+    /// Whether the job runs before the non-urgent jobs of the same owner.
     pub is_urgent: bool,
-    /// The job is dropped unless another reference to this exists when its turn comes.
+    /// Token of the requester. The job is dropped if no strong reference exists when its turn comes.
     pub wanted: Weak<()>,
     pub work: Box<dyn FnOnce(&Slot) + Send>,
 }
 
-/// A pool of threads. When it is dropped, queued jobs are dropped too, and each thread ends after its job.
+/// A pool of threads. Dropping it drops the queued jobs, and each thread ends after its current job.
 pub struct Workers(Arc<Shared>);
 
 struct Shared {
@@ -72,53 +72,53 @@ struct Shared {
 #[derive(Default)]
 struct State {
     queues: BTreeMap<u32, Queue>,
-    /// Owner of the last job that was begun.
-    turn: u32,
+    /// Owner of the job that started last.
+    last_owner: u32,
     threads: HashMap<u64, Thread>,
-    /// Last number of a thread or a job.
-    last: u64,
+    /// Last number given to a thread or a job.
+    last_number: u64,
     /// Number of threads that wait for a job and have not been woken.
     idle: usize,
-    /// Number of threads that were woken and do not run yet.
+    /// Number of threads that have been woken and do not run yet.
     woken: usize,
     is_closed: bool,
 }
 
-/// Queued jobs of one owner: those that are not urgent come after those that are, and each by its number.
+/// Queued jobs of one owner, urgent ones first, then by number.
 type Queue = BTreeMap<(bool, u64), Job>;
 
 #[derive(Clone, Copy, Default)]
 struct Thread {
-    /// See [`sys::thread_id`]. `None` until the thread runs.
+    /// Thread id ([`sys::thread_id`]). `None` until the thread runs.
     thread_id: Option<u32>,
-    /// Owner of the job that runs. `None` while the thread waits for one.
+    /// Owner of the running job. `None` while the thread waits for one.
     owner: Option<u32>,
     id: u64,
-    /// When the job began, in ns of CLOCK_MONOTONIC.
+    /// Start of the job (CLOCK_MONOTONIC, ns).
     since: u64,
-    /// What it sleeps in, if it did at the last check.
+    /// Sleep that the last check found, if any.
     sleep: Option<Sleep>,
     is_stuck: bool,
-    /// Whether another thread runs in the place of this one, which is stuck.
+    /// Whether another thread runs in place of this stuck one.
     is_replaced: bool,
 }
 
 #[derive(Clone, Copy)]
 struct Sleep {
-    /// See [`sys::sleep_number`].
+    /// Number of the sleep ([`sys::sleep_number`]).
     number: u64,
-    /// When a check found it first, in ns of CLOCK_MONOTONIC.
+    /// Time of the first check that found it (CLOCK_MONOTONIC, ns).
     since: u64,
 }
 
 impl Thread {
-    /// Notes that a job begins, or that it goes on with something else.
+    /// Records that a job starts, or that it continues with another item.
     fn begin(&mut self, id: u64) {
         (self.id, self.since) = (id, sys::monotonic());
         (self.sleep, self.is_stuck) = (None, false);
     }
 
-    /// Notes what the thread sleeps in. Returns for how long, in ns, it has at least slept in that without a break.
+    /// Records the current sleep of the thread, and returns how long the checks have found this same sleep, in ns.
     fn check(&mut self, now: u64) -> Option<u64> {
         let number = self.thread_id.and_then(sys::sleep_number);
         let same = self.sleep.filter(|sleep| Some(sleep.number) == number);
@@ -134,12 +134,12 @@ impl Job {
 }
 
 impl State {
-    /// Removes the next job of the owner whose turn it is, among those who may run another.
+    /// Removes the next wanted job, starting with the owner after the last one. Skips owners at their limit.
     fn next_job(&mut self, of_owner: usize) -> Option<Job> {
         let later = self
             .queues
-            .range((Bound::Excluded(self.turn), Bound::Unbounded));
-        let owners = later.chain(self.queues.range(..=self.turn));
+            .range((Bound::Excluded(self.last_owner), Bound::Unbounded));
+        let owners = later.chain(self.queues.range(..=self.last_owner));
         let owners: Vec<u32> = owners.map(|(owner, _)| *owner).collect();
         for owner in owners {
             if self.count(owner, false) >= of_owner {
@@ -152,14 +152,14 @@ impl State {
                 self.queues.remove(&owner);
             }
             if job.is_some() {
-                self.turn = owner;
+                self.last_owner = owner;
                 return job;
             }
         }
         None
     }
 
-    /// Number of jobs of an owner that run in threads which are replaced, or which are not.
+    /// Returns the number of running jobs of an owner, in replaced or in other threads.
     fn count(&self, owner: u32, is_replaced: bool) -> usize {
         let is_of =
             |thread: &&Thread| thread.owner == Some(owner) && thread.is_replaced == is_replaced;
@@ -173,7 +173,7 @@ impl State {
 }
 
 impl Workers {
-    /// Returns a pool without threads: they start with the first jobs. `name` is the threads'.
+    /// Returns a pool without threads. They start with the first jobs and have the given name.
     pub fn new(name: &'static str, size: Size) -> Workers {
         Workers(Arc::new(Shared {
             name,
@@ -190,11 +190,11 @@ impl Workers {
     pub fn submit(&self, job: Job) -> io::Result<()> {
         let mut state = self.0.lock();
         let owner = job.owner;
-        state.last += 1;
-        let place = (!job.is_urgent, state.last);
+        state.last_number += 1;
+        let place = (!job.is_urgent, state.last_number);
         let queue = state.queues.entry(owner).or_default();
         queue.insert(place, job);
-        // Unwanted jobs are dropped here too, since no turn may come while all threads of the user are stuck.
+        // Also done here, because no turn comes while all threads of the owner are stuck.
         if queue.len().is_power_of_two() {
             queue.retain(|_, job| job.is_wanted());
         }
@@ -204,23 +204,25 @@ impl Workers {
         self.add_thread(&mut state)
     }
 
-    /// Marks each thread as stuck that sleeps in one system call and has done so for `limit` (in ns) by this and earlier
-    /// checks, and replaces it if there is room. Without a limit one check is enough. Returns what the newly marked ones are at.
-    /// Only threads of `owner` if there is one.
+    /// Marks the threads that have slept in one system call for `limit` (ns), and replaces them if there is room.
+    ///
+    /// The time counts from the first check that found this sleep, so with a limit of 0 one check suffices. Checks
+    /// only threads of `owner` if given. Returns the ids of the jobs of newly marked threads.
     pub fn replace_stuck(&self, limit: u64, owner: Option<u32>) -> Vec<u64> {
         let mut state = self.0.lock();
         let Size { most, of_owner, .. } = self.0.size;
         let now = sys::monotonic();
-        let mut found = Vec::new();
+        let mut newly_stuck = Vec::new();
         let mut stuck: Vec<(u64, u32)> = Vec::new();
         for (number, thread) in &mut state.threads {
-            let is_meant = |of: &u32| !thread.is_replaced && owner.is_none_or(|owner| owner == *of);
-            let Some(owner) = thread.owner.filter(is_meant) else {
+            let is_candidate =
+                |of: &u32| !thread.is_replaced && owner.is_none_or(|owner| owner == *of);
+            let Some(owner) = thread.owner.filter(is_candidate) else {
                 continue;
             };
             if thread.check(now).is_some_and(|slept| slept >= limit) {
                 if !thread.is_stuck {
-                    found.push(thread.id);
+                    newly_stuck.push(thread.id);
                 }
                 thread.is_stuck = true;
                 stuck.push((*number, owner));
@@ -238,11 +240,11 @@ impl Workers {
                 tracing::warn!("cannot start a thread to read /proc: {error}");
             }
         }
-        found
+        newly_stuck
     }
 
-    /// Returns what stuck threads are at, and since when (in ns since boot). If the machine was suspended meanwhile, it is
-    /// said to be later.
+    /// Returns the job ids of stuck threads and when they started (ns since boot). If the machine was suspended since the
+    /// start, the returned time is too late by that period.
     pub fn stuck(&self) -> Vec<(u64, u64)> {
         let state = self.0.lock();
         let stuck = state.threads.values().filter(|thread| thread.is_stuck);
@@ -252,7 +254,7 @@ impl Workers {
             .collect()
     }
 
-    /// Returns whether some thread has a job of this owner, or is about to take one, and is not stuck.
+    /// Returns whether a thread that is not stuck runs a job of the owner or is about to take one.
     pub fn is_moving(&self, owner: u32) -> bool {
         let state = self.0.lock();
         let mut threads = state.threads.values();
@@ -262,7 +264,7 @@ impl Workers {
         })
     }
 
-    /// Returns whether a queued job will run though no stuck read returns.
+    /// Returns whether queued jobs can run even if no stuck read returns.
     pub fn has_room(&self) -> bool {
         let state = self.0.lock();
         state.threads.len() < self.0.size.most
@@ -281,8 +283,8 @@ impl Workers {
             (state.idle, state.woken) = (state.idle - 1, state.woken + 1);
             self.0.wakeup.notify_one();
         } else if state.active() < size.threads && state.threads.len() < size.most {
-            state.last += 1;
-            let number = state.last;
+            state.last_number += 1;
+            let number = state.last_number;
             let shared = Arc::clone(&self.0);
             let run = move || Slot { shared, number }.run();
             let thread = std::thread::Builder::new().name(name.into());
@@ -307,19 +309,19 @@ impl Drop for Workers {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // No job runs under the lock.
+        // A poisoned lock is fine: no job runs while it is held.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The thread that runs a job.
+/// Handle of a running job on its thread.
 pub struct Slot {
     shared: Arc<Shared>,
     number: u64,
 }
 
 impl Slot {
-    /// Notes that the job goes on with something else, for which the thread has as much time as for a job.
+    /// Records that the job continues with another item, which gets the time limit of a new job.
     pub fn begin(&self, id: u64) {
         let mut state = self.shared.lock();
         if let Some(thread) = state.threads.get_mut(&self.number) {
@@ -327,7 +329,7 @@ impl Slot {
         }
     }
 
-    /// Returns whether another thread runs in the place of this one, so that a job of several parts must not go on.
+    /// Returns whether another thread runs in place of this one. A job of several items must then stop.
     pub fn is_replaced(&self) -> bool {
         let state = self.shared.lock();
         let thread = state.threads.get(&self.number);
@@ -340,7 +342,7 @@ impl Slot {
         }
     }
 
-    /// Waits for the next job. Returns `None` if the thread has to end.
+    /// Waits for the next job. Returns `None` if the thread must end.
     fn next(&self) -> Option<Job> {
         let mut state = self.shared.lock();
         let Size {
@@ -349,7 +351,7 @@ impl Slot {
             of_owner,
             ..
         } = self.shared.size;
-        // Under the same lock, so that no job is left to a thread that ends.
+        // Removed under the lock under which the queues were found empty, so no job is left to a thread that ends.
         let end = |state: &mut State| {
             state.threads.remove(&self.number);
             None
@@ -359,7 +361,7 @@ impl Slot {
             ..Thread::default()
         };
         let before = state.threads.insert(self.number, waiting);
-        // Others may run in its place.
+        // Its replacements can already be as many as allowed.
         if before.is_some_and(|thread| thread.is_replaced) && state.active() > threads {
             return end(&mut state);
         }
@@ -385,7 +387,7 @@ impl Slot {
 }
 
 impl Drop for Slot {
-    // After a job that has panicked.
+    // Also runs after a job has panicked.
     fn drop(&mut self) {
         self.shared.lock().threads.remove(&self.number);
     }

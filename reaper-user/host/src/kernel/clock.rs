@@ -1,34 +1,34 @@
-//! The clocks.
+//! Clocks of the engine.
 
 use std::pin::Pin;
 use std::time::Duration;
 
 use crate::sys;
 
-/// See [`Clock::sleep_until`].
+/// Future of [`Clock::sleep_until`].
 pub type Sleep = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Reads the time. The values of each clock never decrease, except those of the wall clock.
+/// Source of time. No clock goes backwards, except the wall clock.
 pub trait Clock: Send + Sync {
-    /// Returns the time in nanoseconds since boot, including time suspended: the clock of events.
+    /// Returns nanoseconds since boot, including time suspended. Events have times of this clock.
     fn boot_time(&self) -> u64;
 
-    /// Returns the time in nanoseconds since boot without time suspended: the clock of delays.
+    /// Returns nanoseconds since boot without time suspended. Delays use this clock.
     fn monotonic(&self) -> u64;
 
-    /// Returns the time of day in nanoseconds since the epoch.
+    /// Returns nanoseconds since the epoch.
     fn wall_time(&self) -> u64;
 
-    /// Returns the time after `delay` on the clock of delays; the greatest value if that is too far away.
+    /// Returns [`monotonic`](Clock::monotonic) plus `delay`, at most `u64::MAX`.
     fn after(&self, delay: Duration) -> u64 {
         self.monotonic().saturating_add(sys::nanoseconds(delay))
     }
 
-    /// Waits until the clock of delays reaches `at`. May end up to a millisecond later.
+    /// Waits until [`monotonic`](Clock::monotonic) reaches `at`. Can end up to 1 ms later.
     fn sleep_until(&self, at: u64) -> Sleep;
 }
 
-/// The clocks of the kernel.
+/// Clocks of the kernel.
 pub struct SystemClock;
 
 impl Clock for SystemClock {

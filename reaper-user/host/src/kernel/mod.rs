@@ -1,8 +1,8 @@
-//! What the engine uses of the kernel beside its source of events, as traits.
+//! Traits through which the engine uses the kernel, apart from its source of events.
 //!
-//! [`Kernel::open`] gives the real one. A simulated one implements the same traits, so that the engine runs on it unchanged:
+//! [`Kernel::open`] returns the real implementation. Tests implement the same traits with a simulated kernel.
 //!
-//! | trait | the real one |
+//! | trait | real implementation |
 //! |---|---|
 //! | [`Clock`] | `clock_gettime(2)` |
 //! | [`ProcessTable`] | [`Procfs`] |
@@ -29,17 +29,18 @@ use crate::source::{Source, SourceError, selection};
 use crate::sys::exit_poll::ExitPoll;
 use reaper_model::ruleset::Ruleset;
 
-/// Returns a reader of the facts that these rules need.
+/// Function that starts a reader of the facts that the rules need.
 pub type StartFacts = Box<dyn Fn(&Ruleset) -> Box<dyn FactReader>>;
 
-/// Opens the best source below one that has failed at work. Also returns which better ones could not be opened.
+/// Function that opens the best source of lower priority than one that has failed. Also returns the sources of higher
+/// priority than the opened one that could not be opened.
 ///
 /// # Errors
-/// None can be opened, and why the last one cannot.
+/// No source can be opened. The error is that of the last one.
 pub type OpenFallback =
     Box<dyn Fn(SourceKind) -> Result<(Box<dyn Source>, Vec<RejectedSource>), SourceError>>;
 
-/// See the module.
+/// Access to the kernel.
 pub struct Kernel {
     pub clock: Arc<dyn Clock>,
     pub processes: Arc<dyn ProcessTable>,
@@ -49,7 +50,7 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Returns the real kernel. `ring_size`, in bytes, and `scan` are for a source that has to replace a failed one.
+    /// Returns the real kernel. `ring_size` (bytes) and `scan` are options of the fallback source.
     ///
     /// # Errors
     /// As `epoll_create1(2)`.

@@ -1,4 +1,4 @@
-//! Handles on processes: signalling them, and waiting for their exits.
+//! Handles on processes, to signal them and to wait for their exits.
 
 use std::os::fd::AsFd;
 
@@ -6,25 +6,25 @@ use crate::sys::exit_poll::ExitPoll;
 use crate::sys::pidfd::Pidfd;
 use crate::sys::process_handle::ProcessHandle;
 
-/// Opens handles on processes. Its file descriptor is readable when a watched process has exited.
+/// Opener of process handles. Its file descriptor is readable once a watched process has exited.
 pub trait Signals: AsFd {
-    /// Opens a handle on the process that has the pid now.
+    /// Opens a handle on the process that currently has the pid.
     ///
     /// # Errors
-    /// `ESRCH` if there is none, `EMFILE` or `ENFILE` if no more files can be opened.
+    /// `ESRCH` if there is no such process, `EMFILE` or `ENFILE` if no more files can be opened.
     fn open(&self, pid: u32) -> nix::Result<Box<dyn WatchedHandle>>;
 
-    /// Returns the tokens of some watched processes that have exited; none if there are no more. A token is returned until
-    /// the handle is dropped.
+    /// Returns the tokens of some watched processes that have exited, an empty list if there are no more. A token is
+    /// returned until its handle is dropped.
     fn exited(&self) -> Vec<u64>;
 }
 
-/// A handle whose exit can be watched.
+/// A process handle that can report the exit of its process.
 pub trait WatchedHandle: Send {
-    /// Returns the handle itself.
+    /// Returns the handle.
     fn handle(&self) -> &dyn ProcessHandle;
 
-    /// Watches for the exit: [`Signals::exited`] then returns `token`. May be called again.
+    /// Watches for the exit: [`Signals::exited`] then returns `token`. Can be called again.
     ///
     /// # Errors
     /// As `epoll_ctl(2)`.

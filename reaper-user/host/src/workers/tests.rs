@@ -3,10 +3,10 @@ use std::time::{Duration, Instant};
 
 use super::*;
 
-/// Longer than a busy machine keeps a thread from a job.
+/// Time limit for a job on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A pool and the numbers of the jobs that it has run, in their order.
+/// A pool, and the ids of the jobs that it has run, in order.
 struct Scenario {
     workers: Workers,
     wanted: Arc<()>,
@@ -50,7 +50,7 @@ impl Scenario {
         self.workers.submit(job).unwrap();
     }
 
-    /// Occupies a thread from now until the returned sender is used or dropped.
+    /// Occupies a thread until the returned sender is dropped.
     fn block(&self, uid: u32, id: u64) -> Sender<()> {
         let (release, released) = channel();
         let send = self.send.clone();
@@ -62,7 +62,7 @@ impl Scenario {
         release
     }
 
-    /// Waits until a thread sleeps in the job `id`.
+    /// Waits until a thread sleeps in job `id`.
     fn await_stuck(&self, id: u64) {
         await_stuck(&self.workers, id);
     }
@@ -109,7 +109,7 @@ fn many_jobs_of_one_user_delay_another_by_one_job() {
 }
 
 #[test]
-fn one_user_never_has_all_threads() {
+fn one_user_does_not_occupy_all_threads() {
     let scenario = Scenario::new(size(2, 2, 1));
     let _gate = scenario.block(1, 1);
     scenario.submit(1, 2, true, &scenario.wanted);
@@ -131,14 +131,14 @@ fn urgent_jobs_of_a_user_run_first() {
 }
 
 #[test]
-fn job_that_nothing_waits_for_is_dropped() {
+fn job_without_requester_is_dropped() {
     let scenario = Scenario::new(size(1, 1, 1));
     let gate = scenario.block(1, 0);
     let expired = Arc::new(());
     (1..100).for_each(|id| scenario.submit(1, id, true, &expired));
     scenario.submit(1, 100, false, &scenario.wanted);
     drop(expired);
-    // The queue forgets them though its turn does not come.
+    // The queue drops expired jobs before its turn comes.
     (101..200).for_each(|id| scenario.submit(1, id, true, &scenario.wanted));
     assert!(scenario.workers.0.lock().queues[&1].len() < 150);
     drop(gate);
@@ -154,7 +154,7 @@ fn stuck_thread_is_replaced_and_ends_after_its_job() {
     scenario.submit(1, 2, false, &scenario.wanted);
     scenario.await_stuck(1);
     assert_eq!(scenario.next(), 2);
-    // The second is stuck too, and there is no room for a third.
+    // The second thread gets stuck too, and there is no room for a third.
     let second = scenario.block(1, 3);
     scenario.await_stuck(3);
     assert!(!scenario.workers.has_room());
@@ -170,7 +170,7 @@ fn stuck_thread_is_replaced_and_ends_after_its_job() {
 }
 
 #[test]
-fn thread_that_is_busy_is_not_stuck() {
+fn busy_thread_is_not_stuck() {
     let scenario = Scenario::new(size(1, 2, 1));
     let (end, ended) = channel::<()>();
     let send = scenario.send.clone();
@@ -208,7 +208,7 @@ fn stuck_reads_of_one_user_leave_threads_to_others() {
 }
 
 #[test]
-fn job_may_go_on_until_its_thread_is_replaced() {
+fn job_continues_until_its_thread_is_replaced() {
     let workers = Workers::new("test", size(1, 2, 1));
     let wanted = Arc::new(());
     let (send, begun) = channel();
@@ -233,7 +233,7 @@ fn job_may_go_on_until_its_thread_is_replaced() {
     assert_eq!(begun.recv_timeout(PATIENCE), Ok(true));
 }
 
-/// Returns the scheduling policy and the nice value of the calling thread (proc_pid_stat(5)).
+/// Returns the scheduling policy and nice value of the calling thread (proc_pid_stat(5)).
 #[cfg(target_os = "linux")]
 fn scheduling() -> (u32, i32) {
     let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
