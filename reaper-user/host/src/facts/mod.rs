@@ -1,12 +1,12 @@
-//! Facts about processes, read from /proc by worker threads that the engine never waits for.
+//! Facts about processes, read from /proc on worker threads. The engine never waits for a read.
 //!
 //! ```text
 //!   engine ──request──▶ workers, blocking reads of /proc ──▶ answers ──take──▶ engine ──▶ model
 //!                          └──── an answer that a decision waits for wakes ──────▲
 //! ```
 //!
-//! A read that gets stuck in the kernel is answered with [`Fact::Unreadable`] in time. Paths of scripts have workers of
-//! their own: a file system that hangs must not keep facts from decisions of the same user.
+//! A read that is stuck in the kernel is answered with [`Fact::Unreadable`] after a time limit. Script paths have their
+//! own workers, so that a file system that hangs does not delay the facts for decisions about the same user's processes.
 
 mod reading;
 #[cfg_attr(target_os = "macos", path = "scan/darwin.rs")]
@@ -33,20 +33,20 @@ use reaper_model::facts::{Fact, FactSet, Facts};
 use reaper_model::ruleset::Ruleset;
 pub use scan::{listening, scan_processes};
 
-/// How long a thread may sleep in one read, in ns, before it counts as stuck. Many times longer where many threads wait for a
-/// processor: one of them may hold a lock that the read needs.
+/// Time in ns that a thread may sleep in one read before it counts as stuck. Multiplied by the number of runnable threads
+/// per processor: one of these may hold a lock that the read needs.
 const LIMIT: u64 = 100_000_000;
-/// Time limit for a request that a decision waits for, in ns: whole trees are read by such, also where hundreds of processes
-/// compete for the processor. What is unknown until then is kept.
+/// Time limit in ns for a request that a decision waits for. Long, because whole trees are read, also while hundreds of
+/// processes compete for the processor. After it, the fact is unknown and the process is kept.
 #[cfg(not(test))]
 const LIMIT_WAITED: u64 = 30_000_000_000;
 #[cfg(test)]
 const LIMIT_WAITED: u64 = 10_000_000_000;
-/// Time limit for the path of a script, and for a request that nothing waits for, in ns.
+/// Time limit in ns for script paths and prefetches.
 const LIMIT_OTHERS: u64 = 10_000_000_000;
-/// Nanoseconds between the two readings that give the CPU use.
+/// Time in ns between the two readings of the CPU time.
 const CPU_SPAN: u64 = 1_000_000_000;
-/// Open requests of a user beyond which prefetching and paths of scripts are refused.
+/// Maximum number of open requests per user. Above it, prefetches and script paths are refused.
 const OPEN_MAX: usize = 8192;
 const FACTS: Size = Size {
     idle: 2,
@@ -56,28 +56,28 @@ const FACTS: Size = Size {
 };
 const SCRIPTS: Size = Size { idle: 0, ..FACTS };
 
-/// How soon facts are needed.
+/// Urgency of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Urgency {
-    /// Nothing waits for them.
+    /// Nothing waits for the facts.
     Prefetch,
-    /// A decision waits for them that may take its time.
+    /// A decision that is not urgent waits for the facts.
     Normal,
-    /// A process waits for them with a decision.
+    /// A deferred decision about a process waits for the facts.
     Urgent,
 }
 
-/// See [`FactReader::ready`].
+/// Future of [`FactReader::ready`].
 pub type ReadyFuture<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
-/// Reads facts about processes without keeping its caller waiting. Each request is answered, in any order and in bounded
-/// time.
+/// Reads facts without blocking its caller. Each request is answered in bounded time; answers can come in any order.
 pub trait FactReader {
-    /// Requests facts about a process of the real uid `uid`. A fact that is requested already is not requested again, but
-    /// becomes as urgent as this. `image` is the program that the process is known to run; without it,
-    /// [`FactSet::ARGUMENTS`] and [`FactSet::SCRIPT`] cannot be read.
+    /// Requests facts about a process with the real uid `uid`.
     ///
-    /// The answer to a prefetch has [`Fact::Unread`] where the user has too many requests, or it takes too long.
+    /// A fact with an open request is not requested twice, but becomes as urgent as the new request. `image` is the known
+    /// program of the process, which [`FactSet::ARGUMENTS`] and [`FactSet::SCRIPT`] need.
+    ///
+    /// A prefetch is answered with [`Fact::Unread`] if the user has too many requests, or if it takes too long.
     fn request(
         &mut self,
         key: ProcessKey,
@@ -87,27 +87,26 @@ pub trait FactReader {
         urgency: Urgency,
     );
 
-    /// Waits until a request that a decision waits for is answered, or has expired, which is an answer too. May be
-    /// dropped and called again at any time.
+    /// Waits until a request that a decision waits for is answered or has expired. Can be dropped and called again.
     fn ready(&mut self) -> ReadyFuture<'_>;
 
-    /// Returns all answers since the last call, whether something waits for them or not.
+    /// Returns all answers since the last call, including those of prefetches.
     fn take(&mut self) -> Vec<FactAnswer>;
 }
 
-/// What was found out about a process.
+/// Facts found about a process.
 #[derive(Clone, Debug)]
 pub struct FactAnswer {
     pub key: ProcessKey,
-    /// Which facts this is about; all others in `found` mean nothing.
+    /// Facts that were requested. The others in `found` have no meaning.
     pub requested: FactSet,
     pub found: Facts,
-    /// When the look began, in ns since boot. Marks of a process that has run another program since are
-    /// those of the program before it.
+    /// Start of the read (ns since boot). If the process has executed another program since, the markers are those of the
+    /// earlier program.
     pub at: u64,
 }
 
-/// Reads facts on worker threads. When it is dropped, its threads end after their job.
+/// Reads facts on worker threads. After it is dropped, each thread ends after its current job.
 pub struct FactPool {
     shared: Arc<Shared>,
     facts: Workers,
@@ -115,50 +114,51 @@ pub struct FactPool {
     done: Receiver<Done>,
     last_id: u64,
     open: HashMap<u64, OpenRequest>,
-    /// Ids of the open requests about each process.
-    about: HashMap<ProcessKey, Vec<u64>>,
+    /// Ids of the open requests for each process.
+    open_ids: HashMap<ProcessKey, Vec<u64>>,
     /// Number of open requests by user.
-    of_user: HashMap<u32, usize>,
-    /// When requests expire or a CPU use is read again, in ns of the monotonic clock. Some may be closed by then.
+    open_by_user: HashMap<u32, usize>,
+    /// Times at which a request expires or the CPU time is read again (CLOCK_MONOTONIC, ns), with request ids. May
+    /// contain closed requests.
     timers: BinaryHeap<Reverse<(u64, u64)>>,
-    /// When to look for stuck threads, in ns of the monotonic clock. `None` if nothing waits for an answer.
+    /// Time of the next check for stuck threads (CLOCK_MONOTONIC, ns). `None` if no decision waits.
     next_check: Option<u64>,
     answers: Vec<FactAnswer>,
     /// Whether a decision waits for one of the answers.
     ready: bool,
 }
 
-/// What the jobs need.
+/// State shared with the jobs.
 struct Shared {
-    /// Where /proc is.
+    /// Directory of /proc.
     root: PathBuf,
     rules: Ruleset,
     woken: Notify,
     done: Sender<Done>,
 }
 
-/// What a job has read.
+/// Result of a job.
 struct Done {
     id: u64,
-    /// When the job began, in ns since boot.
+    /// Start of the job (ns since boot).
     at: u64,
     found: ReadResult,
 }
 
-/// A request that is not answered. One for the CPU use is a request by itself, and so is one for the path of a script.
+/// An open request. CPU use and script path are always separate requests.
 struct OpenRequest {
     key: ProcessKey,
     needs: FactSet,
-    /// The program, if [`FactSet::ARGUMENTS`] or [`FactSet::SCRIPT`] are requested.
+    /// Program of the process, if [`FactSet::ARGUMENTS`] or [`FactSet::SCRIPT`] is requested.
     image: Option<Arc<Image>>,
     /// Real uid of the process.
     uid: u32,
     urgency: Urgency,
-    /// Time of the request or of becoming more urgent, in ns of the monotonic clock.
+    /// Time of the request, or of its last increase in urgency (CLOCK_MONOTONIC, ns).
     since: u64,
-    /// First reading of the CPU use.
+    /// First reading of the CPU time.
     used: Option<CpuTime>,
-    /// Dropped with the request, so that its queued job is dropped too.
+    /// Token of the queued job, which is dropped together with the request.
     wanted: Arc<()>,
 }
 
@@ -167,7 +167,7 @@ impl OpenRequest {
         self.needs == FactSet::SCRIPT
     }
 
-    /// Returns when the request expires, in ns of the monotonic clock.
+    /// Returns when the request expires (CLOCK_MONOTONIC, ns).
     fn deadline(&self) -> u64 {
         self.since
             + match self.urgency {
@@ -176,7 +176,7 @@ impl OpenRequest {
             }
     }
 
-    /// Returns the answer if it could not be read in time: if nothing waits for it, as if it had not been requested.
+    /// Returns the answer for a request that expired. A prefetch counts as not requested.
     fn unread(&self) -> Facts {
         match self.urgency {
             Urgency::Prefetch => Facts::default(),
@@ -186,8 +186,8 @@ impl OpenRequest {
 }
 
 impl FactPool {
-    /// Returns a pool that reads below `root`, where /proc is. `rules` say what [`Facts::markers`],
-    /// [`Facts::conversations`] and [`Facts::arguments`] are about.
+    /// Returns a pool that reads /proc at `root`. `rules` define the content of [`Facts::markers`],
+    /// [`Facts::conversations`] and [`Facts::arguments`].
     pub fn new(root: impl Into<PathBuf>, rules: Ruleset) -> FactPool {
         let (send, done) = channel();
         FactPool {
@@ -202,8 +202,8 @@ impl FactPool {
             done,
             last_id: 0,
             open: HashMap::new(),
-            about: HashMap::new(),
-            of_user: HashMap::new(),
+            open_ids: HashMap::new(),
+            open_by_user: HashMap::new(),
             timers: BinaryHeap::new(),
             next_check: None,
             answers: Vec::new(),
@@ -226,7 +226,7 @@ impl FactReader for FactPool {
             self.next_check.get_or_insert(now + LIMIT);
         }
         let mut fresh = needs;
-        for id in self.about.get(&key).cloned().unwrap_or_default() {
+        for id in self.open_ids.get(&key).cloned().unwrap_or_default() {
             let Some(open) = self.open.get_mut(&id) else {
                 continue;
             };
@@ -235,7 +235,7 @@ impl FactReader for FactPool {
             if is_wanted && urgency > open.urgency {
                 (open.urgency, open.since) = (urgency, now);
                 self.timers.push(Reverse((open.deadline(), id)));
-                // Also where a thread reads it already: that may be slow, and the first answer counts.
+                // Done even if a thread reads it already: that thread can be slow, and the first answer counts.
                 if open.used.is_none() {
                     self.submit(id);
                 }
@@ -263,7 +263,7 @@ impl FactReader for FactPool {
                 wanted: Arc::default(),
             };
             let may_refuse = urgency == Urgency::Prefetch || request.is_script();
-            let of_user = self.of_user.entry(uid).or_default();
+            let of_user = self.open_by_user.entry(uid).or_default();
             if may_refuse && *of_user >= OPEN_MAX {
                 let found = request.unread();
                 self.answer(&request, sys::boot_time(), found);
@@ -272,7 +272,7 @@ impl FactReader for FactPool {
             *of_user += 1;
             self.last_id += 1;
             let id = self.last_id;
-            self.about.entry(key).or_default().push(id);
+            self.open_ids.entry(key).or_default().push(id);
             self.timers.push(Reverse((request.deadline(), id)));
             self.open.insert(id, request);
             self.submit(id);
@@ -292,7 +292,7 @@ impl FactReader for FactPool {
                 match timer.into_iter().chain(self.next_check).min() {
                     Some(at) => {
                         let left = Duration::from_nanos(at.saturating_sub(sys::monotonic()));
-                        // Whichever it was, what is there is looked at again.
+                        // The loop checks everything again, whether it was woken or timed out.
                         let _ = tokio::time::timeout(left, woken).await;
                     }
                     None => woken.await,
@@ -332,7 +332,7 @@ impl FactPool {
                 &shared.rules,
                 requested,
             );
-            // Nothing receives it once the pool is dropped.
+            // Fails only if the pool has been dropped.
             let _ = shared.done.send(Done { id, at, found });
             if wakes {
                 shared.woken.notify_one();
@@ -350,7 +350,7 @@ impl FactPool {
         }
     }
 
-    /// Receives what the threads have read.
+    /// Receives the results of the jobs.
     fn collect(&mut self) {
         while let Ok(Done { id, at, found }) = self.done.try_recv() {
             let Some(request) = self.open.get_mut(&id) else {
@@ -363,7 +363,7 @@ impl FactPool {
                     self.timers.push(Reverse((used.at + CPU_SPAN, id)));
                     continue;
                 };
-                // Queued twice, since it has become urgent.
+                // A second job for the first reading, queued when the request became urgent.
                 if used.at < first.at + CPU_SPAN {
                     continue;
                 }
@@ -373,21 +373,21 @@ impl FactPool {
         }
     }
 
-    /// Answers a request.
+    /// Closes a request and queues its answer.
     fn close(&mut self, id: u64, at: u64, found: Facts) {
         let Some(request) = self.open.remove(&id) else {
             return;
         };
-        if let Some(ids) = self.about.get_mut(&request.key) {
+        if let Some(ids) = self.open_ids.get_mut(&request.key) {
             ids.retain(|other| *other != id);
             if ids.is_empty() {
-                self.about.remove(&request.key);
+                self.open_ids.remove(&request.key);
             }
         }
-        if let Some(open) = self.of_user.get_mut(&request.uid) {
+        if let Some(open) = self.open_by_user.get_mut(&request.uid) {
             *open -= 1;
             if *open == 0 {
-                self.of_user.remove(&request.uid);
+                self.open_by_user.remove(&request.uid);
             }
         }
         self.answer(&request, at, found);
@@ -431,9 +431,10 @@ impl FactPool {
         }
     }
 
-    /// Replaces stuck threads, and answers the requests that these were to read. Only a path of a script is still waited for.
+    /// Replaces stuck threads and answers the requests of their jobs, except script paths, which wait for their time
+    /// limit.
     fn check_threads(&mut self) {
-        // Half of it: the first check only notes what a thread sleeps in.
+        // Half of the limit: the first check only records the sleep of a thread.
         let limit = LIMIT / 2 * u64::from(sys::runnable_per_processor());
         self.scripts.replace_stuck(limit, None);
         for id in self.facts.replace_stuck(limit, None) {
@@ -445,13 +446,13 @@ impl FactPool {
         if let Some(request) = self.open.get(&id) {
             let found = request.unread();
             self.close(id, sys::boot_time(), found);
-            // A decision may have taken it for requested.
+            // A decision may count on this prefetch as its request.
             self.ready = true;
         }
     }
 }
 
-/// Percent of one processor.
+/// Returns the CPU use in percent of one processor.
 fn percent(first: CpuTime, second: CpuTime) -> u32 {
     let used = second.ticks.saturating_sub(first.ticks) * TICK_NS;
     let span = second.at.saturating_sub(first.at).max(1);

@@ -1,4 +1,4 @@
-//! One look at one process for its facts.
+//! Reads the facts of one process.
 
 #[cfg(target_os = "linux")]
 mod listeners;
@@ -21,19 +21,19 @@ use reaper_model::event::{Image, ProcessKey};
 use reaper_model::facts::{Fact, FactSet, Facts};
 use reaper_model::ruleset::{Pattern, Ruleset};
 
-/// Processor time used up to a moment.
+/// CPU time of a process at a point in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CpuTime {
-    /// In ticks of [`TICK_NS`](reaper_model::event::TICK_NS), by all threads.
+    /// CPU time of all threads in ticks of [`TICK_NS`](reaper_model::event::TICK_NS).
     pub(super) ticks: u64,
-    /// On the monotonic clock, in ns.
+    /// Time of the reading (CLOCK_MONOTONIC, ns).
     pub(super) at: u64,
 }
 
-/// What a look has found.
+/// Result of a read.
 #[derive(Clone, Debug)]
 pub(super) struct ReadResult {
-    /// All but the CPU use, which takes two looks.
+    /// All facts except the CPU use, which takes two readings.
     pub(super) facts: Facts,
     pub(super) used: Option<CpuTime>,
 }
@@ -47,8 +47,8 @@ impl ReadResult {
     }
 }
 
-/// Reads what is asked for of a process. `root` is where /proc is, `image` what the process is known to run. Nothing is
-/// older than `requested`, in ns since boot.
+/// Reads the requested facts of a process. `root` is the directory of /proc, and `image` the known program of the
+/// process. Nothing returned is older than `requested` (ns since boot).
 pub(super) fn read_facts(
     root: &Path,
     key: ProcessKey,
@@ -117,8 +117,8 @@ pub(super) fn read_facts(
     }
 }
 
-/// Which patterns some variable of an environment matches. Of one that was cut, what has not been found is
-/// not known; but that a process is to be kept, which is what the first pattern says, is enough to know.
+/// Returns the patterns that match a variable of an environment, as a bit set. In a truncated environment, a pattern
+/// without a match is unknown. The first pattern alone suffices: it is `REAPER_KEEP=1` and keeps the process.
 fn match_markers(environ: &[u8], whole: bool, patterns: &[Pattern]) -> Fact<u64> {
     let mut found = 0_u64;
     let patterns = &patterns[..patterns.len().min(64)];
@@ -137,7 +137,7 @@ fn match_markers(environ: &[u8], whole: bool, patterns: &[Pattern]) -> Fact<u64>
     }
 }
 
-/// The user's home, by an environment.
+/// Returns the user's home directory by an environment.
 fn home(environ: &[u8]) -> Option<PathBuf> {
     let mut variables = environ.split(|b| *b == 0);
     let home = variables.find_map(|variable| variable.strip_prefix(b"HOME="))?;
@@ -149,14 +149,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks_are_found_by_whole_variables() {
+    fn markers_match_whole_variables() {
         let patterns = ["REAPER_KEEP=1", "CI=*"].map(|glob| Pattern::argv(glob).unwrap());
         for (environ, whole, expected) in [
             ("A=1\0REAPER_KEEP=1\0", true, Fact::Known(1)),
             ("REAPER_KEEP=12\0XREAPER_KEEP=1\0", true, Fact::Known(0)),
             ("CI=a\nb\0", true, Fact::Known(2)),
             ("", true, Fact::Known(0)),
-            // What was cut off might say anything.
+            // The cut part could contain anything.
             ("CI=1\0", false, Fact::Unreadable),
             ("A=1\0REAPER_KEEP=1\0", false, Fact::Known(1)),
             ("CI=1\0REAPER_KEEP=1\0", false, Fact::Known(3)),

@@ -1,4 +1,4 @@
-//! Everybody, with what tells of the agents that they may come from.
+//! Reads all processes, with the evidence of the agents that they may descend from.
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -16,42 +16,48 @@ use reaper_model::facts::{Fact, FactSet};
 use reaper_model::leftover::{EnvMarkers, LeftoverRow, ProcessTable};
 use reaper_model::ruleset::{Ruleset, script_path};
 
-/// How long a pass over all processes waits for the next one.
+/// Time limit of a pass for the next process.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Most bytes of long command lines that are read for a table.
+/// Maximum number of bytes read for truncated command lines in one scan.
 const ARGUMENTS_ROOM: u64 = 16 << 20;
-/// Those of all censuses: apart from the engine's, which who asks for scans must not use up.
+/// Threads of all scans. Separate from those of the engine, so that users who request scans do not use these up.
 static READERS: Readers = readers();
-/// Those that resolve paths of scripts: apart, since a file system that hangs keeps them.
+/// Threads for script paths. Separate, because a file system that hangs blocks them.
 static SCRIPT_READERS: Readers = readers();
 
-/// What came of a look.
+/// Result for one process.
 enum ScannedProcess {
     Row(Box<LeftoverRow>),
-    /// It is dead, or there is none.
-    Nobody,
+    /// It has exited.
+    Exited,
     Unread,
 }
 
-/// Reads the whole process table. Who cannot be read, or not in time, is among the unread.
+/// Reads all processes. Those that cannot be read in time are listed as unread.
 ///
 /// # Errors
-/// The table cannot be listed, or no thread can be started.
+/// The processes cannot be listed, or no thread can be started.
 pub fn scan_processes(procfs: &Procfs) -> Result<ProcessTable, ProcfsError> {
     let pids = procfs.pids()?;
     let mut table = ProcessTable::default();
     let mut unread: HashSet<u32> = pids.iter().copied().collect();
-    procfs.pass(&READERS, PATIENCE, pids, meet, |pid, met| match met {
-        ScannedProcess::Row(row) => {
-            unread.remove(&pid);
-            table.rows.insert(pid, *row);
-        }
-        ScannedProcess::Nobody => {
-            unread.remove(&pid);
-        }
-        ScannedProcess::Unread => {}
-    })?;
-    // The directory itself belongs to the effective user, and there is no waiting for that.
+    procfs.pass(
+        &READERS,
+        PATIENCE,
+        pids,
+        scan_process,
+        |pid, scanned| match scanned {
+            ScannedProcess::Row(row) => {
+                unread.remove(&pid);
+                table.rows.insert(pid, *row);
+            }
+            ScannedProcess::Exited => {
+                unread.remove(&pid);
+            }
+            ScannedProcess::Unread => {}
+        },
+    )?;
+    // Reading the owner of the directory never blocks. It is the effective user.
     let uid = |pid: u32| match std::fs::metadata(procfs.root().join(pid.to_string())) {
         Ok(directory) => Some((pid, Some(directory.uid()))),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
@@ -63,7 +69,7 @@ pub fn scan_processes(procfs: &Procfs) -> Result<ProcessTable, ProcfsError> {
     Ok(table)
 }
 
-/// Reads the whole command lines of those that are cut in a table, the shortest first, as long as there is room.
+/// Completes the truncated command lines of the table, shortest first, up to a total size.
 fn complete_arguments(procfs: &Procfs, table: &mut ProcessTable) -> Result<(), ProcfsError> {
     let images = table.rows.iter().map(|(pid, row)| (*pid, &row.entry.image));
     let cut = images.filter(|(_, image)| image.truncated);
@@ -78,7 +84,7 @@ fn complete_arguments(procfs: &Procfs, table: &mut ProcessTable) -> Result<(), P
         None => false,
     });
     let pids = cut.into_iter().map(|(_, pid)| pid).collect();
-    let read = |procfs: &Procfs, _, look| whole_arguments(procfs, look);
+    let read = |procfs: &Procfs, _, reading| whole_arguments(procfs, reading);
     procfs.pass(&READERS, PATIENCE, pids, read, |pid, found| {
         let Some((seen, argv)) = found else { return };
         if let Some(image) = image_of(table, pid, &seen) {
@@ -88,13 +94,13 @@ fn complete_arguments(procfs: &Procfs, table: &mut ProcessTable) -> Result<(), P
     Ok(())
 }
 
-/// Resolves the paths of the scripts of a table. One that cannot be resolved in time stays unknown.
+/// Resolves the script paths in the table. One that cannot be resolved in time stays unknown.
 fn resolve_scripts(procfs: &Procfs, table: &mut ProcessTable) -> Result<(), ProcfsError> {
     let runs_script = |row: &LeftoverRow| script_path(&row.entry.image).is_some();
     let rows = table.rows.iter().filter(|(_, row)| runs_script(row));
     let pids: Vec<u32> = rows.map(|(pid, _)| *pid).collect();
-    let read = |procfs: &Procfs, _, look| {
-        let Ok(ProcessReading::Alive(seen)) = look else {
+    let read = |procfs: &Procfs, _, reading| {
+        let Ok(ProcessReading::Alive(seen)) = reading else {
             return None;
         };
         let mut subject = ProcDir::open(procfs.root(), seen.key)?;
@@ -110,7 +116,7 @@ fn resolve_scripts(procfs: &Procfs, table: &mut ProcessTable) -> Result<(), Proc
     Ok(())
 }
 
-/// Returns the image of a row to complete it. `None` if the process runs another program by now.
+/// Returns the image of a row for completion. `None` if the process now runs another program.
 fn image_of<'t>(table: &'t mut ProcessTable, pid: u32, now: &ProcEntry) -> Option<&'t mut Image> {
     let row = table.rows.get_mut(&pid)?;
     let begins = |whole: &Image, part: &Image| whole.argv.starts_with(&part.argv);
@@ -121,12 +127,12 @@ fn image_of<'t>(table: &'t mut ProcessTable, pid: u32, now: &ProcEntry) -> Optio
     is_same.then(|| Arc::make_mut(&mut row.entry.image))
 }
 
-/// Returns a process with its whole command line.
+/// Returns a process and its whole command line.
 fn whole_arguments(
     procfs: &Procfs,
-    look: Result<ProcessReading, ProcfsError>,
+    reading: Result<ProcessReading, ProcfsError>,
 ) -> Option<(ProcEntry, Vec<u8>)> {
-    let Ok(ProcessReading::Alive(seen)) = look else {
+    let Ok(ProcessReading::Alive(seen)) = reading else {
         return None;
     };
     let mut subject = ProcDir::open(procfs.root(), seen.key)?;
@@ -134,7 +140,7 @@ fn whole_arguments(
     subject.is_alive().then_some((seen, argv))
 }
 
-/// Whether those with these pids have a socket that listens; who it was that was looked at, to the tick.
+/// Returns whether the processes with these pids have a listening socket, by key. Start times are precise to the tick.
 ///
 /// # Errors
 /// No thread can be started.
@@ -143,7 +149,7 @@ pub fn listening(
     pids: Vec<u32>,
 ) -> Result<HashMap<ProcessKey, Fact<bool>>, ProcfsError> {
     let mut all = HashMap::new();
-    let ask = |procfs: &Procfs, _, seen: Result<ProcessReading, ProcfsError>| {
+    let read = |procfs: &Procfs, _, seen: Result<ProcessReading, ProcfsError>| {
         let Ok(ProcessReading::Alive(seen)) = seen else {
             return None;
         };
@@ -157,14 +163,18 @@ pub fn listening(
         );
         Some((seen.key, found.facts.listening))
     };
-    procfs.pass(&READERS, PATIENCE, pids, ask, |_, found| all.extend(found))?;
+    procfs.pass(&READERS, PATIENCE, pids, read, |_, found| all.extend(found))?;
     Ok(all)
 }
 
-fn meet(procfs: &Procfs, _: u32, look: Result<ProcessReading, ProcfsError>) -> ScannedProcess {
-    let seen = match look {
+fn scan_process(
+    procfs: &Procfs,
+    _: u32,
+    reading: Result<ProcessReading, ProcfsError>,
+) -> ScannedProcess {
+    let seen = match reading {
         Ok(ProcessReading::Alive(seen)) => seen,
-        Ok(ProcessReading::Zombie | ProcessReading::Vanished) => return ScannedProcess::Nobody,
+        Ok(ProcessReading::Zombie | ProcessReading::Vanished) => return ScannedProcess::Exited,
         Err(_) => return ScannedProcess::Unread,
     };
     let mut row = LeftoverRow {
@@ -172,7 +182,7 @@ fn meet(procfs: &Procfs, _: u32, look: Result<ProcessReading, ProcfsError>) -> S
         login_uid: None,
         unit: Fact::Unreadable,
         env_markers: Fact::Unreadable,
-        // Where it cannot be told, no pid is taken at its word.
+        // Unknown counts as nested, so that its pids are not compared with those of the host.
         nested: true,
         inner_pid: None,
         entry: seen,
@@ -184,12 +194,12 @@ fn meet(procfs: &Procfs, _: u32, look: Result<ProcessReading, ProcfsError>) -> S
         let unit = subject.unit();
         let login_uid = subject.login_uid();
         let environ = subject.environ();
-        let trace = environ.map(|(environ, whole)| EnvMarkers::of(environ, whole));
+        let env_markers = environ.map(|(environ, whole)| EnvMarkers::of(environ, whole));
         if subject.is_alive() {
             (row.nested, row.inner_pid) = (nested, inner_pid);
             row.unit = unit;
             row.login_uid = login_uid;
-            row.env_markers = trace.map_or(Fact::Unreadable, Fact::Known);
+            row.env_markers = env_markers.map_or(Fact::Unreadable, Fact::Known);
         }
     }
     ScannedProcess::Row(Box::new(row))

@@ -1,4 +1,4 @@
-//! A /proc of files, where a pipe without a writer holds its reader for good, and real processes.
+//! Tests on a simulated /proc, where a FIFO without a writer blocks its reader, and on real processes.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -30,7 +30,7 @@ const ALL_BUT_CPU: [FactSet; 6] = [
     FactSet::KERNEL_SESSION,
 ];
 
-/// Owner of the processes that are read.
+/// Owner of the processes.
 const USER: u32 = 1000;
 
 struct Fake(tempfile::TempDir);
@@ -48,7 +48,7 @@ impl Fake {
         fs::write(&path, content).unwrap();
         path
     }
-    /// A process with a socket that listens, a mark and a unit; its start is its pid in ticks.
+    /// Creates a process with a listening socket, a marker and a unit. Its start time in ticks is its pid.
     fn process(&self, pid: u32) -> ProcessKey {
         let stat = format!("{pid} (x) S 1 9 8 34816 -1 0 0 0 0 0 1 2 0 0 20 0 1 0 {pid} 0\n");
         self.file(format!("{pid}/stat"), &stat);
@@ -68,14 +68,14 @@ impl Fake {
             start: u64::from(pid) * TICK_NS + 17,
         }
     }
-    /// Where processes work.
+    /// Working directory of the processes.
     fn work(&self) -> PathBuf {
         self.root().join("work/app")
     }
     fn file_of(&self, pid: u32, fd: u32, link: &str) {
         symlink(link, self.root().join(format!("{pid}/fd/{fd}"))).unwrap();
     }
-    /// One whose environment nobody gets to the end of; the pipe.
+    /// Creates a process whose environment blocks its reader, and returns its FIFO too.
     fn stuck(&self, pid: u32) -> (ProcessKey, PathBuf) {
         let key = self.process(pid);
         let environ = self.root().join(format!("{pid}/environ"));
@@ -88,7 +88,7 @@ impl Fake {
     }
 }
 
-/// They ask for `REAPER_KEEP=1`, and for `Daemon` in a command line.
+/// Returns rules that ask for `REAPER_KEEP=1`, and for `Daemon` in a command line.
 fn rules() -> Ruleset {
     let daemon = Condition {
         field: Field::Argv,
@@ -103,7 +103,7 @@ fn needs(all: &[FactSet]) -> FactSet {
     all.iter().fold(FactSet::NONE, |sum, one| sum | *one)
 }
 
-/// Waits for what is urgent.
+/// Waits until an answer for a decision has arrived, and returns all answers.
 fn wait(reader: &mut FactPool) -> Vec<FactAnswer> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -111,11 +111,11 @@ fn wait(reader: &mut FactPool) -> Vec<FactAnswer> {
         .unwrap();
     let limit = Duration::from_secs(30);
     let waited = runtime.block_on(async { tokio::time::timeout(limit, reader.ready()).await });
-    waited.expect("an answer, be it that there is none");
+    waited.expect("every request is answered in time");
     reader.take()
 }
 
-/// Asks and waits.
+/// Requests facts and waits for them.
 fn ask(reader: &mut FactPool, key: ProcessKey, needs: FactSet) -> Facts {
     reader.request(key, None, USER, needs, Urgency::Urgent);
     let mut facts = Facts::default();
@@ -129,7 +129,7 @@ fn ask(reader: &mut FactPool, key: ProcessKey, needs: FactSet) -> Facts {
 }
 
 #[test]
-fn all_facts_of_a_process() {
+fn facts_of_a_process_are_read() {
     let fake = Fake::new();
     let mut reader = fake.reader();
     let expected = Facts {
@@ -148,15 +148,15 @@ fn all_facts_of_a_process() {
     };
     let key = fake.process(40);
     assert_eq!(ask(&mut reader, key, needs(&ALL_BUT_CPU)), expected);
-    // Nothing is left to wake up for.
-    assert!(reader.timers.is_empty() && reader.about.is_empty());
-    // The other end of a connection, and a socket of another kind.
+    // No timer is left.
+    assert!(reader.timers.is_empty() && reader.open_ids.is_empty());
+    // A connected socket, and a socket of another type.
     fs::remove_file(fake.root().join("40/fd/4")).unwrap();
     fake.file_of(40, 4, "socket:[778]");
     fake.file_of(40, 5, "socket:[999]");
     let facts = ask(&mut reader, key, FactSet::LISTENING);
     assert_eq!(facts.listening, Fact::Known(false));
-    // What it reads from: something else, and nothing.
+    // Standard input that is not a terminal, and no standard input.
     for file in ["pipe:[12]", "/dev/null"] {
         fs::remove_file(fake.root().join("40/fd/0")).unwrap();
         fake.file_of(40, 0, file);
@@ -174,16 +174,16 @@ fn all_facts_of_a_process() {
 }
 
 fn inherited(environ: &str, directory: Option<&Path>) -> Fact<Arc<InheritedFacts>> {
-    let trace = EnvMarkers::of(environ.as_bytes(), true);
+    let env_markers = EnvMarkers::of(environ.as_bytes(), true);
     let directory = directory.map(Arc::from);
     Fact::Known(Arc::new(InheritedFacts {
-        env_markers: trace,
+        env_markers,
         directory,
     }))
 }
 
 #[test]
-fn what_a_process_has_from_its_makers() {
+fn inherited_facts_are_read() {
     let fake = Fake::new();
     let mut reader = fake.reader();
     let (work, place) = (fake.work(), fake.root().join("45/cwd"));
@@ -192,10 +192,10 @@ fn what_a_process_has_from_its_makers() {
         fake.file("45/environ".into(), environ);
         ask(&mut reader, key, FactSet::INHERITED).inherited
     };
-    let marks = "CLAUDECODE=1\0CLAUDE_PID=12\0TMUX=/tmp/t,7,0\0";
-    assert_eq!(has(marks), inherited(marks, Some(&work)));
-    // A home, and what is above it, is everybody's; what is in it is not.
-    for (home, tells) in [
+    let markers = "CLAUDECODE=1\0CLAUDE_PID=12\0TMUX=/tmp/t,7,0\0";
+    assert_eq!(has(markers), inherited(markers, Some(&work)));
+    // A home directory and those above it are not distinctive; directories inside of it are.
+    for (home, is_distinctive) in [
         (work.clone(), false),
         (work.join("me"), false),
         (fake.root().join("work/me"), true),
@@ -203,7 +203,7 @@ fn what_a_process_has_from_its_makers() {
         let environ = format!("HOME={}\0", home.display());
         assert_eq!(
             has(&environ),
-            inherited("", tells.then_some(&*work)),
+            inherited("", is_distinctive.then_some(&*work)),
             "{environ}"
         );
     }
@@ -211,12 +211,12 @@ fn what_a_process_has_from_its_makers() {
     assert_eq!(
         has("A=1\0"),
         inherited("", None),
-        "everybody may write there"
+        "all users may write there"
     );
     fs::remove_file(&place).unwrap();
     symlink("/", &place).unwrap();
     assert_eq!(has("A=1\0"), inherited("", None));
-    // Not known is neither here nor there.
+    // An unreadable directory is not the same as a directory that is not distinctive.
     fs::remove_file(&place).unwrap();
     assert_eq!(has("A=1\0"), Fact::Unreadable);
     symlink("/nowhere/at/all", &place).unwrap();
@@ -224,7 +224,7 @@ fn what_a_process_has_from_its_makers() {
 }
 
 #[test]
-fn what_cannot_be_read_is_unreadable() {
+fn facts_of_missing_files_are_unreadable() {
     let fake = Fake::new();
     let mut reader = fake.reader();
     let all = needs(&ALL_BUT_CPU)
@@ -235,7 +235,7 @@ fn what_cannot_be_read_is_unreadable() {
         | FactSet::ARGUMENTS
         | FactSet::SCRIPT;
     let key = fake.process(41);
-    // Whoever has the pid now.
+    // The pid belongs to another process.
     let before = ProcessKey { start: 1, ..key };
     assert_eq!(ask(&mut reader, before, all), Facts::unreadable());
     let absent = ProcessKey { pid: 9, start: 0 };
@@ -252,7 +252,7 @@ fn what_cannot_be_read_is_unreadable() {
     assert_eq!(facts.unit, Fact::Unreadable);
     assert_eq!(facts.listening, Fact::Unreadable);
     assert!(matches!(facts.kernel_session, Fact::Known(_)), "{facts:?}");
-    // The mark may stand behind the bound.
+    // The marker could be in the part that was cut.
     let key = fake.process(43);
     let long = format!("A={}\0REAPER_KEEP=1\0", "x".repeat(reading::ENVIRON_MAX));
     fake.file("43/environ".into(), &long);
@@ -260,21 +260,21 @@ fn what_cannot_be_read_is_unreadable() {
     assert_eq!(facts.markers, Fact::Unreadable);
 }
 
-/// A program of which an exec has told the first 8 KiB of this command line.
+/// Returns a program whose exec event has only the first 8 KiB of this command line.
 fn cut(argv: &str) -> Arc<Image> {
-    let told = argv.len().min(8192);
+    let len = argv.len().min(8192);
     Arc::new(Image {
         comm: b"x".into(),
         exe: b"/bin/x".into(),
-        argv: argv.as_bytes()[..told].into(),
+        argv: argv.as_bytes()[..len].into(),
         argv_full_len: argv.len() as u32,
-        truncated: told < argv.len(),
+        truncated: len < argv.len(),
         ..Image::default()
     })
 }
 
-/// Asks what the rules say of the whole command line; the names of those that judge it.
-fn judged(reader: &mut FactPool, key: ProcessKey, image: &Arc<Image>) -> Fact<Vec<String>> {
+/// Requests the match of the whole command line with the rules, and returns the names of the matching rules.
+fn matching_rules(reader: &mut FactPool, key: ProcessKey, image: &Arc<Image>) -> Fact<Vec<String>> {
     reader.request(key, Some(image), USER, FactSet::ARGUMENTS, Urgency::Urgent);
     let [answer] = &wait(reader)[..] else {
         panic!("one answer");
@@ -282,7 +282,7 @@ fn judged(reader: &mut FactPool, key: ProcessKey, image: &Arc<Image>) -> Fact<Ve
     assert_eq!((answer.key, answer.requested), (key, FactSet::ARGUMENTS));
     let rules = rules();
     match &answer.found.arguments {
-        Fact::Unread => panic!("it was asked for"),
+        Fact::Unread => panic!("the fact was requested"),
         Fact::Unreadable => Fact::Unreadable,
         Fact::Known(whole) => {
             assert!(Arc::ptr_eq(&whole.image, image));
@@ -297,19 +297,19 @@ fn judged(reader: &mut FactPool, key: ProcessKey, image: &Arc<Image>) -> Fact<Ve
 }
 
 #[test]
-fn rules_are_asked_about_the_whole_command_line() {
+fn rules_match_the_whole_command_line() {
     let fake = Fake::new();
     let mut reader = fake.reader();
     let key = fake.process(44);
     let argv = |len: usize, last: &str| format!("x\0{}\0{last}\0", "y".repeat(len));
     let daemon = || Fact::Known(vec!["daemon".to_owned()]);
     let most = reading::ARGUMENTS_MAX - argv(0, "Daemon").len();
-    for (told, found, expected) in [
+    for (known, found, expected) in [
         (argv(100_000, "Daemon"), None, daemon()),
         (argv(100_000, "Main"), None, Fact::Known(vec![])),
         (argv(most, "Daemon"), None, daemon()),
         (argv(most + 1, "Daemon"), None, Fact::Unreadable),
-        // Another one, what a process has written over it, and a part of it.
+        // Another command line, one that the process has overwritten, and a part of it.
         (
             argv(9_000, "Main"),
             Some(argv(9_001, "Main")),
@@ -322,18 +322,18 @@ fn rules_are_asked_about_the_whole_command_line() {
         ),
         (argv(9_000, "Main"), Some(argv(9_000, "")), Fact::Unreadable),
     ] {
-        fake.file("44/cmdline".into(), &found.unwrap_or_else(|| told.clone()));
-        assert_eq!(judged(&mut reader, key, &cut(&told)), expected);
+        fake.file("44/cmdline".into(), &found.unwrap_or_else(|| known.clone()));
+        assert_eq!(matching_rules(&mut reader, key, &cut(&known)), expected);
     }
-    // Nothing is known of what it runs, or nothing can be read.
+    // The program is not known, or cannot be read.
     let facts = ask(&mut reader, key, FactSet::ARGUMENTS);
     assert_eq!(facts.arguments, Fact::Unreadable);
     let cmdline = fake.root().join("44/cmdline");
     fs::remove_file(&cmdline).unwrap();
     let image = cut(&argv(9_000, "Main"));
-    assert_eq!(judged(&mut reader, key, &image), Fact::Unreadable);
+    assert_eq!(matching_rules(&mut reader, key, &image), Fact::Unreadable);
     nix::unistd::mkfifo(&cmdline, Mode::S_IRWXU).unwrap();
-    assert_eq!(judged(&mut reader, key, &image), Fact::Unreadable);
+    assert_eq!(matching_rules(&mut reader, key, &image), Fact::Unreadable);
 }
 
 #[test]
@@ -347,7 +347,7 @@ fn whole_command_line_of_a_real_process_is_read() {
     );
     let argv = format!("sh\0-c\0echo up; read x\0{long}\0Daemon\0");
     let daemon = Fact::Known(vec!["daemon".to_owned()]);
-    assert_eq!(judged(&mut reader, key, &cut(&argv)), daemon);
+    assert_eq!(matching_rules(&mut reader, key, &cut(&argv)), daemon);
     let table = scan_processes(&Procfs::default()).unwrap();
     let image = &table.rows[&key.pid].entry.image;
     assert_eq!(image.argv, argv.as_bytes());
@@ -355,11 +355,11 @@ fn whole_command_line_of_a_real_process_is_read() {
 }
 
 #[test]
-fn a_thread_that_is_stuck_costs_only_itself() {
+fn stuck_threads_are_replaced_up_to_the_limit_of_a_user() {
     let fake = Fake::new();
     let mut reader = fake.reader();
     let stuck: Vec<_> = (50..64).map(|pid| fake.stuck(pid)).collect();
-    // As many as there are threads at first, and one more behind them.
+    // As many stuck requests as a user has threads, and another one behind them.
     let fine = fake.process(70);
     for (key, _) in &stuck[..2] {
         reader.request(*key, None, USER, FactSet::MARKERS, Urgency::Urgent);
@@ -378,7 +378,7 @@ fn a_thread_that_is_stuck_costs_only_itself() {
         };
         assert_eq!(answer.found.markers, expected, "{:?}", answer.key);
     }
-    // More than there can be threads: even then there is an answer.
+    // More stuck requests than replacements: requests of this user are still answered, as unreadable.
     for (key, _) in &stuck[2..] {
         reader.request(*key, None, USER, FactSet::MARKERS, Urgency::Urgent);
     }
@@ -394,7 +394,7 @@ fn a_thread_that_is_stuck_costs_only_itself() {
         let is_read = answer.found.markers == Fact::Known(1);
         assert_eq!(is_read, answer.key == other, "{:?}", answer.key);
     }
-    // They come loose, and what they have read by then is nobody's any more.
+    // Once the reads return, their results are discarded.
     let held: Vec<_> = stuck
         .iter()
         .map(|(_, pipe)| {
@@ -410,7 +410,7 @@ fn a_thread_that_is_stuck_costs_only_itself() {
     while ask(&mut reader, fine, FactSet::MARKERS).markers != Fact::Known(1) {
         assert!(
             loose.elapsed() < Duration::from_secs(60),
-            "nobody reads any more"
+            "no thread reads requests any more"
         );
         for (_, pipe) in &stuck {
             drop(fs::OpenOptions::new().read(true).write(true).open(pipe));
@@ -419,20 +419,20 @@ fn a_thread_that_is_stuck_costs_only_itself() {
 }
 
 #[test]
-fn what_nobody_waits_for_wakes_nobody() {
+fn prefetch_does_not_wake_the_reader() {
     let fake = Fake::new();
     let mut reader = fake.reader();
     let (first, second) = (fake.process(80), fake.process(81));
     for _ in 0..3 {
         reader.request(first, None, USER, FactSet::UNIT, Urgency::Prefetch);
     }
-    assert_eq!(reader.open.len(), 1, "asked twice");
+    assert_eq!(reader.open.len(), 1, "the request is repeated");
     let mut answers = Vec::new();
     while answers.is_empty() {
         answers = reader.take();
     }
     assert!(!reader.ready && answers.len() == 1 && answers[0].requested == FactSet::UNIT);
-    // One is asked for ahead, and then somebody waits for it: behind one that is stuck.
+    // A prefetch is followed by an urgent request for the same fact, behind a stuck one.
     let (stuck, _pipe) = fake.stuck(82);
     reader.request(stuck, None, USER, FactSet::MARKERS, Urgency::Prefetch);
     reader.request(
@@ -456,7 +456,7 @@ fn what_nobody_waits_for_wakes_nobody() {
             known |= answer.requested;
         }
     }
-    // The thread that is stuck keeps no other request.
+    // The stuck thread delays no other request.
     reader.request(
         first,
         None,
@@ -479,7 +479,7 @@ impl Own {
         let pid = child.id();
         let start = Procfs::default().start_ticks(pid).unwrap() * TICK_NS;
         let mut own = Own(child);
-        // It has become what it is to be.
+        // The program runs once it has written this line.
         let mut line = String::new();
         let out = own.0.stdout.take().unwrap();
         BufReader::new(out).read_line(&mut line).unwrap();
@@ -502,7 +502,7 @@ fn shell(script: &str) -> Command {
 }
 
 #[test]
-fn real_processes() {
+fn facts_of_real_processes_are_read() {
     let mut reader = FactPool::new("/proc", rules());
     let (_kept, key) = Own::start(
         shell("read x")
@@ -523,7 +523,7 @@ fn real_processes() {
     } else {
         panic!("no unit of a living process");
     }
-    // Handed on as a file, which is how a server below a shell has it.
+    // The socket is inherited, as by a server below a shell.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut command = shell("exec sleep 60");
     command.stdin(Stdio::from(std::os::fd::OwnedFd::from(listener)));
@@ -539,7 +539,7 @@ fn real_processes() {
 }
 
 #[test]
-fn cpu_use_takes_two_looks() {
+fn cpu_use_takes_two_readings() {
     let mut reader = FactPool::new("/proc", rules());
     let (_busy, busy) = Own::start(&mut shell("while :; do :; done"));
     let (_idle, idle) = Own::start(shell("read x").stdin(Stdio::piped()));
@@ -555,12 +555,12 @@ fn cpu_use_takes_two_looks() {
     }
     assert!(began.elapsed() >= Duration::from_secs(1));
     assert_eq!(found[&idle], Fact::Known(0));
-    // How much it gets depends on who else runs.
+    // The share of the processor depends on the load of the host.
     assert!(matches!(found[&busy], Fact::Known(5..=120)), "{found:?}");
 }
 
 #[test]
-fn activity_has_use_memory_and_connections() {
+fn activity_includes_usage_and_connections() {
     let fake = Fake::new();
     let mut reader = fake.reader();
     let key = fake.process(46);
@@ -584,7 +584,7 @@ fn activity_has_use_memory_and_connections() {
         io_bytes: 1024,
         rss: 12 << 10,
         swap: 3 << 10,
-        // The client of 802 is not in the table, and that of 778 neither.
+        // The clients of 802 and 778 are not in the tables.
         clients: [0, 0].into(),
         sockets: [803].into(),
     };
@@ -593,7 +593,7 @@ fn activity_has_use_memory_and_connections() {
 }
 
 #[test]
-fn client_on_this_host_is_known_by_its_socket() {
+fn client_on_this_host_is_found_by_its_socket() {
     let fake = Fake::new();
     let mut reader = fake.reader();
     let key = fake.process(47);
@@ -601,7 +601,7 @@ fn client_on_this_host_is_known_by_its_socket() {
     fake.file("47/status".into(), "VmRSS: 1 kB\n");
     fake.file_of(47, 5, "socket:[778]");
     fake.file_of(47, 6, "socket:[779]");
-    // The client uses IPv6 with the address of an IPv4 server.
+    // The client uses IPv6 with an IPv4-mapped address.
     let row = "  0: 0000000000000000FFFF00000100007F:9C40 0000000000000000FFFF00000100007F:1F90 01 \
                00000000:00000000 00:00000000 00000000 0 0 779 1 0 20 0 0 10 -1\n";
     fake.file("47/net/tcp6".into(), &format!("  sl\n{row}"));
@@ -625,13 +625,13 @@ fn answer_that_a_decision_waits_for_wakes_the_reader() {
     assert!(reader.open.is_empty() && reader.timers.is_empty());
 }
 
-/// Real processes: what is at the other end of a pipe or a socket only the kernel knows.
+/// Real processes, because only the kernel knows the other end of a pipe or a socket.
 #[test]
 fn stdio_is_hung_up_once_both_other_ends_are_closed() {
     let mut reader = FactPool::new("/proc", rules());
     let sleep = |input: Stdio, output: Stdio| {
         let mut command = Command::new("sleep");
-        // Returns once the program runs.
+        // Returns once the program has been executed.
         let child = command.arg("60").stdin(input).stdout(output).spawn();
         let own = Own(child.unwrap());
         let pid = own.0.id();

@@ -1,4 +1,4 @@
-//! A process as sysctl(3) and libproc show it.
+//! Reads a process through sysctl(3) and libproc.
 
 use std::ffi::OsStr;
 use std::io;
@@ -18,7 +18,7 @@ use reaper_model::facts::{Fact, InheritedFacts, KernelSession, Stdio, is_distinc
 use reaper_model::leftover::EnvMarkers;
 use reaper_model::ruleset::{Pattern, script_path};
 
-/// A process that is being looked at. All is asked by pid: that it was this very one, [`ProcDir::is_alive`] tells afterwards.
+/// A process that is being read. All reads are by pid: [`ProcDir::is_alive`] then checks that it was this process.
 pub(in crate::facts) struct ProcDir {
     key: ProcessKey,
     unique: u64,
@@ -26,8 +26,8 @@ pub(in crate::facts) struct ProcDir {
 }
 
 impl ProcDir {
-    /// The living process with this key. `None` if it is gone or cannot be read. There is nowhere else to look for it
-    /// than where all are.
+    /// Opens the living process with this key. `None` if it is gone or cannot be read. There is no other directory than
+    /// the system's.
     pub(in crate::facts) fn open(_: &Path, key: ProcessKey) -> Option<ProcDir> {
         let unique = darwin::identity(key.pid).ok()?.unique;
         let process = table::one(key.pid).ok()??;
@@ -39,22 +39,20 @@ impl ProcDir {
         key.has_same_tick(table::key(&process)).then_some(subject)
     }
 
-    /// Whether it still runs: what was read before counts only if this holds after.
+    /// Returns whether the process still runs. What was read before counts only in this case.
     pub(in crate::facts) fn is_alive(&mut self) -> bool {
         darwin::identity(self.key.pid).is_ok_and(|now| now.unique == self.unique)
     }
 
-    /// The environment that its program was started with, and that this is all of it.
-    ///
-    /// Of programs that come with the system (`/bin/sh`) the kernel shows none. What could stand in there is not known then,
-    /// and what is not known speaks for a process.
+    /// Returns the environment with which the program was started, and that it is complete. The kernel shows no
+    /// environment of system programs (`/bin/sh`). It is then unknown, and the process is kept.
     pub(in crate::facts) fn environ(&mut self) -> Option<(&[u8], bool)> {
         self.given = darwin::arguments(self.key.pid).ok()?;
         let given = Arguments::parse(&self.given);
         Some((given.environment?, true))
     }
 
-    /// Always `None`: what identifies a process in an agent's registry on macOS is not known here.
+    /// Returns `None`: how a registry identifies a process on macOS is not known.
     pub(super) fn conversations(
         &mut self,
         _: ProcessKey,
@@ -63,8 +61,8 @@ impl ProcDir {
         None
     }
 
-    /// Returns the whole command line of a program of which `image` has the beginning. `None` if it cannot be read in
-    /// full or is another one by now.
+    /// Returns the whole command line of a program whose beginning `image` has. `None` if it cannot be read completely or
+    /// belongs to another program.
     pub(in crate::facts) fn arguments(&mut self, image: &Image) -> Option<Vec<u8>> {
         self.given = darwin::arguments(self.key.pid).ok()?;
         let given = Arguments::parse(&self.given);
@@ -72,7 +70,8 @@ impl ProcDir {
         (is_whole && given.argv.starts_with(&image.argv)).then(|| given.argv.to_vec())
     }
 
-    /// Returns the absolute path of the script that `image` runs, links resolved. `None` if there is no such file by now.
+    /// Returns the absolute path of the script that `image` runs, with links resolved. `None` if the file no longer
+    /// exists.
     pub(in crate::facts) fn script(&self, image: &Image) -> Option<Vec<u8>> {
         let given = Path::new(OsStr::from_bytes(script_path(image)?));
         let path = match given.is_absolute() {
@@ -90,22 +89,22 @@ impl ProcDir {
         }
     }
 
-    /// `None` if that cannot be read.
+    /// Returns what the process has inherited; `None` if it cannot be read.
     pub(super) fn inherited(&mut self) -> Option<InheritedFacts> {
         let directory = darwin::directory(self.key.pid)?;
         let (environ, whole) = self.environ()?;
-        let (trace, home) = (EnvMarkers::of(environ, whole), home(environ));
-        // Where everybody may write, as in /tmp, anybody works.
+        let (env_markers, home) = (EnvMarkers::of(environ, whole), home(environ));
+        // In a directory like /tmp, where all users may write, any process can be working.
         let shared = std::fs::metadata(&directory).ok()?.mode() & 0o002 != 0;
-        let tells = !shared && is_distinctive(&directory, home.as_deref());
-        let directory = tells.then(|| directory.into());
+        let is_distinctive_here = !shared && is_distinctive(&directory, home.as_deref());
+        let directory = is_distinctive_here.then(|| directory.into());
         Some(InheritedFacts {
-            env_markers: trace,
+            env_markers,
             directory,
         })
     }
 
-    /// There are no units: nothing is in one.
+    /// Returns no unit: macOS has none.
     pub(in crate::facts) fn unit(&mut self) -> Fact<Arc<str>> {
         Fact::Known("".into())
     }
@@ -120,17 +119,17 @@ impl ProcDir {
         })
     }
 
-    /// It takes the path of an open file, which is not read here.
+    /// Returns `Unreadable`: paths of open files are not read on macOS.
     pub(super) fn input(&self) -> Fact<bool> {
         Fact::Unreadable
     }
 
-    /// Always `None`: connections of a process are not read on macOS.
+    /// Returns `None`: connections of a process are not read on macOS.
     pub(super) fn activity(&mut self) -> io::Result<Option<Activity>> {
         Ok(None)
     }
 
-    /// Always fails: what is at the other end of a pipe is not read on macOS.
+    /// Always fails: the other end of a pipe is not read on macOS.
     pub(super) fn stdio(&self, _: ProcessKey) -> io::Result<Stdio> {
         Err(io::ErrorKind::Unsupported.into())
     }
@@ -141,13 +140,13 @@ impl ProcDir {
         Some(CpuTime { ticks, at })
     }
 
-    /// Whether one of its open files is a socket of the network that listens; `None` if that cannot be told of one.
+    /// Returns whether the process has a listening network socket; `None` if that is unknown for one of its sockets.
     pub(super) fn listening(&self, _: u64) -> io::Result<Option<bool>> {
         let Some(files) = darwin::sockets(self.key.pid) else {
             return Ok(None);
         };
         for file in files {
-            // One that has been closed since is none.
+            // It has been closed since.
             let Some(info) = darwin::socket(self.key.pid, file) else {
                 continue;
             };

@@ -1,7 +1,7 @@
-//! Listening TCP sockets of the service's network namespace, read once for a round of requests.
+//! Listening TCP sockets of the service's network namespace, read once for a batch of requests.
 //!
-//! `sock_diag(7)` takes 40 µs for them. `/proc/net/tcp` takes 6 ms on a machine of 24 GiB: where few sockets are open, the
-//! kernel goes over its whole table of connections for the first page.
+//! `sock_diag(7)` takes 40 µs. `/proc/net/tcp` takes 6 ms on a machine with 24 GiB: with few open sockets, the kernel
+//! scans its whole connection table for the first page.
 
 use std::collections::HashSet;
 use std::os::fd::AsRawFd;
@@ -15,7 +15,7 @@ use nix::sys::socket::{
 
 use crate::sys;
 
-/// How long sockets that were read are good for later requests, in ns.
+/// Time in ns for which the sockets are reused.
 const ROUND: u64 = 10_000_000;
 /// Message types and flags of include/uapi/linux/netlink.h and sock_diag.h.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
@@ -29,17 +29,17 @@ const HEADER: usize = 16;
 const REQUEST: u32 = 72;
 /// Offset of `idiag_inode` in an `inet_diag_msg` with its header.
 const INODE: usize = HEADER + 68;
-/// Bytes received at a time: the kernel sends at most half of it.
+/// Size of the receive buffer. The kernel sends at most half of it at a time.
 const BUFFER: usize = 64 << 10;
 
 /// Inode numbers of sockets.
 pub(super) type Sockets = Arc<HashSet<u64>>;
 
-/// What was read last, and when that began, in ns since boot.
+/// Last result, and the start of its read (ns since boot).
 static LAST: Mutex<Option<(u64, Sockets)>> = Mutex::new(None);
 
-/// Returns the listening sockets of a process's network namespace, read after `requested` (in ns since boot). `None` if it
-/// is another namespace than the service's, or if the kernel has no `sock_diag`. `process` is its directory in /proc.
+/// Returns the listening sockets of a process's network namespace, read after `requested` (ns since boot). `None` if that
+/// is not the service's namespace, or if the kernel has no `sock_diag`. `process` is its directory in /proc.
 pub(super) fn in_own_namespace(process: &Path, requested: u64) -> Option<Sockets> {
     let namespace = |process: &Path| {
         let metadata = std::fs::metadata(process.join("ns/net")).ok()?;
@@ -48,7 +48,7 @@ pub(super) fn in_own_namespace(process: &Path, requested: u64) -> Option<Sockets
     if namespace(process)? != namespace(Path::new("/proc/self"))? {
         return None;
     }
-    // A thread that waited here for another one, which may have to wait for a processor, would count as stuck.
+    // Waiting for the lock would look like a stuck read, because its holder may wait for a processor.
     let Ok(mut last) = LAST.try_lock() else {
         return read().ok().map(Arc::new);
     };
@@ -76,7 +76,7 @@ fn read() -> nix::Result<HashSet<u64>> {
         request.extend(REQUEST.to_ne_bytes());
         request.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
         request.extend(NLM_F_REQUEST_DUMP.to_ne_bytes());
-        // Sequence number and port, which the kernel only repeats.
+        // Sequence number and port, which the kernel only copies to its answer.
         request.extend([0; 8]);
         request.extend([family as u8, libc::IPPROTO_TCP as u8, 0, 0]);
         request.extend(LISTEN.to_ne_bytes());
@@ -92,10 +92,10 @@ fn read() -> nix::Result<HashSet<u64>> {
     Ok(found)
 }
 
-/// Adds the inode numbers of a datagram. Returns whether it is the last one.
+/// Adds the inode numbers in a datagram. Returns whether it is the last one.
 ///
 /// # Errors
-/// `EBADMSG`: it has something else.
+/// `EBADMSG` if it contains something else.
 fn inodes(mut datagram: &[u8], found: &mut HashSet<u64>) -> nix::Result<bool> {
     let bad = nix::errno::Errno::EBADMSG;
     while let Some((header, _)) = datagram.split_first_chunk::<HEADER>() {
@@ -130,7 +130,7 @@ mod tests {
     fn listening_sockets_are_found_by_their_inodes() {
         let inode = |socket: &dyn AsFd| nix::sys::stat::fstat(socket.as_fd()).unwrap().st_ino;
         let listeners = ["127.0.0.1:0", "[::1]:0"].map(TcpListener::bind);
-        // A machine may have no IPv6.
+        // IPv6 can be unavailable.
         let listeners: Vec<_> = listeners.into_iter().flatten().collect();
         let address = listeners[0].local_addr().unwrap();
         let client = std::net::TcpStream::connect(address).unwrap();
@@ -138,7 +138,7 @@ mod tests {
         let found = in_own_namespace(process, sys::boot_time()).unwrap();
         assert!(listeners.iter().all(|l| found.contains(&inode(l))));
         assert!(!found.contains(&inode(&client)));
-        // It is read again for a request that is made after that.
+        // A later request reads the sockets again.
         let late = TcpListener::bind("127.0.0.1:0").unwrap();
         let found = in_own_namespace(process, sys::boot_time()).unwrap();
         assert!(found.contains(&inode(&late)));

@@ -1,4 +1,4 @@
-//! A process as /proc shows it.
+//! Reads a process from /proc.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -27,26 +27,26 @@ use reaper_model::facts::{Fact, InheritedFacts, KernelSession, Stdio, is_distinc
 use reaper_model::leftover::EnvMarkers;
 use reaper_model::ruleset::{Pattern, script_path};
 
-/// Most bytes of an environment that are read.
+/// Maximum number of bytes read from an environment.
 pub(in crate::facts) const ENVIRON_MAX: usize = 128 << 10;
-/// Most bytes of a command line that are read: what exec(2) takes with the default limit of 8 MiB for the stack.
+/// Maximum number of bytes read from a command line: the limit of exec(2) with the default stack limit of 8 MiB.
 pub(in crate::facts) const ARGUMENTS_MAX: usize = 2 << 20;
-/// CPU time for the open files of one process, in ns: enough for some 15,000.
+/// CPU time in ns for reading the open files of a process. Enough for about 15,000 files.
 const FILES_BUDGET: u64 = 25_000_000;
-/// Number of files between two looks at the clock, which is a system call.
+/// Number of files read between two readings of the clock, which is a system call.
 const FILES_CHUNK: usize = 64;
-/// A process that is being looked at: all that is read through this is of one process, whoever has its
-/// pid meanwhile.
+
+/// A process that is being read. All reads are about one process, even if its pid is reused meanwhile.
 pub(in crate::facts) struct ProcDir {
     path: PathBuf,
-    /// Of the process, or of a thread that still runs where its leader has exited.
+    /// Directory of the process, or of a thread that still runs after its leader has exited.
     dir: Dir,
     buffer: Vec<u8>,
 }
 
 impl ProcDir {
-    /// The living process with this key, of which the start needs to be right to the tick only. `None` if
-    /// it is gone or cannot be read.
+    /// Opens the living process with this key, whose start time is compared by the tick. `None` if it is gone or cannot
+    /// be read.
     pub(in crate::facts) fn open(root: &Path, key: ProcessKey) -> Option<ProcDir> {
         let mut path = root.join(key.pid.to_string());
         let mut dir = Dir::open(&path).ok()?;
@@ -64,8 +64,8 @@ impl ProcDir {
         Some(ProcDir { path, dir, buffer })
     }
 
-    /// Whether it still runs. One that is on its way out has no environment and no files any more, and must
-    /// not be taken for one that never had: what was read before counts only if this holds after.
+    /// Returns whether the process still runs. What was read before counts only in this case. An exiting process has no
+    /// environment and no files any more, and would look like one that never had any.
     pub(in crate::facts) fn is_alive(&mut self) -> bool {
         self.stat(|stat| !stat.is_leader_dead()) == Some(true)
     }
@@ -75,8 +75,8 @@ impl ProcDir {
         Stat::parse(&self.buffer).map(take)
     }
 
-    /// The environment that its program was started with, as far as it has not written over it, and whether
-    /// that is all of it.
+    /// Returns the environment with which the program was started, and whether it is complete. The program can have
+    /// overwritten parts of it.
     pub(in crate::facts) fn environ(&mut self) -> Option<(&[u8], bool)> {
         let read = self
             .dir
@@ -86,12 +86,12 @@ impl ProcDir {
         Some((&self.buffer[..self.buffer.len().min(ENVIRON_MAX)], whole))
     }
 
-    /// Whether it is not in the midst of an exec, when its environment reads as if there were none.
+    /// Returns whether the environment is really empty. Within an exec it reads as empty until it is set up.
     fn is_set_up(&mut self) -> bool {
         if self.dir.read("stat", &mut self.buffer).is_err() {
             return false;
         }
-        // env_end, the 51st field of proc_pid_stat(5); the name, in parentheses, is the second.
+        // env_end is field 51 of proc_pid_stat(5). The name in parentheses is field 2.
         let fields = self.buffer.rsplit(|b| *b == b')').next();
         let mut fields = fields.unwrap_or_default().split(|b| *b == b' ');
         let placed = fields.nth(49).is_some_and(|end| end != b"0");
@@ -101,7 +101,7 @@ impl ProcDir {
                 .is_some_and(|(environ, _)| environ.is_empty())
     }
 
-    /// The same, but of one that is in the midst of an exec, of which nothing is known.
+    /// Like `environ`, but returns `None` within an exec.
     fn settled_environ(&mut self) -> Option<(&[u8], bool)> {
         if matches!(self.environ(), Some(([], _))) && !self.is_set_up() {
             return None;
@@ -109,16 +109,16 @@ impl ProcDir {
         self.environ()
     }
 
-    /// Returns the absolute path of the script that `image` runs, links resolved below the process's own root directory.
-    /// `None` if there is none, or no regular file of that name by now.
+    /// Returns the absolute path of the script that `image` runs, with links resolved below the process's root directory.
     ///
-    /// Blocks for as long as a file system on the way does.
+    /// `None` if there is no script, or no regular file with that name any more. Blocks as long as a file system on the
+    /// way does.
     pub(in crate::facts) fn script(&self, image: &Image) -> Option<Vec<u8>> {
         let given = Path::new(OsStr::from_bytes(script_path(image)?));
         let root = File::open(self.path.join("root")).ok()?;
         let path = match given.is_absolute() {
             true => given.to_path_buf(),
-            // Both links are paths as this service sees them: after chroot(2) the one begins with the other.
+            // Both links are paths in the service's view. After chroot(2), `cwd` starts with `root`.
             false => {
                 let directory = std::fs::read_link(self.path.join("cwd")).ok()?;
                 let root = std::fs::read_link(self.path.join("root")).ok()?;
@@ -144,37 +144,37 @@ impl ProcDir {
         }
     }
 
-    /// Returns the whole command line of a program of which `image` has the beginning. `None` if it is too long, cannot
-    /// be read in full or is another one by now.
+    /// Returns the whole command line of a program whose beginning `image` has. `None` if it is too long, cannot be read
+    /// completely or belongs to another program.
     pub(in crate::facts) fn arguments(&mut self, image: &Image) -> Option<Vec<u8>> {
         let read = self
             .dir
             .read_some("cmdline", ARGUMENTS_MAX + 1, &mut self.buffer);
         read.ok()?;
         let argv = &self.buffer;
-        // Where the process has written over its arguments, or unmapped a part, the kernel shows less.
+        // The kernel returns less if the process has overwritten or unmapped its arguments.
         let is_whole = argv.len() as u64 == u64::from(image.argv_full_len);
         let is_it = argv.len() <= ARGUMENTS_MAX && is_whole && argv.starts_with(&image.argv);
         is_it.then(|| std::mem::take(&mut self.buffer))
     }
 
-    /// `None` if that cannot be read.
+    /// Returns what the process has inherited; `None` if it cannot be read.
     pub(super) fn inherited(&mut self) -> Option<InheritedFacts> {
         let (environ, whole) = self.settled_environ()?;
-        let (trace, home) = (EnvMarkers::of(environ, whole), home(environ));
+        let (env_markers, home) = (EnvMarkers::of(environ, whole), home(environ));
         let place = self.path.join("cwd");
         let directory = std::fs::read_link(&place).ok()?;
-        // Where everybody may write, as in /tmp, anybody works.
+        // In a directory like /tmp, where all users may write, any process can be working.
         let shared = std::fs::metadata(&place).ok()?.mode() & 0o002 != 0;
-        let tells = !shared && is_distinctive(&directory, home.as_deref());
-        let directory = tells.then(|| directory.into());
+        let is_distinctive_here = !shared && is_distinctive(&directory, home.as_deref());
+        let directory = is_distinctive_here.then(|| directory.into());
         Some(InheritedFacts {
-            env_markers: trace,
+            env_markers,
             directory,
         })
     }
 
-    /// Returns what connects the process with conversations of agents; `None` if its environment cannot be read.
+    /// Returns the links between the process and conversations of agents; `None` if its environment cannot be read.
     pub(super) fn conversations(
         &mut self,
         key: ProcessKey,
@@ -203,7 +203,7 @@ impl ProcDir {
         Some(found)
     }
 
-    /// Whether its pid is another in a namespace of its own, and which; `None` if that cannot be told.
+    /// Returns whether the process is in an inner pid namespace, and its pid there. `None` if unknown.
     pub(in crate::facts) fn is_nested(&mut self) -> Option<(bool, Option<u32>)> {
         self.dir.read("status", &mut self.buffer).ok()?;
         let nested = is_nested(&self.buffer);
@@ -211,7 +211,7 @@ impl ProcDir {
         Some((nested, inner))
     }
 
-    /// The user that has logged in, by the kernel's audit; `None` if nobody has, or the kernel does not tell.
+    /// Returns the login uid of the kernel's audit system; `None` if it is unset or not shown.
     pub(in crate::facts) fn login_uid(&mut self) -> Option<u32> {
         self.dir.read("loginuid", &mut self.buffer).ok()?;
         number(&self.buffer).filter(|uid| *uid != u32::MAX)
@@ -232,7 +232,7 @@ impl ProcDir {
         now.map_or(Fact::Unreadable, Fact::Known)
     }
 
-    /// By path, as [`ProcDir::listening`].
+    /// Returns whether standard input is a terminal. Read by path, as in [`ProcDir::listening`].
     pub(super) fn input(&self) -> Fact<bool> {
         match std::fs::read_link(self.path.join("fd/0")) {
             Ok(file) => Fact::Known(is_terminal(file.as_os_str().as_bytes())),
@@ -247,7 +247,7 @@ impl ProcDir {
         Some(CpuTime { ticks, at })
     }
 
-    /// Returns the inode numbers of its sockets, and whether these are all: none are read after `budget`, a CPU time in ns.
+    /// Returns the inode numbers of its sockets, and whether they are complete. Stops after `budget` (CPU time, ns).
     fn sockets(&self, budget: u64) -> io::Result<(HashSet<u64>, bool)> {
         let mut sockets = HashSet::new();
         let end = sys::thread_time().saturating_add(budget);
@@ -255,7 +255,7 @@ impl ProcDir {
             if n % FILES_CHUNK == FILES_CHUNK - 1 && sys::thread_time() >= end {
                 return Ok((sockets, false));
             }
-            // One that has been closed since is none.
+            // A file that has been closed since is skipped.
             if let Ok(link) = std::fs::read_link(file?.path())
                 && let Some(inode) = link.as_os_str().as_bytes().strip_prefix(b"socket:[")
             {
@@ -265,7 +265,7 @@ impl ProcDir {
         Ok((sockets, true))
     }
 
-    /// What it has used, and its connections. Returns `None` if it has more open files than are read.
+    /// Returns its use of resources and its connections; `None` if it has too many open files.
     pub(super) fn activity(&mut self) -> io::Result<Option<Activity>> {
         let unknown = || io::Error::from(io::ErrorKind::InvalidData);
         self.dir.read("io", &mut self.buffer)?;
@@ -276,7 +276,7 @@ impl ProcDir {
         let (read, written) = (bytes(b"rchar:"), bytes(b"wchar:"));
         let io_bytes = read.zip(written).ok_or_else(unknown)?;
         self.dir.read("status", &mut self.buffer)?;
-        // A program without memory of its own has no such lines.
+        // Without memory of its own, the file has no such lines.
         let kib = |name: &[u8]| -> u64 {
             let rest = field(&self.buffer, name).unwrap_or_default();
             words(rest).next().and_then(number).unwrap_or(0)
@@ -301,7 +301,7 @@ impl ProcDir {
         Ok(Some(activity))
     }
 
-    /// Looks at the other ends of standard input and output. By path, as [`ProcDir::listening`].
+    /// Checks the other ends of standard input and output. Read by path, as in [`ProcDir::listening`].
     pub(super) fn stdio(&self, key: ProcessKey) -> io::Result<Stdio> {
         let [input, output] = [self.other_end(key, 0)?, self.other_end(key, 1)?];
         Ok(match (input, output) {
@@ -311,7 +311,7 @@ impl ProcDir {
         })
     }
 
-    /// Returns whether the other end of a file is open; `None` if the file is no pipe and no socket.
+    /// Returns whether the other end of a file is open; `None` if the file is neither a pipe nor a socket.
     fn other_end(&self, key: ProcessKey, number: i32) -> io::Result<Option<bool>> {
         let path = self.path.join("fd").join(number.to_string());
         let link = match std::fs::read_link(&path) {
@@ -320,7 +320,7 @@ impl ProcDir {
         };
         let link = link.as_os_str().as_bytes();
         let file: OwnedFd = if link.starts_with(b"pipe:[") {
-            // For a moment the pipe has one more reader or writer of the kind that it has already.
+            // The pipe has one more reader or writer for a moment, of a kind that it already has.
             let mut options = File::options();
             let options = match number {
                 0 => options.read(true),
@@ -328,7 +328,7 @@ impl ProcDir {
             };
             options.custom_flags(libc::O_NONBLOCK).open(&path)?.into()
         } else if link.starts_with(b"socket:[") {
-            // A socket cannot be opened by path.
+            // Sockets cannot be opened by path.
             Pidfd::open(key.pid)?.file_of(number)?
         } else {
             return Ok(None);
@@ -342,8 +342,10 @@ impl ProcDir {
         ))
     }
 
-    /// Returns whether one of its open files was a TCP socket that listens, after `requested` (in ns since boot). `None` if
-    /// it has more open files than are read. By path: [`ProcDir::is_alive`] says whether it was still this process.
+    /// Returns whether the process had a listening TCP socket after `requested` (ns since boot); `None` if it has too
+    /// many open files.
+    ///
+    /// Read by path: the caller must check [`ProcDir::is_alive`] afterwards, because the pid can be reused.
     pub(super) fn listening(&self, requested: u64) -> io::Result<Option<bool>> {
         let listeners = in_own_namespace(&self.path, requested);
         if listeners.as_ref().is_some_and(|all| all.is_empty()) {
@@ -357,7 +359,7 @@ impl ProcDir {
                 let net = self.path.join("net");
                 listens(&net.join("tcp"), &sockets)?
                     || match listens(&net.join("tcp6"), &sockets) {
-                        // A kernel without IPv6.
+                        // The kernel has no IPv6.
                         Err(error) if error.kind() == io::ErrorKind::NotFound => false,
                         listens => listens?,
                     }
@@ -367,8 +369,8 @@ impl ProcDir {
     }
 }
 
-/// The innermost unit of systemd in a `cgroup` file; empty for none. By cgroup v2, or where that says nothing
-/// by systemd's own hierarchy of v1.
+/// Returns the innermost systemd unit in a `cgroup` file; empty if there is no unit. Uses cgroup v2, and systemd's own v1
+/// hierarchy if v2 shows no unit.
 fn unit(file: &[u8]) -> String {
     let path = |line: &[u8]| unit_of_path(line.strip_suffix(b" (deleted)").unwrap_or(line));
     let v2 = field(file, b"0::").and_then(path);
@@ -383,13 +385,14 @@ fn unit(file: &[u8]) -> String {
     v2.or_else(v1).unwrap_or_default()
 }
 
-/// A user's service manager (`user@1000.service`) holds all that the user runs, and a login session
-/// (`session-3.scope`) all that was typed at one terminal: an agent and what it leaves behind lie in there
-/// together with everything else. Neither says that somebody manages a process, so neither is a unit of its
-/// own; what lies in a unit inside of them is.
+/// Returns the innermost unit in a cgroup path, except for units that hold everything of a user or a login.
+///
+/// A user's service manager (`user@1000.service`) contains all processes of the user, and a login session
+/// (`session-3.scope`) all that was started in one terminal. Agents and their leftovers are in there with everything
+/// else, so these two do not show that a process is managed. A unit nested in them does.
 fn unit_of_path(path: &[u8]) -> Option<String> {
     let name = path.rsplit(|b| *b == b'/').find_map(|name| {
-        // systemd writes so what would be taken for a file of the cgroup's.
+        // systemd prefixes names that could be confused with files of a cgroup.
         let name = name.strip_prefix(b"_").unwrap_or(name);
         let service = name.ends_with(b".service") && !name.starts_with(b"user@");
         let scope = name.ends_with(b".scope") && !is_login(name);
@@ -401,11 +404,11 @@ fn unit_of_path(path: &[u8]) -> Option<String> {
 fn is_login(scope: &[u8]) -> bool {
     let id = scope.strip_prefix(b"session-");
     let id = id.and_then(|id| id.strip_suffix(b".scope"));
-    // `3`, and `c3` for what is no login of a person.
+    // `3`, or `c3` for a session that is not a login of a user.
     id.is_some_and(|id| number::<u64>(id.strip_prefix(b"c").unwrap_or(id)).is_some())
 }
 
-/// Whether a file is a terminal, by its name. What is one under another name speaks for nobody.
+/// Returns whether a file is a terminal, by its path. A terminal with another name is not recognised.
 fn is_terminal(file: &[u8]) -> bool {
     let device = file.strip_prefix(b"/dev/").unwrap_or_default();
     device.starts_with(b"pts/") || device.starts_with(b"tty") || device == b"console"
@@ -424,20 +427,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_cgroup_file_names_a_unit_or_none(bytes in arbitrary_bytes(proc_self_file("cgroup"))) {
+        fn any_cgroup_file_can_be_parsed(bytes in arbitrary_bytes(proc_self_file("cgroup"))) {
             let unit = unit(&bytes);
             let ends = [".service", ".scope"].iter().any(|end| unit.ends_with(end));
             prop_assert!(unit.is_empty() || ends, "{}", unit);
         }
 
         #[test]
-        fn any_name_is_a_terminal_or_none(name in arbitrary_bytes("/dev/pts/3")) {
+        fn only_paths_below_dev_are_terminals(name in arbitrary_bytes("/dev/pts/3")) {
             prop_assert!(!is_terminal(&name) || name.starts_with(b"/dev/"));
         }
     }
 
     proptest! {
-        // Each makes files.
+        // Each case creates files.
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
@@ -449,7 +452,7 @@ mod tests {
         }
 
         #[test]
-        fn any_process_can_be_looked_at(
+        fn any_proc_files_can_be_read(
             stat in prop_oneof![Just(proc_self_file("stat")), arbitrary_bytes(proc_self_file("stat"))],
             environ in arbitrary_bytes("A=1\0REAPER_KEEP=1\0"),
             cgroup in arbitrary_bytes(proc_self_file("cgroup")),
@@ -473,9 +476,9 @@ mod tests {
             prop_assert!(subject.is_none() || Stat::parse(&stat).is_some());
             if let Some(mut subject) = subject {
                 let keep = [Pattern::argv("REAPER_KEEP=1").unwrap()];
-                let marks = subject.markers(&keep);
+                let markers = subject.markers(&keep);
                 let is_there = environ.split(|b| *b == 0).any(|v| v == b"REAPER_KEEP=1");
-                prop_assert!(marks == Fact::Unreadable || marks == Fact::Known(u64::from(is_there)));
+                prop_assert!(markers == Fact::Unreadable || markers == Fact::Known(u64::from(is_there)));
                 subject.unit();
                 subject.session();
                 subject.cpu_time();
@@ -503,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_sockets_that_listen() {
+    fn listening_sockets_are_found_in_the_table() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), TCP).unwrap();
         for (inode, expected) in [(4242, true), (4243, false), (0, false)] {
@@ -513,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn the_innermost_unit_that_somebody_manages() {
+    fn innermost_managed_unit_is_found() {
         for (file, expected) in [
             ("0::/system.slice/nginx.service\n", "nginx.service"),
             ("0::/system.slice/a.service/inner/leaf\n", "a.service"),

@@ -1,8 +1,8 @@
 //! Reads an agent's registry of running processes.
 //!
-//! The files belong to the user whose agent it is, and may contain anything. Reads are bounded and follow no symbolic link
-//! below the registry's directory. Only regular files of that user count, and only for the process whose id and start time
-//! they name.
+//! The files belong to the user of the agent and can contain anything. Reads are bounded and follow no symbolic link
+//! below the registry's directory. Only regular files of that user count, and only for the process whose pid and start
+//! time they name.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
@@ -17,39 +17,39 @@ use crate::source::procfs::parse::{field, innermost_pid, is_nested, number, word
 use reaper_model::conversation::{Conversations, Registry, is_job};
 use reaper_model::event::{ProcessKey, TICK_NS};
 
-/// Most bytes that are read of one file.
+/// Maximum size of a file in bytes.
 const FILE_MAX: u64 = 1 << 20;
-/// Most jobs of one process whose files are read.
+/// Maximum number of jobs of a process whose files are read.
 const JOBS_MAX: usize = 4;
 
-/// Directory of a registry, in the root directory of the process it belongs to.
+/// Directory of a registry, in the root directory of the process.
 pub(super) struct RegistryDir {
-    /// Directory up to which symbolic links are followed, since an administrator may have made them.
+    /// Directory up to which symbolic links are followed, because an administrator may have created them.
     base: PathBuf,
     /// Path below it.
     below: PathBuf,
 }
 
-/// A process as its registry may name it.
+/// A process, as a registry can name it.
 pub(super) struct RegistryProcess {
-    /// Its id in its own pid namespace.
+    /// Pid in its own pid namespace.
     pid: u32,
     /// Start time in clock ticks since boot.
     start: u64,
-    /// Effective user id.
+    /// Effective uid.
     pub(super) uid: u32,
-    /// Whether ids in the registry are of another pid namespace than the service's.
+    /// Whether the pids in the registry belong to another pid namespace than the service's.
     nested: bool,
 }
 
-/// Returns the value of a variable in an environment in the form of `/proc/PID/environ`.
+/// Returns the value of a variable in an environment (format of `/proc/PID/environ`).
 pub(super) fn variable<'a>(environ: &'a [u8], name: &str) -> Option<&'a [u8]> {
     let mut variables = environ.split(|byte| *byte == 0);
     variables.find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
 }
 
 impl RegistryProcess {
-    /// `status` is the file of that name in `/proc/PID`.
+    /// Parses `/proc/PID/status`.
     pub(super) fn new(status: &[u8], key: ProcessKey) -> Option<RegistryProcess> {
         Some(RegistryProcess {
             pid: innermost_pid(status)?,
@@ -61,7 +61,7 @@ impl RegistryProcess {
 }
 
 impl RegistryDir {
-    /// Returns the directory that an agent of this user with this environment uses; `None` if the user has no home.
+    /// Returns the registry directory for an agent of this user with this environment; `None` if the user has no home.
     pub(super) fn of(registry: &Registry, environ: &[u8], uid: u32) -> Option<RegistryDir> {
         use std::ffi::OsStr;
         use std::os::unix::ffi::OsStrExt;
@@ -79,8 +79,8 @@ impl RegistryDir {
         Some(RegistryDir { base, below })
     }
 
-    /// Adds what the registry says of a process. `proc` is its directory in /proc. Returns `None` if a file cannot be
-    /// read; a missing file says nothing.
+    /// Adds what the registry contains about a process. `proc` is its directory in /proc. Returns `None` if a file cannot
+    /// be read; a missing file is no error.
     pub(super) fn read(
         &self,
         registry: &Registry,
@@ -154,7 +154,7 @@ fn existing(opened: nix::Result<File>) -> io::Result<Option<File>> {
 /// Reads a JSON file below a directory. Returns `None` if it does not exist.
 ///
 /// # Errors
-/// It cannot be read, is no regular file, belongs to another user than `uid` and root, is too large, or is no JSON.
+/// It cannot be read, is not a regular file, belongs to another user than `uid` or root, is too large, or is not JSON.
 fn read(directory: &File, path: &str, uid: u32) -> io::Result<Option<Value>> {
     let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
     let Some(file) = existing(openat2(directory, path, beneath(flags)).map(File::from))? else {
@@ -170,7 +170,7 @@ fn read(directory: &File, path: &str, uid: u32) -> io::Result<Option<Value>> {
     Ok(Some(serde_json::from_slice(&text)?))
 }
 
-/// Calls `each` with the outermost objects that name a process.
+/// Calls `each` with the outermost objects that name the process.
 fn of_process<'a>(
     json: &'a Value,
     registry: &Registry,
@@ -193,7 +193,7 @@ fn of_process<'a>(
     }
 }
 
-/// Calls `each` with all processes that are named anywhere.
+/// Calls `each` with all processes named anywhere.
 fn processes(json: &Value, registry: &Registry, each: &mut dyn FnMut(ProcessKey)) {
     match json {
         Value::Object(entry) => {
@@ -212,7 +212,7 @@ fn processes(json: &Value, registry: &Registry, each: &mut dyn FnMut(ProcessKey)
     }
 }
 
-/// Returns the processes that an object itself names, each by its id and its start time in clock ticks.
+/// Returns the processes that the object itself names, by pid and start time in clock ticks.
 fn names<'a>(
     entry: &'a Map<String, Value>,
     registry: &'a Registry,
@@ -227,7 +227,7 @@ fn names<'a>(
     })
 }
 
-/// Calls `each` with all strings of an object, those of inner objects and lists included.
+/// Calls `each` with all strings of an object, also in nested objects and lists.
 fn strings(entry: &Map<String, Value>, each: &mut dyn FnMut(&str)) {
     fn of(value: &Value, each: &mut dyn FnMut(&str)) {
         match value {
@@ -240,7 +240,7 @@ fn strings(entry: &Map<String, Value>, each: &mut dyn FnMut(&str)) {
     entry.values().for_each(|value| of(value, each));
 }
 
-/// Adds the names of jobs in an object and in those inside of it.
+/// Adds the job names in an object and in nested objects.
 fn jobs_of(entry: &Map<String, Value>, registry: &Registry, jobs: &mut Vec<String>) {
     for (key, value) in entry {
         match value {

@@ -1,4 +1,4 @@
-//! The tables of sockets below `/proc/PID/net`: which sockets listen, and what they are connected with.
+//! Reads the socket tables in `/proc/PID/net`: listening and connected sockets.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -7,29 +7,29 @@ use std::path::Path;
 
 use crate::source::procfs::parse::{number, words};
 
-/// Most bytes of a table of sockets that are read.
+/// Maximum number of bytes read from a table.
 const SOCKETS_MAX: u64 = 16 << 20;
-/// State of a socket that listens, as the tables have it.
+/// State of a listening socket in the tables.
 const LISTEN: &[u8] = b"0A";
-/// State of a connected one.
+/// State of a connected socket.
 const ESTABLISHED: &[u8] = b"01";
-/// State of one whose other end sends nothing more, and may wait for an answer.
+/// State of a socket whose peer sends nothing more, but may wait for an answer.
 const CLOSE_WAIT: &[u8] = b"08";
 
-/// Returns the clients' sockets of connections that were accepted on some of `own` sockets, 0 for those that are not
-/// known, and the `own` sockets that are connected otherwise. `net` is the directory of the tables of sockets.
+/// Returns the clients of connections accepted on `own` sockets, and the `own` sockets that are connected otherwise. A
+/// client is the inode of its socket, 0 if unknown. `net` is the directory of the socket tables.
 pub(super) fn connections(net: &Path, own: &HashSet<u64>) -> io::Result<(Vec<u64>, Vec<u64>)> {
     let (mut clients, mut others) = (Vec::new(), Vec::new());
     for row in rows(&net.join("unix"))? {
         let words: Vec<&[u8]> = words(&row).collect();
-        // Number, references, protocol, flags, type, state, inode, and a path where one is bound.
+        // Columns: number, references, protocol, flags, type, state, inode, and a path if bound.
         let [_, _, _, _, _, b"03", inode, path @ ..] = &words[..] else {
             continue;
         };
         let Some(inode) = number::<u64>(inode).filter(|inode| own.contains(inode)) else {
             continue;
         };
-        // A socket that was accepted has the path of the one that listens; a client has none.
+        // An accepted socket has the path of the listening one; a client's socket has none.
         match path.is_empty() {
             true => others.push(inode),
             false => clients.push(0),
@@ -65,10 +65,10 @@ pub(super) fn connections(net: &Path, own: &HashSet<u64>) -> io::Result<(Vec<u64
     Ok((clients, others))
 }
 
-/// Returns the lines of a table of sockets below its heading; none where the kernel has no such table.
+/// Returns the rows of a socket table without its heading; empty if the kernel has no such table.
 ///
 /// # Errors
-/// The table cannot be read, or is longer than what is read: the rest could hold any connection.
+/// The table cannot be read, or is too long. The rest could contain any connection.
 fn rows(table: &Path) -> io::Result<Vec<Vec<u8>>> {
     let file = match File::open(table) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -90,20 +90,20 @@ fn port(address: &[u8]) -> &[u8] {
         .unwrap_or_default()
 }
 
-/// An IPv4 address as the table of IPv4 has it, also where a socket of IPv6 has it.
+/// Converts an IPv4-mapped IPv6 address to the format of the IPv4 table.
 fn as_v4(address: &[u8]) -> &[u8] {
     address
         .strip_prefix(b"0000000000000000FFFF0000")
         .unwrap_or(address)
 }
 
-/// Whether one of the sockets listens by a table in the form of `net/tcp`.
+/// Returns whether one of the sockets is listening, by a table in the format of `net/tcp`.
 pub(super) fn listens(table: &Path, sockets: &HashSet<u64>) -> io::Result<bool> {
     let table = BufReader::new(File::open(table)?.take(SOCKETS_MAX));
     for line in table.split(b'\n').skip(1) {
         let line = line?;
         let mut words = words(&line).skip(3);
-        // The kernel lists those that listen first, then the many that do not.
+        // The kernel lists listening sockets first. The many others need not be read.
         if words.next().is_some_and(|state| state != LISTEN) {
             return Ok(false);
         }

@@ -1,4 +1,4 @@
-//! Everybody, with what tells of the agents that they may come from. No look waits for the process.
+//! Reads all processes, with the evidence of the agents that they may descend from. No read blocks on macOS.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,15 +13,15 @@ use reaper_model::facts::{Fact, FactSet};
 use reaper_model::leftover::{EnvMarkers, LeftoverRow, ProcessTable};
 use reaper_model::ruleset::Ruleset;
 
-/// Reads the whole process table. Who cannot be read is among the unread.
+/// Reads all processes. Those that cannot be read are listed as unread.
 ///
 /// # Errors
-/// The table cannot be listed.
+/// The processes cannot be listed.
 pub fn scan_processes(_: &Procfs) -> Result<ProcessTable, ProcfsError> {
     let mut table = ProcessTable::default();
     for process in all()?.iter().filter(|process| !process.is_zombie()) {
         let Some(seen) = proc_entry(process) else {
-            // RecentExit, or what was read is not of one process.
+            // It has exited, or its pid was reused during the read.
             if let Some(now) = one(process.pid)?.filter(|now| !now.is_zombie()) {
                 table.unread.insert(now.pid, Some(now.uids.effective));
             }
@@ -38,7 +38,7 @@ pub fn scan_processes(_: &Procfs) -> Result<ProcessTable, ProcfsError> {
         };
         if let Some(mut subject) = ProcDir::open(Path::new(""), row.entry.key) {
             let environ = subject.environ();
-            let trace = environ.map(|(environ, whole)| EnvMarkers::of(environ, whole));
+            let env_markers = environ.map(|(environ, whole)| EnvMarkers::of(environ, whole));
             let is_cut = row.entry.image.truncated;
             let argv = is_cut.then(|| subject.arguments(&row.entry.image));
             let script = subject.script(&row.entry.image);
@@ -51,7 +51,7 @@ pub fn scan_processes(_: &Procfs) -> Result<ProcessTable, ProcfsError> {
                     Arc::make_mut(&mut row.entry.image).script = script;
                 }
                 row.unit = subject.unit();
-                row.env_markers = trace.map_or(Fact::Unreadable, Fact::Known);
+                row.env_markers = env_markers.map_or(Fact::Unreadable, Fact::Known);
             }
         }
         table.rows.insert(process.pid, row);
@@ -59,10 +59,10 @@ pub fn scan_processes(_: &Procfs) -> Result<ProcessTable, ProcfsError> {
     Ok(table)
 }
 
-/// Whether those with these pids have a socket that listens; who it was that was looked at.
+/// Returns whether the processes with these pids have a listening socket, by key.
 ///
 /// # Errors
-/// The table cannot be read.
+/// The process table cannot be read.
 pub fn listening(
     procfs: &Procfs,
     pids: Vec<u32>,

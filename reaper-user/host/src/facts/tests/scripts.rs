@@ -1,8 +1,8 @@
-//! Paths of scripts, resolved below the root directory of the process.
+//! Script paths, resolved below the root directory of the process.
 
 use super::*;
 
-/// A root directory with a script of an agent, and links to it.
+/// Processes with a root directory that contains a script of an agent and links to it.
 impl Fake {
     fn script_process(&self, pid: u32) -> ProcessKey {
         let key = self.process(pid);
@@ -25,7 +25,7 @@ impl Fake {
         key
     }
 
-    /// A process whose root directory nothing can be opened below.
+    /// Creates a process whose root directory is a FIFO, so that opening files below it blocks.
     fn hung(&self, pid: u32) -> ProcessKey {
         let key = self.process(pid);
         let root = self.root().join(format!("{pid}/root"));
@@ -57,7 +57,7 @@ fn request(reader: &mut FactPool, key: ProcessKey, script: &str, uid: u32) {
     reader.request(key, Some(&image), uid, FactSet::SCRIPT, Urgency::Normal);
 }
 
-/// Whether the script of a process is the agent's.
+/// Returns whether the script of a process belongs to the agent.
 fn is_agent(reader: &mut FactPool, key: ProcessKey, script: &str) -> Fact<bool> {
     request(reader, key, script, USER);
     let [answer] = &wait(reader)[..] else {
@@ -91,7 +91,7 @@ fn links_and_relative_paths_are_resolved_below_the_own_root() {
     ] {
         assert_eq!(is_agent(&mut reader, key, script), expected, "{script}");
     }
-    assert!(reader.timers.is_empty() && reader.about.is_empty());
+    assert!(reader.timers.is_empty() && reader.open_ids.is_empty());
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn script_of_a_real_process_is_resolved() {
     fs::create_dir(directory.path().join("lib")).unwrap();
     let at = |path: &str| directory.path().join(path);
     fs::write(at("lib/gemini.js"), "").unwrap();
-    // What runs as `node` takes its script for a number of seconds.
+    // `sleep`, copied to the name `node`, takes the script's name as a number of seconds.
     symlink("lib/gemini.js", at("300")).unwrap();
     fs::copy("/bin/sleep", at("node")).unwrap();
     let (_own, key) = Own::start(shell("exec ./node 300").current_dir(&directory));
@@ -123,7 +123,7 @@ fn script_of_a_real_process_is_resolved() {
         if image.exe.ends_with(b"/node") {
             break image.script.clone();
         }
-        assert!(Instant::now() < deadline, "it does not run node");
+        assert!(Instant::now() < deadline, "the process does not run node");
     };
     let script = at("lib/gemini.js").canonicalize().unwrap();
     assert_eq!(found, script.into_os_string().into_encoded_bytes());
@@ -134,7 +134,7 @@ fn script_of_a_real_process_is_resolved() {
 }
 
 #[test]
-fn hung_file_system_of_one_user_delays_no_other() {
+fn hung_file_system_of_one_user_does_not_delay_others() {
     let fake = Fake::new();
     let mut reader = fake.script_reader();
     // Many more than there are threads.
@@ -150,19 +150,19 @@ fn hung_file_system_of_one_user_delays_no_other() {
     }
     let found = answers.iter().find(|answer| answer.key == fine).unwrap();
     assert!(matches!(found.found.script, Fact::Known(_)));
-    // The others wait for their time limit.
+    // The others are open until their time limit.
     assert_eq!(reader.open.len(), hung.len());
-    // Facts that decisions wait for have threads of their own.
-    let marks = ask_of_fine(&mut reader, fine);
-    assert_eq!(marks, Fact::Known(1));
+    // Facts for decisions have their own threads.
+    let markers = markers_of(&mut reader, fine);
+    assert_eq!(markers, Fact::Known(1));
 }
 
-fn ask_of_fine(reader: &mut FactPool, key: ProcessKey) -> Fact<u64> {
+fn markers_of(reader: &mut FactPool, key: ProcessKey) -> Fact<u64> {
     reader.request(key, None, USER, FactSet::MARKERS, Urgency::Urgent);
     loop {
         let answers = wait(reader);
-        let mut marks = answers.iter().filter(|answer| answer.key == key);
-        if let Some(answer) = marks.next() {
+        let mut matching = answers.iter().filter(|answer| answer.key == key);
+        if let Some(answer) = matching.next() {
             return answer.found.markers;
         }
     }

@@ -1,4 +1,4 @@
-//! Registries on a fake /proc: what counts, and what is refused.
+//! Registries in a simulated /proc: which files count, and which are refused.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -8,9 +8,9 @@ use super::*;
 
 const OLD: &str = "4a28933f-46b2-4a2b-9061-21982e33bea2";
 const PID: u32 = 17007;
-/// A user id without a home.
-const NOBODY: u32 = 61_011;
-/// Ticks.
+/// A uid without a home directory.
+const UID_WITHOUT_HOME: u32 = 61_011;
+/// Start time in ticks.
 const START: u64 = 227_093;
 
 struct World {
@@ -18,7 +18,7 @@ struct World {
 }
 
 impl World {
-    /// A process whose root directory has a home with an empty registry.
+    /// Creates a process whose root directory has a home with an empty registry.
     fn new() -> World {
         let dir = tempfile::tempdir().unwrap();
         let world = World { dir };
@@ -52,7 +52,7 @@ impl World {
     fn read_as(&self, environ: &[u8], process: &RegistryProcess) -> Option<Conversations> {
         let registry = registry();
         let mut found = Conversations::default();
-        let directory = RegistryDir::of(&registry, environ, NOBODY)?;
+        let directory = RegistryDir::of(&registry, environ, UID_WITHOUT_HOME)?;
         directory.read(&registry, self.dir.path(), process, &mut found)?;
         Some(found)
     }
@@ -115,7 +115,7 @@ fn shared_file_counts_for_the_process_that_an_entry_names() {
 }
 
 #[test]
-fn file_of_a_process_before_with_this_pid_says_nothing() {
+fn file_of_an_earlier_process_with_this_pid_is_ignored() {
     let world = World::new();
     world.write("sessions/17007.json", &session_file(START - 1));
     assert_eq!(world.read(), Some(Conversations::default()));
@@ -139,7 +139,7 @@ fn job_lists_the_processes_that_it_takes_over() {
 }
 
 #[test]
-fn missing_registry_says_nothing() {
+fn missing_registry_is_empty() {
     let world = World::new();
     assert_eq!(world.read(), Some(Conversations::default()));
     fs::remove_dir_all(world.registry_path("")).unwrap();
