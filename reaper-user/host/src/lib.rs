@@ -6,8 +6,8 @@
 //! - [`kernel`] has the traits through which the engine uses all of this.
 //! - [`sys`] wraps system calls. Only this module and `source/ebpf` contain `unsafe` code.
 //!
-//! This crate makes no decision about a process and sends no signal by itself. It imports only `reaper-model`, for
-//! the types.
+//! This crate makes no decision about a process and sends no signal by itself. It uses only the types of
+//! `reaper-model` and `reaper-common`.
 //!
 //! A module with a twin in a `darwin.rs` or below a `darwin/` has another implementation on macOS. The module
 //! declaration selects it.

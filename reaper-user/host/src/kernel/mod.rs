@@ -32,8 +32,8 @@ use reaper_model::ruleset::Ruleset;
 /// Function that starts a reader of the facts that the rules need.
 pub type StartFacts = Box<dyn Fn(&Ruleset) -> Box<dyn FactReader>>;
 
-/// Function that opens the best source of lower priority than one that has failed. Also returns the sources of higher
-/// priority than the opened one that could not be opened.
+/// Function that opens the best source of lower priority than one that has failed. Also returns the sources that
+/// it failed to open before that one.
 ///
 /// # Errors
 /// No source can be opened. The error is that of the last one.

@@ -207,7 +207,7 @@ pub enum ChildChange {
     Stopped(i32),
 }
 
-/// Returns an unreported change of a child, if there is one. This waits for an exited child.
+/// Returns an unreported change of a child, if there is one. If the child has exited, this also removes the zombie.
 ///
 /// # Errors
 /// `ECHILD`: this process has no children.

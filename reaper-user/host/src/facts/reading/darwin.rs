@@ -26,8 +26,8 @@ pub(in crate::facts) struct ProcDir {
 }
 
 impl ProcDir {
-    /// Opens the living process with this key. `None` if it is gone or cannot be read. There is no other directory than
-    /// the system's.
+    /// Opens the living process with this key. `None` if it is gone or cannot be read. Ignores the directory: macOS
+    /// has no /proc.
     pub(in crate::facts) fn open(_: &Path, key: ProcessKey) -> Option<ProcDir> {
         let unique = darwin::identity(key.pid).ok()?.unique;
         let process = table::one(key.pid).ok()??;
@@ -61,7 +61,7 @@ impl ProcDir {
         None
     }
 
-    /// Returns the whole command line of a program whose beginning `image` has. `None` if it cannot be read completely or
+    /// Returns the whole command line, of which `image` has the beginning. `None` if it cannot be read completely or
     /// belongs to another program.
     pub(in crate::facts) fn arguments(&mut self, image: &Image) -> Option<Vec<u8>> {
         self.given = darwin::arguments(self.key.pid).ok()?;

@@ -45,8 +45,8 @@ pub(in crate::facts) struct ProcDir {
 }
 
 impl ProcDir {
-    /// Opens the living process with this key, whose start time is compared by the tick. `None` if it is gone or cannot
-    /// be read.
+    /// Opens the living process with this key. `None` if it is gone or cannot be read. Start times are compared by the
+    /// tick.
     pub(in crate::facts) fn open(root: &Path, key: ProcessKey) -> Option<ProcDir> {
         let mut path = root.join(key.pid.to_string());
         let mut dir = Dir::open(&path).ok()?;
@@ -144,7 +144,7 @@ impl ProcDir {
         }
     }
 
-    /// Returns the whole command line of a program whose beginning `image` has. `None` if it is too long, cannot be read
+    /// Returns the whole command line, of which `image` has the beginning. `None` if it is too long, cannot be read
     /// completely or belongs to another program.
     pub(in crate::facts) fn arguments(&mut self, image: &Image) -> Option<Vec<u8>> {
         let read = self
@@ -276,7 +276,7 @@ impl ProcDir {
         let (read, written) = (bytes(b"rchar:"), bytes(b"wchar:"));
         let io_bytes = read.zip(written).ok_or_else(unknown)?;
         self.dir.read("status", &mut self.buffer)?;
-        // Without memory of its own, the file has no such lines.
+        // A process without its own memory (an exiting one) has no such lines.
         let kib = |name: &[u8]| -> u64 {
             let rest = field(&self.buffer, name).unwrap_or_default();
             words(rest).next().and_then(number).unwrap_or(0)
