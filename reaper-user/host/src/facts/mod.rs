@@ -431,8 +431,7 @@ impl FactPool {
         }
     }
 
-    /// Replaces stuck threads and answers the requests of their jobs, except script paths, which wait for their time
-    /// limit.
+    /// Replaces stuck threads and answers the requests of their jobs, except those for script paths.
     fn check_threads(&mut self) {
         // Half of the limit: the first check only records the sleep of a thread.
         let limit = LIMIT / 2 * u64::from(sys::runnable_per_processor());

@@ -20,7 +20,7 @@ use reaper_model::ruleset::{Ruleset, script_path};
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Maximum number of bytes read for truncated command lines in one scan.
 const ARGUMENTS_ROOM: u64 = 16 << 20;
-/// Threads of all scans. Separate from those of the engine, so that users who request scans do not use these up.
+/// Threads of all scans. Separate from those of the engine, so that requested scans do not use these up.
 static READERS: Readers = readers();
 /// Threads for script paths. Separate, because a file system that hangs blocks them.
 static SCRIPT_READERS: Readers = readers();
@@ -41,22 +41,16 @@ pub fn scan_processes(procfs: &Procfs) -> Result<ProcessTable, ProcfsError> {
     let pids = procfs.pids()?;
     let mut table = ProcessTable::default();
     let mut unread: HashSet<u32> = pids.iter().copied().collect();
-    procfs.pass(
-        &READERS,
-        PATIENCE,
-        pids,
-        scan_process,
-        |pid, scanned| match scanned {
-            ScannedProcess::Row(row) => {
-                unread.remove(&pid);
-                table.rows.insert(pid, *row);
-            }
-            ScannedProcess::Exited => {
-                unread.remove(&pid);
-            }
-            ScannedProcess::Unread => {}
-        },
-    )?;
+    procfs.pass(&READERS, PATIENCE, pids, scan, |pid, found| match found {
+        ScannedProcess::Row(row) => {
+            unread.remove(&pid);
+            table.rows.insert(pid, *row);
+        }
+        ScannedProcess::Exited => {
+            unread.remove(&pid);
+        }
+        ScannedProcess::Unread => {}
+    })?;
     // Reading the owner of the directory never blocks. It is the effective user.
     let uid = |pid: u32| match std::fs::metadata(procfs.root().join(pid.to_string())) {
         Ok(directory) => Some((pid, Some(directory.uid()))),
@@ -167,12 +161,8 @@ pub fn listening(
     Ok(all)
 }
 
-fn scan_process(
-    procfs: &Procfs,
-    _: u32,
-    reading: Result<ProcessReading, ProcfsError>,
-) -> ScannedProcess {
-    let seen = match reading {
+fn scan(procfs: &Procfs, _: u32, found: Result<ProcessReading, ProcfsError>) -> ScannedProcess {
+    let seen = match found {
         Ok(ProcessReading::Alive(seen)) => seen,
         Ok(ProcessReading::Zombie | ProcessReading::Vanished) => return ScannedProcess::Exited,
         Err(_) => return ScannedProcess::Unread,

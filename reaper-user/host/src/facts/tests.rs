@@ -148,7 +148,6 @@ fn facts_of_a_process_are_read() {
     };
     let key = fake.process(40);
     assert_eq!(ask(&mut reader, key, needs(&ALL_BUT_CPU)), expected);
-    // No timer is left.
     assert!(reader.timers.is_empty() && reader.open_ids.is_empty());
     // A connected socket, and a socket of another type.
     fs::remove_file(fake.root().join("40/fd/4")).unwrap();

@@ -21,7 +21,6 @@ pub trait Signals: AsFd {
 
 /// A process handle that can report the exit of its process.
 pub trait WatchedHandle: Send {
-    /// Returns the handle.
     fn handle(&self) -> &dyn ProcessHandle;
 
     /// Watches for the exit: [`Signals::exited`] then returns `token`. Can be called again.

@@ -408,8 +408,7 @@ pub fn reexec(words: &[OsString], file: Option<BorrowedFd<'_>>) -> io::Error {
     error.unwrap_or_else(|| io::Error::other("execv returned without an error"))
 }
 
-/// Takes over a pipe that [`reexec`] left open, by its descriptor. Returns `None` for a standard stream or a closed
-/// one.
+/// Takes over a pipe that [`reexec`] left open, by its descriptor. Returns `None` for standard streams and closed ones.
 pub fn take_inherited_pipe(number: i32) -> Option<PipeWriter> {
     if number <= 2 {
         return None;

@@ -12,8 +12,6 @@ use crate::sys::pidfd::Pidfd;
 pub struct ExitPoll(Arc<Epoll>);
 
 impl ExitPoll {
-    /// Returns an empty set.
-    ///
     /// # Errors
     /// As `epoll_create1(2)`.
     pub fn new() -> nix::Result<ExitPoll> {

@@ -23,7 +23,6 @@ pub struct Pidfd(OwnedFd);
 pub struct PidfdUnavailable(pub nix::Error);
 
 impl PidfdUnavailable {
-    /// Advice for the user.
     pub const ADVICE: &str = "run it on Linux 5.3 or later, without a seccomp filter that denies pidfd_open or \
         pidfd_send_signal (older container runtimes have one)";
 }

@@ -40,7 +40,7 @@ pub fn raise_priority() {
     }
     // On Linux this sets the priority of the calling thread only.
     if let Err(error) = setpriority_process(None, -20) {
-        tracing::debug!("cannot raise the priority: {error}");
+        tracing::debug!("cannot raise priority: {error}");
     }
 }
 

@@ -111,8 +111,7 @@ impl ProcDir {
 
     /// Returns the absolute path of the script that `image` runs, with links resolved below the process's root directory.
     ///
-    /// `None` if there is no script, or no regular file with that name any more. Blocks as long as a file system on the
-    /// way does.
+    /// `None` without a script or such a regular file. Blocks as long as a file system on the way does.
     pub(in crate::facts) fn script(&self, image: &Image) -> Option<Vec<u8>> {
         let given = Path::new(OsStr::from_bytes(script_path(image)?));
         let root = File::open(self.path.join("root")).ok()?;

@@ -27,8 +27,6 @@ struct Watched {
 }
 
 impl ExitPoll {
-    /// Returns an empty set.
-    ///
     /// # Errors
     /// As `kqueue(2)`.
     pub fn new() -> nix::Result<ExitPoll> {

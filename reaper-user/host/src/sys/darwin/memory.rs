@@ -6,8 +6,7 @@ pub fn fix_mmap_threshold() {}
 /// Does nothing: the allocator returns freed memory by itself.
 pub fn trim() {}
 
-/// Returns false: swap is not read separately on macOS. The footprint of a process includes compressed and swapped
-/// memory.
+/// Returns false: swap is not read separately on macOS. The footprint of a process includes swapped memory.
 pub fn is_swap_used() -> bool {
     false
 }

@@ -29,7 +29,6 @@ pub struct Pidfd {
 pub struct PidfdUnavailable(pub nix::Error);
 
 impl PidfdUnavailable {
-    /// Advice for the user.
     pub const ADVICE: &str = "run it outside of a sandbox";
 }
 

@@ -14,10 +14,7 @@ pub fn prioritise() {
 pub fn raise_priority() {
     // SAFETY: no memory is involved.
     if unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) } != 0 {
-        tracing::debug!(
-            "cannot raise the priority: {}",
-            std::io::Error::last_os_error()
-        );
+        tracing::debug!("cannot raise priority: {}", std::io::Error::last_os_error());
     }
 }
 
