@@ -27,7 +27,6 @@ const SYSTEM: u32 = 0x200;
 /// `SZOMB`: state of an exited process that has not been waited for.
 pub const ZOMBIE: u8 = 5;
 
-/// A process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KinfoProc {
     pub pid: u32,
