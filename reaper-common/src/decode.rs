@@ -1,18 +1,18 @@
-//! Bytes from the ring, which are not trusted, to a [`Record`].
+//! Decodes bytes from the ring into a [`Record`]. Does not trust the bytes.
 
 use crate::{
     ABI_VERSION, ARGV_MAX, EXE_MAX, ExecRecord, ExitRecord, FILENAME_MAX, ForkRecord, Header,
     Member, MoveRecord, RawKey, RecordKind, ReparentRecord, TableRow,
 };
 
-/// A record that holds what it claims to hold. Borrows its strings from the ring.
+/// A record whose lengths have been checked. Borrows its strings from the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record<'a> {
     Fork(ForkRecord),
     Exec {
         fixed: ExecRecord,
         filename: &'a [u8],
-        /// Components from the last to the first, each ended by NUL.
+        /// Path components from the last to the first, each with a NUL.
         exe: &'a [u8],
         argv: &'a [u8],
     },
@@ -21,18 +21,18 @@ pub enum Record<'a> {
     Move(MoveRecord),
 }
 
-/// Why bytes are no record.
+/// Reasons why bytes are not a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecodeError {
-    /// Fewer bytes than the record says or its kind needs.
+    /// Fewer bytes than the length in the header, or than this kind of record needs.
     Short { have: usize, need: usize },
-    /// Written by an object of another version.
+    /// ABI version of another object.
     Abi(u16),
-    /// No [`RecordKind`] has this number.
+    /// Number that is no [`RecordKind`].
     Kind(u16),
-    /// A length is over its bound.
+    /// Length above its maximum.
     Length(u32),
-    /// A record about nobody: pid or start is zero.
+    /// Record without a process: its pid or start time is zero.
     Nobody,
 }
 
@@ -48,7 +48,7 @@ impl core::fmt::Display for DecodeError {
     }
 }
 
-/// Reads little pieces from the front; every read is bounds-checked.
+/// Reader of consecutive fields that checks every length.
 struct Bytes<'a>(&'a [u8]);
 
 impl<'a> Bytes<'a> {
@@ -99,10 +99,10 @@ impl<'a> Bytes<'a> {
     }
 }
 
-/// Decodes one record. Bytes after the record's own length are ignored.
+/// Decodes one record. Ignores bytes after the record's own length.
 ///
 /// # Errors
-/// A [`DecodeError`]; the caller counts it and goes on with the next record.
+/// See [`DecodeError`]. The caller counts the error and continues with the next record.
 pub fn decode(bytes: &[u8]) -> Result<Record<'_>, DecodeError> {
     let mut b = Bytes(bytes);
     let header = Header {
@@ -126,7 +126,7 @@ pub fn decode(bytes: &[u8]) -> Result<Record<'_>, DecodeError> {
             need: len,
         });
     };
-    // No more than the record says it has, from behind its header on.
+    // Only the bytes of this record, after its header.
     b.0 = record
         .get(size_of::<Header>()..)
         .ok_or(DecodeError::Short {
@@ -174,10 +174,10 @@ pub fn decode(bytes: &[u8]) -> Result<Record<'_>, DecodeError> {
     }
 }
 
-/// Decodes the next row of the table program's output; the rest of the bytes comes with it.
+/// Decodes the next row of the process table. Returns the remaining bytes too.
 ///
 /// # Errors
-/// A [`DecodeError`] where the bytes end within a row, or it is about nobody.
+/// A [`DecodeError`] if the bytes end within a row, or the row has no process.
 pub fn decode_row(bytes: &[u8]) -> Result<(TableRow, &[u8]), DecodeError> {
     let mut b = Bytes(bytes);
     let row = TableRow {

@@ -1,11 +1,11 @@
-//! The contract between the probes in the kernel and the service in user space.
+//! Interface between the probes in the kernel and the service in user space.
 //!
-//! One crate, used by both sides, without dependencies: fixed-width integers, named padding, layouts
-//! that are asserted at compile time. A change of any layout here is a new [`ABI_VERSION`].
+//! Both sides use this crate. It has no dependencies, and its types have fixed-width integers, named padding and layouts
+//! that are asserted at compile time. A change of any layout needs a new [`ABI_VERSION`].
 //!
-//! All pids are *tgids* (a process, not a thread) and are numbered as the service's own pid namespace
-//! numbers them; `0` means "not visible from there". All times are nanoseconds since boot, suspend
-//! included (`CLOCK_BOOTTIME`), the clock that `start_boottime` of `task_struct` is on.
+//! All pids are *tgids* (of a process, not a thread) in the service's pid namespace; `0` means "not visible from there".
+//! All times are nanoseconds since boot, including time suspended (`CLOCK_BOOTTIME`), as in `start_boottime` of
+//! `task_struct`.
 #![cfg_attr(not(test), no_std)]
 
 mod decode;
@@ -18,9 +18,9 @@ pub use record::*;
 pub use settings::*;
 pub use state::*;
 
-/// Version of every layout in this crate. It stands in each record and in the object's section
-/// [`ABI_SECTION`], so that an object built from other sources is refused before it is loaded.
+/// Version of all layouts in this crate. Each record has it, and so has the section [`ABI_SECTION`] of the BPF object.
+/// The service refuses to load an object with another version.
 pub const ABI_VERSION: u16 = 4;
 
-/// The section of the BPF object that holds [`ABI_VERSION`] as two little-endian bytes.
+/// Section of the BPF object with [`ABI_VERSION`] as two little-endian bytes.
 pub const ABI_SECTION: &str = "reaper_abi";

@@ -1,7 +1,7 @@
-//! What the service tells the probes before they are loaded (read-only globals, which the verifier
-//! takes for constants) and while they run (the control map).
+//! Settings from the service for the probes: before loading (read-only globals, constants for the verifier), and at run
+//! time (the control map).
 
-/// Byte offsets of the kernel's own structures, read from the running kernel's BTF.
+/// Byte offsets in the kernel's structures, read from the running kernel's BTF.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offsets {
@@ -27,9 +27,9 @@ pub struct Offsets {
     pub signal_nr_threads: u32,
     pub signal_group_exit_code: u32,
     pub signal_flags: u32,
-    /// Byte that holds the bit `is_child_subreaper`.
+    /// Byte with the bit `is_child_subreaper`.
     pub signal_subreaper_byte: u32,
-    /// Mask of that bit in its byte.
+    /// Mask of the bit in its byte.
     pub signal_subreaper_mask: u32,
     pub signal_has_subreaper_byte: u32,
     pub signal_has_subreaper_mask: u32,
@@ -42,7 +42,7 @@ pub struct Offsets {
     pub driver_minor_start: u32,
     pub pid_level: u32,
     pub pid_numbers: u32,
-    /// `pid.ino`; [`ABSENT`] before 6.9.
+    /// Offset of `pid.ino`; [`ABSENT`] before Linux 6.9.
     pub pid_ino: u32,
     pub upid_nr: u32,
     pub upid_ns: u32,
@@ -70,61 +70,60 @@ pub struct Offsets {
     pub kernfs_node_id: u32,
 }
 
-/// Offset of a member that the running kernel does not have.
+/// Offset of a field that the running kernel does not have.
 pub const ABSENT: u32 = u32::MAX;
 
-/// What stands in the object for the id of the kernel's `bpf_task_from_pid`, until the loader knows it.
+/// Placeholder in the object for the id of the kernel's `bpf_task_from_pid`, which the loader replaces.
 pub const KFUNC_TASK_FROM_PID: usize = 0x7ea9_0001;
-/// The same for `bpf_task_release`.
+/// Placeholder for `bpf_task_release`.
 pub const KFUNC_TASK_RELEASE: usize = 0x7ea9_0002;
-/// The same for `bpf_send_signal_task`.
+/// Placeholder for `bpf_send_signal_task`.
 pub const KFUNC_SEND_SIGNAL_TASK: usize = 0x7ea9_0003;
 
-/// Settings that hold for as long as the probes are loaded.
+/// Settings that stay the same while the probes are loaded.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// Inode of the service's pid namespace, or 0 if it is the first one, where no translation is needed.
+    /// Inode of the service's pid namespace, or 0 if it is the initial one and pids need no translation.
     pub pid_namespace: u32,
-    /// 1 if `sched_process_exit` says itself whether the thread group is dead (6.16 and later).
+    /// 1 if `sched_process_exit` reports whether the thread group is dead (Linux 6.16).
     pub exit_has_group_dead: u32,
-    /// Bytes waiting in the ring at which the reader is woken, whatever they are.
+    /// Number of bytes in the ring at which the reader is woken for any record.
     pub wake_bytes: u64,
-    /// 1 if only members, candidates and what decides about them are told of; 0 for every process.
+    /// 1 if only events of tracked processes and agent candidates are reported; 0 for all processes.
     pub filter: u32,
-    /// 1 if only what descends from [`crate::MEMBER_SCOPE`] can be an agent.
+    /// 1 if only descendants of processes with [`crate::MEMBER_SCOPE`] can be agents.
     pub scoped: u32,
 }
 
-/// Index into the control map: 1 while the reader sleeps until it is woken; the first record clears it.
+/// Index into the control map: 1 while the reader sleeps until it is woken; the next record clears it.
 pub const CONTROL_IDLE: u32 = 0;
-/// Index into the control map: 1 while a ladder is open, and every record wakes the reader.
+/// Index into the control map: 1 while an escalation is open, so that every record wakes the reader.
 pub const CONTROL_ESCALATIONS: u32 = 1;
-/// Index into the control map: number of sessions that are condemned.
+/// Index into the control map: number of sessions whose members are killed at fork and exec.
 pub const CONTROL_KILL_ON_FORK: u32 = 2;
-/// Index into the control map: 1 once all members that were found running are in the map, so that
-/// whoever is not in it is none.
+/// Index into the control map: 1 once all pre-existing members are in the map. Other processes are no members.
 pub const CONTROL_SEEDED: u32 = 3;
-/// Index into the control map: how many of the lost records the service has told of.
+/// Index into the control map: number of lost records that the service has reported.
 pub const CONTROL_LOST_REPORTED: u32 = 4;
-/// Index into the control map: inode of the pid namespace by which processes are numbered, plus one.
+/// Index into the control map: inode of the pid namespace of all pids in the maps, plus one.
 pub const CONTROL_NAMESPACE: u32 = 5;
-/// Index into the control map: 1 if the probes may send the first signals of a session.
+/// Index into the control map: 1 if the probes may send the first signals to a session.
 pub const CONTROL_KERNEL_REAP: u32 = 6;
-/// Index into the control map: how deep the service's pid namespace lies below the first one. Written by the
-/// program that lists all processes, which the service runs before it attaches a probe.
+/// Index into the control map: nesting level of the service's pid namespace below the initial one. Set by the program
+/// that lists all processes, which the service runs before it attaches a probe.
 pub const CONTROL_LEVEL: u32 = 7;
-/// Index into the control map: 1 if [`crate::KEEP_MARKER`] is all that rules ask of an environment, so that the probes
-/// can tell what another program means to [`crate::MEMBER_KERNEL_KILLABLE`].
+/// Index into the control map: 1 if rules need nothing of an environment but [`crate::KEEP_MARKER`]. The probes can then
+/// keep [`crate::MEMBER_KERNEL_KILLABLE`] set over an exec.
 pub const CONTROL_ONLY_KEEP_MARKER: u32 = 8;
 /// Number of slots of the control map.
 pub const CONTROL_SLOTS: u32 = 9;
 
-/// Slots of the map that counts the followed by their pids.
+/// Number of slots of the map that counts tracked processes by pid.
 pub const PID_FILTER_SLOTS: u32 = 8192;
 
-/// Which of these slots counts a pid: pids follow one another, so that neighbours share a slot, and few
-/// lines of the cache hold those of all that run now.
+/// Returns the slot that counts a pid. Neighbouring pids share a slot, because pids are allocated in order. So few cache
+/// lines hold the slots of all running processes.
 pub const fn pid_filter_slot(pid: u32) -> u32 {
     (pid >> 3) & (PID_FILTER_SLOTS - 1)
 }

@@ -1,80 +1,80 @@
-//! What the service leaves in maps for the probes, and for the service that comes after it.
+//! State that the service stores in maps, for the probes and for the next instance of the service.
 
 use core::mem::size_of;
 
 use crate::{Member, RawKey};
 
-/// Longest name of a rule that is kept with a session, in bytes.
+/// Maximum length of a rule name that is stored with a session, in bytes.
 pub const RULE_MAX: usize = 64;
-/// Bytes of a name that the table of names looks at, the last of them NUL.
+/// Length of a name in the table of names, in bytes. The last byte is NUL.
 pub const NAME_LEN: usize = 16;
-/// Bytes of a name that a rule may end with `*` after, as the table has it: what such rules have in
-/// common is looked up by the first so many bytes, and what begins with less by its first byte alone.
+/// Length of the prefixes in the table of names, in bytes. A rule for names with a shorter prefix before `*` is found by
+/// the first byte alone, in the index of names.
 pub const PREFIX_LEN: usize = 4;
 
-/// A session, as the service has it. The key is the process that was its root first.
+/// State of a session. The map key is its first root.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionState {
-    /// The root now.
+    /// Current root.
     pub root: RawKey,
-    /// The session that this one is nested in, nobody for none.
+    /// Session that this one is nested in; [`RawKey::NONE`] if there is no such session.
     pub outer: RawKey,
-    /// Parent of the root when it became one.
+    /// Parent of the root when it became the root.
     pub parent: RawKey,
     pub opened_ns: u64,
-    /// When the session came to its end with its root, 0 while it has not.
+    /// Exit time of the root with which the session became due; 0 while it has not.
     pub root_exit_ns: u64,
-    /// When SIGKILL is due, in ns of the monotonic clock, 0 if no ladder is open.
+    /// Time at which SIGKILL is due (CLOCK_MONOTONIC, ns); 0 if no escalation is open.
     pub kill_at_ns: u64,
-    /// Records lost while it was open.
+    /// Number of records lost while the session was open.
     pub lost: u64,
-    /// Id of the cgroup in which the root was when it became one, 0 if it is not known.
+    /// Id of the root's cgroup when it became the root; 0 if unknown.
     pub cgroup_id: u64,
-    /// Uids of the root when it became one.
+    /// Uids of the root when it became the root.
     pub uid: u32,
     pub euid: u32,
-    /// `SESSION_*`.
+    /// Flags `SESSION_*`.
     pub flags: u32,
     /// [`RawKey::check`] of the first root: see [`Member`].
     pub check: u32,
-    /// How the root ended with which the session did, as `wait(2)` tells it.
+    /// Exit status of the root with which the session became due, as `wait(2)` reports it.
     pub exit_status: u32,
-    /// Counted so far.
+    /// Counts of members up to now.
     pub reaped: u32,
     pub kept: u32,
     pub failed: u32,
-    /// Controlling terminal of the root, as in an exec's record.
+    /// Controlling terminal of the root, as in an exec record.
     pub tty: u32,
     pub _pad: u32,
-    /// Name of its rule, NUL-padded.
+    /// Name of its rule, padded with NUL.
     pub rule: [u8; RULE_MAX],
 }
 
-/// The exit of a session's root, left by the probe in case that its record is lost; what follows from it is
-/// for the service to say. The key is the process that was its root first.
+/// Exit of a session's root, stored by the probe in case its record is lost. The service decides what follows from it.
+/// The map key is the first root of the session.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RootExit {
-    /// In ns since boot.
+    /// Time of the exit (ns since boot).
     pub time_ns: u64,
-    /// As `wait(2)` tells it.
+    /// Exit status as `wait(2)` reports it.
     pub status: u32,
     pub _pad: u32,
 }
 
-/// Sessions that there is room for.
+/// Maximum number of sessions in the map.
 pub const SESSIONS_MAX: u32 = 4096;
 
-/// Its ladder has reached SIGKILL: its members are killed as they fork or exec.
+/// The escalation has reached SIGKILL: the probes kill members that fork or exec.
 pub const SESSION_KILL_ON_FORK: u32 = 1;
-/// When its root exits the probe sends SIGTERM to those of the root's children of whom no rule knows more.
+/// When the root exits, the probe sends SIGTERM to those of its children that are cleared for it.
 pub const SESSION_KERNEL_REAP: u32 = 2;
-/// That it is over has been told: what lives of it is kept.
+/// The close of the session has been emitted. Its living members are kept.
 pub const SESSION_CLOSE_EMITTED: u32 = 4;
-/// The root was sent a signal by the service before it ended.
+/// The service had signalled the root before it exited.
 pub const SESSION_ROOT_SIGNALLED: u32 = 8;
-/// That nobody knows how the root ended.
+/// The exit status of the root is unknown.
 pub const EXIT_STATUS_UNKNOWN: u32 = u32::MAX;
 
 impl Default for SessionState {
@@ -103,35 +103,34 @@ impl Default for SessionState {
     }
 }
 
-/// A rule that makes an agent knows programs of this name.
+/// Some agent rule can match programs with this name.
 pub const NAME_AGENT: u32 = 1;
-/// A rule that makes a boundary does.
+/// Some boundary rule can match them.
 pub const NAME_BOUNDARY: u32 = 2;
-/// A rule that keeps does.
+/// Some keep rule can match them.
 pub const NAME_KEEP: u32 = 4;
-/// Of all names that begin with this byte: look the whole name up.
+/// For names that start with this byte, the probe must look up the whole name.
 pub const NAME_INDEX_EXACT: u32 = 8;
-/// Of all names that begin with this byte: look the first [`PREFIX_LEN`] bytes up.
+/// For names that start with this byte, the probe must look up the first [`PREFIX_LEN`] bytes.
 pub const NAME_INDEX_PREFIX: u32 = 16;
-/// Where the table of first bytes has 16 bits for the second ones of the names that are to be looked up:
-/// see [`second_bit`].
+/// Position of 16 bits in the index of names that say which second bytes need a lookup: see [`second_bit`].
 const SECOND_SHIFT: u32 = 16;
 
-/// Bit of the table of first bytes for a second byte, 0 for none: unless it is set no name that goes on so
-/// is to be looked up. Bytes share bits, so that it may be set for another's sake.
+/// Returns the bit in the index of names for a second byte (0 at the end of a name). If the bit is not set, no name with
+/// this second byte needs a lookup. Several bytes share a bit, so it can be set for another byte.
 pub const fn second_bit(byte: u8) -> u32 {
     1 << (SECOND_SHIFT + (byte & 15) as u32)
 }
-/// Values in the table of first bytes.
+/// Number of slots of the index of names.
 pub const NAME_INDEX_SLOTS: usize = 256;
 
-/// A value of a map, as the bytes that system calls take.
+/// A map value that converts to and from the bytes used by system calls.
 pub trait MapValue<const N: usize>: Sized {
     fn to_bytes(&self) -> [u8; N];
     fn from_bytes(bytes: &[u8; N]) -> Self;
 }
 
-/// Puts fields one behind the other.
+/// Writer of consecutive fields.
 struct Pack<const N: usize>([u8; N], usize);
 
 impl<const N: usize> Pack<N> {
@@ -151,7 +150,7 @@ impl<const N: usize> Pack<N> {
     }
 }
 
-/// Takes them apart again.
+/// Reader of consecutive fields.
 struct Unpack<'a>(&'a [u8]);
 
 impl Unpack<'_> {
@@ -215,7 +214,6 @@ impl MapValue<16> for RootExit {
     }
 }
 
-/// Bytes of a [`SessionState`].
 pub const SESSION_LEN: usize = size_of::<SessionState>();
 
 impl MapValue<SESSION_LEN> for SessionState {

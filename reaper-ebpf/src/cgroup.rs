@@ -1,4 +1,4 @@
-//! A process goes to another cgroup, where somebody else may answer for it.
+//! Reports moves to another cgroup, where another systemd unit may manage the process.
 
 use aya_ebpf::macros::btf_tracepoint;
 use aya_ebpf::programs::BtfTracePointContext;
@@ -10,7 +10,7 @@ use crate::task::{Task, offset, read};
 
 /// `TP_PROTO(struct cgroup *dst_cgrp, const char *path, struct task_struct *task, bool threadgroup)`.
 ///
-/// Fires once for a process, after it has been moved.
+/// Fires once per process, after the move.
 #[btf_tracepoint(function = "cgroup_attach_task")]
 pub fn cgroup_attach(ctx: BtfTracePointContext) -> i32 {
     // SAFETY: the third argument of the prototype above.
@@ -20,7 +20,7 @@ pub fn cgroup_attach(ctx: BtfTracePointContext) -> i32 {
         None if process.pid == 0 || filters() => return 0,
         found => found.unwrap_or(member::FOREIGN),
     };
-    // What was known of it was known of where it was.
+    // Earlier findings of the service hold only for the old cgroup.
     member::moved(&process, &mut member);
     let Some(mut record) = EVENTS.reserve::<MoveRecord>(0) else {
         dropped(RecordKind::Move);
@@ -36,7 +36,7 @@ pub fn cgroup_attach(ctx: BtfTracePointContext) -> i32 {
     0
 }
 
-/// Id of the cgroup (v2) of a task.
+/// Returns the cgroup (v2) id of a task.
 #[inline(always)]
 fn id_of(task: Task) -> u64 {
     let set: *const u8 = read(task.as_ptr(), offset!(task_cgroups));
@@ -45,7 +45,7 @@ fn id_of(task: Task) -> u64 {
     read(node, offset!(kernfs_node_id))
 }
 
-/// Whether two tasks are in the same cgroups.
+/// Returns whether two tasks are in the same cgroups.
 #[inline(always)]
 pub fn are_together(one: Task, other: Task) -> bool {
     let sets = offset!(task_cgroups);

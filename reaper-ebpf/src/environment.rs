@@ -1,5 +1,7 @@
-//! Whether a program was started with `REAPER_KEEP=1`. Read at exec, since a program may overwrite its environment as
-//! soon as it runs (`setproctitle(3)`): /proc shows the marker no more, and the process would be signalled.
+//! Checks whether a program was started with `REAPER_KEEP=1`.
+//!
+//! Done at exec, because a program can overwrite its environment as soon as it runs (`setproctitle(3)`). Then /proc no
+//! longer shows the marker, and the service would signal the process.
 
 use core::ffi::c_void;
 
@@ -10,11 +12,11 @@ use reaper_common::{ENVIRONMENT_KEEP, ENVIRONMENT_UNMARKED, ENVIRONMENT_UNREAD, 
 
 use crate::task::{Task, load, offset};
 
-/// Variables that are gone through where the kernel has `bpf_loop` (5.17), and where it has not; where there are more,
-/// the service reads them.
+/// Maximum number of variables that are checked, with `bpf_loop` (Linux 5.17) and without. The service reads the
+/// environment if there are more.
 const VARIABLES: u32 = 1024;
 const VARIABLES_BOUNDED: u32 = 64;
-/// Longest variable, with its NUL; so for what is longer.
+/// Maximum length of a variable, with its NUL. The service reads the environment if one is longer.
 const VARIABLE_MAX: usize = 4096;
 
 #[repr(C, align(8))]
@@ -23,22 +25,22 @@ struct Variable([u8; VARIABLE_MAX]);
 #[map]
 static VARIABLE: PerCpuArray<Variable> = PerCpuArray::with_max_entries(1, 0);
 
-/// A walk over the variables.
+/// State of the walk over the variables.
 #[repr(C)]
 struct Walk {
     at: u64,
     end: u64,
-    /// An `ENVIRONMENT_*`.
+    /// Result `ENVIRONMENT_*`.
     found: u32,
 }
 
 unsafe extern "C" fn each_variable(_: u32, walk: *mut Walk) -> i64 {
-    // SAFETY: `of` hands over its own walk, and nobody else has it meanwhile.
+    // SAFETY: `of` passes its own walk, to which nothing else has access meanwhile.
     unsafe { &mut *walk }.step().into()
 }
 
 impl Walk {
-    /// One variable; true when the walk is over.
+    /// Checks one variable. Returns whether the walk has ended.
     #[inline(always)]
     fn step(&mut self) -> bool {
         if self.at >= self.end {
@@ -48,7 +50,7 @@ impl Walk {
         let Some(variable) = VARIABLE.get_ptr_mut(0) else {
             return true;
         };
-        // SAFETY: per-CPU memory of this map of that size; the helper checks the source.
+        // SAFETY: per-CPU memory of this map with that size; the helper checks the source.
         let len = unsafe {
             bpf_probe_read_user_str(variable.cast(), VARIABLE_MAX as u32, self.at as *const _)
         };
@@ -64,12 +66,11 @@ impl Walk {
     }
 }
 
-/// Looks through the environment of a task that has just run another program: an `ENVIRONMENT_*`. For `all` see
-/// [`VARIABLES`].
+/// Checks the environment of a task after exec. Returns `ENVIRONMENT_*`. For `all` see [`VARIABLES`].
 #[inline(always)]
 pub fn of(task: Task, all: bool) -> u32 {
     let mm: *const u8 = task.load(offset!(task_mm));
-    // SAFETY: `mm` was reached by a typed load.
+    // SAFETY: `mm` comes from a typed load.
     let mut walk = unsafe {
         Walk {
             at: load(mm, offset!(mm_env_start)),
@@ -81,7 +82,7 @@ pub fn of(task: Task, all: bool) -> u32 {
         return ENVIRONMENT_UNREAD;
     }
     if all {
-        // SAFETY: `each_variable` takes what is handed over here, for no longer than the call.
+        // SAFETY: `each_variable` takes this argument and uses it only during the call.
         unsafe {
             bpf_loop(
                 VARIABLES,
@@ -101,9 +102,9 @@ fn is_keep_mark(variable: *const Variable) -> bool {
     const MARK: &[u8; 14] = KEEP_MARKER;
     const FIRST: u64 = u64::from_ne_bytes(*MARK.first_chunk().unwrap());
     const LAST: u64 = u64::from_ne_bytes(*MARK.last_chunk().unwrap());
-    // The words overlap.
+    // The two words overlap.
     let last = MARK.len() - size_of::<u64>();
-    // SAFETY: within the map's memory.
+    // SAFETY: within the memory of the map.
     unsafe {
         let variable: *const u8 = variable.cast();
         core::ptr::read_volatile(variable.cast::<u64>()) == FIRST

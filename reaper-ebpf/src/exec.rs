@@ -1,4 +1,4 @@
-//! A process runs another program.
+//! Reports execs.
 
 use aya_ebpf::helpers::bpf_get_current_cgroup_id;
 use aya_ebpf::helpers::generated::{
@@ -15,13 +15,13 @@ use crate::maps::{EVENTS, dropped, header, wake};
 use crate::task::{Task, load, masked, offset, visible_number_at};
 use crate::{member, path};
 
-/// Bytes of the record's fixed part.
+/// Size of the fixed part of the record.
 const FIXED: usize = size_of::<ExecRecord>();
-/// `PIDTYPE_PGID` and `PIDTYPE_SID` of include/linux/pid_types.h, as byte offsets into the array of pointers.
+/// Byte offsets of `PIDTYPE_PGID` and `PIDTYPE_SID` (include/linux/pid_types.h) in the array of pointers.
 const PGID: usize = 2 * 8;
 const SID: usize = 3 * 8;
 
-/// A record is put together here, since its parts have lengths of their own.
+/// Buffer in which a record is assembled, because its parts have variable lengths.
 #[repr(C)]
 struct Scratch {
     fixed: ExecRecord,
@@ -33,7 +33,7 @@ static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(1, 0);
 
 /// `TP_PROTO(struct task_struct *p, pid_t old_pid, struct linux_binprm *bprm)`.
 ///
-/// Fires after the other threads are gone and the caller has taken the leader's identity.
+/// Fires after the other threads have exited and the caller has taken the leader's identity.
 #[btf_tracepoint(function = "sched_process_exec")]
 pub fn process_exec(ctx: BtfTracePointContext) -> i32 {
     execed(&ctx, true)
@@ -53,7 +53,7 @@ fn execed(ctx: &BtfTracePointContext, all: bool) -> i32 {
     if key.pid == 0 {
         return 0;
     }
-    // SAFETY: typed loads, through the tracepoint's argument.
+    // SAFETY: typed loads from the tracepoint's argument.
     let (file, name): (*const u8, *const u8) = unsafe {
         let file: *const u8 = load(bprm, offset!(bprm_file));
         let dentry: *const u8 = load(file, offset!(file_path) + offset!(path_dentry));
@@ -66,7 +66,7 @@ fn execed(ctx: &BtfTracePointContext, all: bool) -> i32 {
     let Some(scratch) = SCRATCH.get_ptr_mut(0) else {
         return 0;
     };
-    // SAFETY: per-CPU memory of this map, and a tracepoint program is not preempted by itself.
+    // SAFETY: per-CPU memory of this map; a tracepoint program does not preempt itself.
     unsafe {
         let fixed = &raw mut (*scratch).fixed;
         let strings = (&raw mut (*scratch).strings).cast::<u8>();
@@ -101,7 +101,7 @@ fn execed(ctx: &BtfTracePointContext, all: bool) -> i32 {
             environment,
         });
         bpf_get_current_comm((&raw mut (*fixed).comm).cast(), 16);
-        // Last, since the verifier follows each way out of the walk on its own to the end.
+        // Last, because the verifier follows each exit of the walk separately to the end of the program.
         let before = filename_len + argv_len as usize;
         let (exe_len, exe_cut) = path::components(file, strings.add(before));
         let len = FIXED + before + exe_len;
@@ -109,7 +109,7 @@ fn execed(ctx: &BtfTracePointContext, all: bool) -> i32 {
         (*fixed).exe_len = exe_len as u16;
         (*fixed).exe_cut = exe_cut.into();
         let ring = (&raw const EVENTS).cast_mut().cast();
-        // Until the service has looked at it, nothing can be done at its exit but to tell.
+        // Urgent for candidates: until the service has classified one, its exit has no consequences.
         let urgent = member.flags & MEMBER_CANDIDATE != 0;
         if bpf_ringbuf_output(ring, scratch.cast(), len as u64, wake(urgent)) != 0 {
             dropped(RecordKind::Exec);
@@ -118,15 +118,15 @@ fn execed(ctx: &BtfTracePointContext, all: bool) -> i32 {
     0
 }
 
-/// Copies the file name as it was given to exec; its length without NUL.
+/// Copies the file name as passed to exec. Returns its length without NUL.
 #[inline(always)]
 unsafe fn filename(bprm: *const u8, out: *mut u8) -> usize {
-    // SAFETY: `bprm` is the tracepoint's argument; `out` has FILENAME_MAX bytes and more.
+    // SAFETY: `bprm` is the tracepoint's argument; `out` has at least FILENAME_MAX bytes.
     let n = unsafe {
         let name: *const u8 = load(bprm, offset!(bprm_filename));
         bpf_probe_read_kernel_str(out.cast(), FILENAME_MAX as u32, name.cast())
     };
-    // Without its NUL; an error is no name.
+    // The length includes the NUL. An error counts as an empty name.
     if n > 0 {
         masked::<{ FILENAME_MAX as i32 - 1 }>(n.cast_unsigned() - 1)
     } else {
@@ -134,11 +134,11 @@ unsafe fn filename(bprm: *const u8, out: *mut u8) -> usize {
     }
 }
 
-/// Copies argv, as far as it has room and can be read; bytes copied, and its true length.
+/// Copies argv up to ARGV_MAX, if it can be read. Returns the number of copied bytes, and the full length.
 #[inline(always)]
 unsafe fn argv(task: Task, out: *mut u8) -> (u32, u32) {
     let mm: *const u8 = task.load(offset!(task_mm));
-    // SAFETY: `mm` was reached by a typed load.
+    // SAFETY: `mm` comes from a typed load.
     let (start, end): (u64, u64) = unsafe {
         (
             load(mm, offset!(mm_arg_start)),
@@ -151,17 +151,17 @@ unsafe fn argv(task: Task, out: *mut u8) -> (u32, u32) {
     } else {
         full
     };
-    // SAFETY: the caller left ARGV_MAX bytes at `out`; the helper checks the source.
+    // SAFETY: the caller provides ARGV_MAX bytes at `out`; the helper checks the source.
     match unsafe { bpf_probe_read_user(out.cast(), wanted as u32, start as *const _) } {
         0 => (wanted as u32, full as u32),
         _ => (0, full as u32),
     }
 }
 
-/// Number of the controlling terminal, as `new_encode_dev` of include/linux/kdev_t.h makes it.
+/// Returns the device number of the controlling terminal, as `new_encode_dev` of include/linux/kdev_t.h does.
 #[inline(always)]
 unsafe fn terminal(signal: *const u8) -> u32 {
-    // SAFETY: typed loads; one through a null pointer reads 0.
+    // SAFETY: typed loads; a load through a null pointer returns 0.
     let (major, minor): (u32, u32) = unsafe {
         let tty: *const u8 = load(signal, offset!(signal_tty));
         if tty.is_null() {

@@ -1,4 +1,4 @@
-//! A process exits, and its children go to another parent.
+//! Reports exits, and the reparenting of the children.
 
 use core::ffi::c_void;
 
@@ -19,18 +19,18 @@ use crate::{member, session};
 
 /// `SIGNAL_GROUP_EXIT` of include/linux/sched/signal.h.
 const SIGNAL_GROUP_EXIT: u32 = 4;
-/// Children counted for the exit record.
+/// Maximum number of children counted for the exit record.
 const COUNTED: u32 = 32;
-/// Ancestors looked at for a subreaper; beyond them the adopter stays unknown.
+/// Maximum number of ancestors searched for a subreaper. Beyond them the adopter is unknown.
 const ANCESTORS: u32 = 4096;
 const ANCESTORS_BOUNDED: u32 = 32;
-/// Steps of the walk over children where the kernel has `bpf_loop` (5.17), and where it has not.
+/// Maximum number of steps of the walk over children, with `bpf_loop` (Linux 5.17) and without.
 const STEPS: u32 = 1 << 17;
 const STEPS_BOUNDED: u32 = 128;
 
-/// `TP_PROTO(struct task_struct *p)`, from 6.16 on `(struct task_struct *p, bool group_dead)`.
+/// `TP_PROTO(struct task_struct *p)`; since Linux 6.16 `(struct task_struct *p, bool group_dead)`.
 ///
-/// Fires for each thread, before the children are given away (`exit_notify` of kernel/exit.c).
+/// Fires for each thread, before the children are reparented (`exit_notify` of kernel/exit.c).
 #[btf_tracepoint(function = "sched_process_exit")]
 pub fn process_exit(ctx: BtfTracePointContext) -> i32 {
     let Some(exit) = Exit::of(&ctx, false) else {
@@ -38,7 +38,7 @@ pub fn process_exit(ctx: BtfTracePointContext) -> i32 {
     };
     exit.tell(&ctx);
     if let Some(mut walk) = exit.walk(true) {
-        // SAFETY: `each_child` takes what is handed over here, for no longer than the call.
+        // SAFETY: `each_child` takes this argument and uses it only during the call.
         let steps =
             unsafe { bpf_loop(STEPS, each_child as *mut c_void, (&raw mut walk).cast(), 0) };
         walk.say_if_cut(&ctx, steps);
@@ -46,8 +46,8 @@ pub fn process_exit(ctx: BtfTracePointContext) -> i32 {
     0
 }
 
-/// The same for kernels on which it can signal: children first, then the exit, so that whoever reads of
-/// the exit has read who has been signalled already.
+/// The same for kernels on which it can signal. If it signals, it reports the children before the exit. A reader of the
+/// exit then knows which children have been signalled.
 #[btf_tracepoint(function = "sched_process_exit")]
 pub fn process_exit_killing(ctx: BtfTracePointContext) -> i32 {
     let Some(exit) = Exit::of(&ctx, true) else {
@@ -92,7 +92,7 @@ pub fn process_exit_bounded(ctx: BtfTracePointContext) -> i32 {
     0
 }
 
-/// The exit of a process that is to be told of.
+/// The exit of a process that must be reported.
 struct Exit {
     task: Task,
     process: RawKey,
@@ -101,24 +101,24 @@ struct Exit {
     has_children: bool,
     children: u32,
     others: bool,
-    /// Its children are to be signalled, being members of its session.
+    /// Whether to signal its children that are members of its session.
     reaps: bool,
 }
 
 impl Exit {
-    /// `None` if the process lives on, or nobody follows it.
+    /// Returns the exit if this is the last thread and the process must be reported.
     #[inline(always)]
     fn of(ctx: &BtfTracePointContext, kills: bool) -> Option<Exit> {
         // SAFETY: the first argument of the prototype above.
         let task = unsafe { Task::from_argument(ctx.arg(0)) };
         let signal = task.signal();
-        // A leader may exit first and a thread last. Before 6.16, threads that die together can each see
-        // that none is live; the service takes the first record and ignores the others.
+        // A leader can exit first and another thread last. Before Linux 6.16, threads that exit at the same time can each
+        // see no live thread. The service uses the first record and ignores the others.
         let says_dead: u32 = constant!(SETTINGS: Settings.exit_has_group_dead);
         let dead = if says_dead != 0 {
             ctx.arg::<u32>(1) & 0xff != 0
         } else {
-            // SAFETY: `signal` was reached by a typed load.
+            // SAFETY: `signal` comes from a typed load.
             unsafe { load::<u32>(signal, offset!(signal_live)) == 0 }
         };
         if !dead {
@@ -136,7 +136,7 @@ impl Exit {
             member::forget(&process);
         }
         let (has_children, children) = count_children(task);
-        // SAFETY: `signal` was reached by a typed load.
+        // SAFETY: `signal` comes from a typed load.
         let others = unsafe { load::<u32>(signal, offset!(signal_nr_threads)) } > 1;
         Some(Exit {
             task,
@@ -161,7 +161,7 @@ impl Exit {
             parent: self.task.real_parent().key(),
             status: self.status,
             children: self.children,
-            // SAFETY: reached by typed loads.
+            // SAFETY: comes from typed loads.
             peak_rss_pages: unsafe { load(self.task.signal(), offset!(signal_maxrss)) },
             member: self.member,
         });
@@ -173,15 +173,15 @@ impl Exit {
         );
     }
 
-    /// The walk over its children, if it has any. For `all` see [`adopter`].
+    /// Returns the walk over its children, if it can have any. For `all` see [`adopter`].
     #[inline(always)]
     fn walk(&self, all: bool) -> Option<Walk> {
         (self.has_children || self.others).then(|| Walk::new(self, all))
     }
 }
 
-/// Leaves word of a root's exit for the service, should the record of it find no room; whether its
-/// children are due at once beyond doubt.
+/// Stores a root's exit for the service, in case the ring has no room for its record. Returns whether the probe may
+/// signal its children.
 #[inline(always)]
 fn root_gone(process: &RawKey, member: &Member, status: u32) -> bool {
     let Some(session) = session::of(&member.session) else {
@@ -196,34 +196,34 @@ fn root_gone(process: &RawKey, member: &Member, status: u32) -> bool {
         status,
         _pad: 0,
     };
-    // Without room for it the record alone has to tell.
+    // Without room, only the record reports the exit.
     let _ = ROOT_EXITS.insert(&member.session, &exit, 0);
     if !session.ends_in_kernel() || !is_set(CONTROL_KERNEL_REAP) {
         return false;
     }
-    // One that leaves of its own accord may hand over to a child, and what it leaves may have time of its own:
-    // members are cleared for the end by a signal.
-    // And one that the service has not settled yet may have become a boundary.
+    // Not after a normal exit: a child can be the successor, and rules can give the members more time.
+    // MEMBER_KERNEL_KILLABLE is computed for a root that was killed by a signal. Not for a root that is not classified
+    // yet, as it can be a boundary.
     let doubtful = MEMBER_NAME_MATCHED | MEMBER_UNCERTAIN | MEMBER_CANDIDATE;
     status & 0x7f != 0 && member.flags & doubtful == 0
 }
 
-/// What `wait_task_zombie` of kernel/exit.c hands to the parent.
+/// Returns the status that `wait_task_zombie` of kernel/exit.c reports to the parent.
 #[inline(always)]
 fn wait_status(task: Task, signal: *const u8) -> u32 {
-    // SAFETY: `signal` was reached by a typed load.
+    // SAFETY: `signal` comes from a typed load.
     let flags: u32 = unsafe { load(signal, offset!(signal_flags)) };
     if flags & SIGNAL_GROUP_EXIT != 0 {
         // SAFETY: as above.
         return unsafe { load(signal, offset!(signal_group_exit_code)) };
     }
     let leader: *const u8 = task.load(offset!(task_group_leader));
-    // SAFETY: reached by a typed load.
+    // SAFETY: comes from a typed load.
     unsafe { load(leader, offset!(task_exit_code)) }
 }
 
-/// Whether the thread has children, and how many, up to a bound. Two answers, so that the verifier need
-/// not follow each count on its own.
+/// Returns whether the thread has children, and their number up to a limit. Two results, so that the verifier does not
+/// have to follow each number separately.
 #[inline(always)]
 fn count_children(task: Task) -> (bool, u32) {
     let head = task.as_ptr().wrapping_add(offset!(task_children)) as u64;
@@ -239,27 +239,27 @@ fn count_children(task: Task) -> (bool, u32) {
     (true, n)
 }
 
-/// A walk over the children of every thread of a process: they hang on the thread that made them.
+/// Walk over the children of all threads of a process. Each child is in the list of the thread that created it.
 #[repr(C)]
 struct Walk {
-    /// The process's `signal_struct`, which all its threads share and no other has.
+    /// Address of the process's `signal_struct`, which only its threads share.
     signal: u64,
-    /// Start of the list of threads, in the shared `signal_struct`.
+    /// Head of the list of threads, in the `signal_struct`.
     threads: u64,
-    /// The thread whose children are walked, by its place in that list.
+    /// Thread whose children are walked, by its node in that list.
     thread: u64,
-    /// Start of its list of children.
+    /// Head of its list of children.
     head: u64,
-    /// The child to come.
+    /// Node of the next child.
     node: u64,
     parent: RawKey,
     adopter: RawKey,
-    /// The session whose members among the children are to be signalled; nobody if none are.
+    /// Session whose members among the children are signalled. [`RawKey::NONE`] if no child is signalled.
     ending: RawKey,
 }
 
 unsafe extern "C" fn each_child(_: u32, walk: *mut Walk) -> i64 {
-    // SAFETY: `process_exit` hands over its own walk, and nobody else has it meanwhile.
+    // SAFETY: `process_exit` passes its own walk, to which nothing else has access meanwhile.
     unsafe { &mut *walk }.step(false).into()
 }
 
@@ -275,8 +275,8 @@ impl Walk {
         let signal: u64 = read(task.as_ptr(), offset!(task_signal));
         let threads = signal + offset!(signal_thread_head) as u64;
         let adopter = adopter(task, all);
-        // Before the first thread, as if the one before it had been walked. No constants: verifiers before
-        // 6.7 judge the step by its first call alone, and take out what that would never do.
+        // Starts before the first thread, as if a thread before it had been walked. Uses no constants: verifiers before
+        // Linux 6.7 analyse the step only with its first arguments, and remove code that these do not reach.
         Walk {
             signal,
             threads,
@@ -303,7 +303,7 @@ impl Walk {
         }
     }
 
-    /// One child or the next thread; true when there is no more.
+    /// Handles one child, or goes to the next thread. Returns whether the walk has ended.
     #[inline(always)]
     fn step(&mut self, ends: bool) -> bool {
         if self.node == self.head {
@@ -322,15 +322,15 @@ impl Walk {
         let child = (self.node as *const u8).wrapping_sub(offset!(task_sibling));
         let next: u64 = read(self.node as *const u8, 0);
         let parent: *const u8 = read(child, offset!(task_real_parent));
-        // Another thread of the process may be giving its children away right now: then the list goes on
-        // into the adopter's, or a child that was taken out points to itself. The kernel sets the parent
-        // first, so whoever has another one ends the list.
+        // Another thread of the process can be reparenting its children now. Then the list continues into that of the
+        // adopter, or a removed child points to itself. The kernel sets the parent first, so a child with another parent
+        // ends the list.
         if read::<u64>(parent, offset!(task_signal)) != self.signal || next == self.node {
             self.node = self.head;
             return false;
         }
         self.node = next;
-        // A leader may be a zombie while its other threads run; a process without a live one has exited.
+        // A leader can be a zombie while other threads run. A process without live threads has exited.
         let signal: *const u8 = read(child, offset!(task_signal));
         if read::<u32>(signal, offset!(signal_live)) != 0 {
             self.tell(child, ends);
@@ -345,7 +345,7 @@ impl Walk {
             None if child.pid == 0 || filters() => return,
             found => found.unwrap_or(member::FOREIGN),
         };
-        // Its place in the ring is before that of its exit, which may come at once, on another processor.
+        // Reserved before the signal, so that it precedes the child's exit record, which another CPU can write at once.
         let record = EVENTS.reserve::<ReparentRecord>(0);
         let ended = ends && self.end(task, &child, &member);
         if ended {
@@ -367,7 +367,7 @@ impl Walk {
         record.submit(wake(false));
     }
 
-    /// Signals a child that is a member of the session of which this process was the root; whether it did.
+    /// Signals a child that is a member of this root's session. Returns whether it did.
     #[inline(always)]
     fn end(&self, task: *const u8, child: &RawKey, member: &Member) -> bool {
         if self.ending.pid == 0 || !kill::same(&member.session, &self.ending) {
@@ -382,28 +382,27 @@ impl Walk {
     }
 }
 
-/// The search for who takes the children, as `find_new_reaper` of kernel/exit.c does it, no thread of
-/// the process being alive: the nearest subreaper above in the same pid namespace, else that
-/// namespace's init.
+/// Search for the adopter of the children, like `find_new_reaper` of kernel/exit.c for a process without live threads.
+/// The adopter is the nearest subreaper above in the same pid namespace, otherwise the init process of that namespace.
 #[repr(C)]
 struct Search {
-    /// The ancestor to be looked at next; once found, the adopter. Null: nobody, or not known.
+    /// Next ancestor; at the end the adopter. Null if there is no adopter or it is unknown.
     ancestor: *const u8,
     level: u32,
     found: u32,
 }
 
 unsafe extern "C" fn each_ancestor(_: u32, search: *mut Search) -> i64 {
-    // SAFETY: `adopter` hands over its own search, and nobody else has it meanwhile.
+    // SAFETY: `adopter` passes its own search, to which nothing else has access meanwhile.
     unsafe { &mut *search }.step().into()
 }
 
 impl Search {
-    /// One ancestor; true when the search is over.
+    /// Checks one ancestor. Returns whether the search has ended.
     #[inline(always)]
     fn step(&mut self) -> bool {
         let pid: *const u8 = read(self.ancestor, offset!(task_thread_pid));
-        // The idle task, the ancestor of all, has pid 0.
+        // The idle task is the ancestor of all and has pid 0.
         if read::<u32>(pid, offset!(pid_level)) != self.level
             || read::<u32>(self.ancestor, offset!(task_tgid)) == 0
         {
@@ -422,8 +421,8 @@ impl Search {
     }
 }
 
-/// Who takes the children of a process that is gone with this thread. `all` says whether the whole
-/// line of ancestors can be walked (`bpf_loop`) or only its beginning.
+/// Returns the adopter of the children of a process whose last thread is exiting. `all` says whether all ancestors can be
+/// walked (`bpf_loop`) or only the nearest ones.
 #[inline(always)]
 fn adopter(task: Task, all: bool) -> RawKey {
     let father = task.as_ptr();
@@ -439,7 +438,7 @@ fn adopter(task: Task, all: bool) -> RawKey {
             found: 0,
         };
         let over = if all {
-            // SAFETY: `each_ancestor` takes what is handed over here, for no longer than the call.
+            // SAFETY: `each_ancestor` takes this argument and uses it only during the call.
             let steps = unsafe {
                 bpf_loop(
                     ANCESTORS,
@@ -461,7 +460,7 @@ fn adopter(task: Task, all: bool) -> RawKey {
     }
     let namespace: *const u8 = read(upid(pid, level), offset!(upid_ns));
     let init: *const u8 = read(namespace, offset!(namespace_child_reaper));
-    // The init itself is dying: its namespace dies with it and nobody adopts.
+    // The init process itself is exiting. Its namespace ends too, and there is no adopter.
     let ours: u32 = read(father, offset!(task_tgid));
     if read::<u32>(init, offset!(task_tgid)) == ours {
         RawKey::NONE

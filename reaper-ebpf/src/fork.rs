@@ -1,4 +1,4 @@
-//! A process comes to be.
+//! Reports forks.
 
 use aya_ebpf::macros::btf_tracepoint;
 use aya_ebpf::programs::BtfTracePointContext;
@@ -14,13 +14,13 @@ use crate::{cgroup, member};
 
 /// `TP_PROTO(struct task_struct *parent, struct task_struct *child)` of include/trace/events/sched.h.
 ///
-/// Runs in the creator, before the child can run; fires for threads too.
+/// Runs in the creator's context, before the child can run. Fires for threads too.
 #[btf_tracepoint(function = "sched_process_fork")]
 pub fn process_fork(ctx: BtfTracePointContext) -> i32 {
     forked(&ctx, false)
 }
 
-/// The same for kernels that let a program signal another process than the current one.
+/// The same for kernels on which a program can signal other processes than the current one.
 #[btf_tracepoint(function = "sched_process_fork")]
 pub fn process_fork_killing(ctx: BtfTracePointContext) -> i32 {
     forked(&ctx, true)

@@ -1,7 +1,7 @@
-//! Signals from the kernel, where a session is past all mercy or its root leaves orphans this very moment.
+//! Signals sent by the probes: when a session is being killed (SIGKILL), or when its root exits (SIGTERM).
 //!
-//! Only to members of whom no rule can know more than that they are members: whatever may be kept, or
-//! be a boundary, or is below something that may be one, is left to the service.
+//! Only to members that no rule can keep. Members that may be kept, be a boundary, or be below a possible boundary are
+//! left to the service.
 
 use aya_ebpf::helpers::generated::bpf_send_signal;
 use reaper_common::{
@@ -19,11 +19,11 @@ pub const SIGTERM: u32 = 15;
 /// `PIDTYPE_TGID` of include/linux/pid_types.h: the process, not one of its threads.
 const PIDTYPE_TGID: u32 = 1;
 
-/// The kernel's functions that the loader puts in: each call has a number instead of the function's id,
-/// which differs from kernel to kernel. They are called only in programs for kernels that have them.
+/// Kernel functions (kfuncs) that the loader links. A call contains a placeholder instead of the function's id, which
+/// differs between kernels. Only programs for kernels with these functions call them.
 macro_rules! kfunc {
     ($number:expr, $type:ty) => {
-        // SAFETY: never called as an address: the loader has made it a call of the kernel's function.
+        // SAFETY: never called as an address: the loader replaces it by a call of the kernel function.
         unsafe { core::mem::transmute::<usize, $type>($number) }
     };
 }
@@ -34,18 +34,18 @@ fn send_signal_task(task: *const u8, signal: u32) -> i32 {
         reaper_common::KFUNC_SEND_SIGNAL_TASK,
         unsafe extern "C" fn(*const u8, u32, u32, u64) -> i32
     );
-    // SAFETY: the verifier makes sure that it is a task that cannot go away.
+    // SAFETY: the verifier ensures that the task is valid and cannot be freed.
     unsafe { send(task, signal, PIDTYPE_TGID, 0) }
 }
 
-/// Sends a signal to the process of a task that a tracepoint was handed; whether it went.
+/// Sends a signal to the process of a tracepoint's task argument. Returns whether it was sent.
 #[inline(always)]
 pub fn send_to_argument(task: *const u8, signal: u32) -> bool {
     send_signal_task(task, signal) == 0
 }
 
-/// Sends a signal to the process of this key, if it is still that one; whether it went. `task` is reached
-/// by copying.
+/// Sends a signal to the process of a task, if its start time matches. Returns whether it was sent. `task` is an untyped
+/// pointer.
 #[inline(always)]
 pub fn send_to(task: *const u8, start_ns: u64, signal: u32) -> bool {
     let from_pid = kfunc!(
@@ -56,20 +56,20 @@ pub fn send_to(task: *const u8, start_ns: u64, signal: u32) -> bool {
         reaper_common::KFUNC_TASK_RELEASE,
         unsafe extern "C" fn(*const u8)
     );
-    // SAFETY: what is found is let go again below.
+    // SAFETY: the reference is released below.
     let held = unsafe { from_pid(read(task, offset!(task_tgid))) };
     if held.is_null() {
         return false;
     }
-    // Whoever has the number now; the start says whether it is the one that was looked at.
+    // The pid can have been reused, so the start time is compared.
     let same = read::<u64>(held, offset!(task_start_boottime)) == start_ns;
     let sent = same && send_signal_task(held, signal) == 0;
-    // SAFETY: held since the call above, and not used afterwards.
+    // SAFETY: acquired by the call above, and not used afterwards.
     unsafe { release(held) };
     sent
 }
 
-/// Kills the current process if it is a member of a condemned session; whether it did.
+/// Kills the current process if its session is being killed. Returns whether it did.
 #[inline(always)]
 pub fn condemned(task: *const u8, member: &Member) -> bool {
     if !is_set(CONTROL_KILL_ON_FORK) || !has_session(member) {
@@ -81,11 +81,11 @@ pub fn condemned(task: *const u8, member: &Member) -> bool {
     if !session.is_condemned() || !is_plain(task, member, &session) {
         return false;
     }
-    // SAFETY: a plain helper.
+    // SAFETY: a helper without preconditions.
     unsafe { bpf_send_signal(SIGKILL) == 0 }
 }
 
-/// Whether no rule can know more of a process than that it is a member of this session.
+/// Returns whether no rule can keep this member of the session.
 #[inline(always)]
 pub fn is_plain(task: *const u8, member: &Member, session: &Session) -> bool {
     let doubtful = MEMBER_UNCERTAIN | MEMBER_KEPT | MEMBER_CANDIDATE;
@@ -98,7 +98,7 @@ pub fn is_plain(task: *const u8, member: &Member, session: &Session) -> bool {
         && bits_of(task) == 0
 }
 
-/// Whether two keys name one process.
+/// Returns whether two keys identify the same process.
 #[inline(always)]
 pub fn same(a: &RawKey, b: &RawKey) -> bool {
     a.pid == b.pid && a.start_ns == b.start_ns

@@ -1,11 +1,10 @@
-//! The probes: what happens to processes, not threads, told through one ring.
+//! Probes that report events of processes (not threads) through one ring.
 //!
-//! Each program reads the kernel's structures at offsets that the service found in the running
-//! kernel's BTF and handed over as read-only globals. The verifier takes those for constants, so most
-//! reads are plain loads through typed pointers, and one object serves every kernel from 5.10 on.
+//! The programs read the kernel's structures at offsets that the service takes from the running kernel's BTF and stores
+//! in read-only globals. For the verifier these are constants, so most reads are plain loads through typed pointers. One
+//! object serves every kernel from 5.10 on.
 //!
-//! On the host this crate is an empty program, so that formatting, lints and tests of the whole
-//! workspace include it.
+//! For the host this crate is an empty program, so that formatting, lints and tests of the workspace include it.
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
 #![cfg_attr(
     target_arch = "bpf",
@@ -47,13 +46,13 @@ fn panic(_: &core::panic::PanicInfo) -> ! {
     loop {}
 }
 
-/// The helpers used are for GPL-compatible programs only.
+/// Required by the helpers, which are reserved for GPL-compatible programs.
 #[cfg(target_arch = "bpf")]
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
 
-/// Read by the service before it loads anything.
+/// ABI version, checked by the service before it loads the object.
 #[cfg(target_arch = "bpf")]
 #[unsafe(link_section = "reaper_abi")]
 #[unsafe(no_mangle)]

@@ -1,4 +1,4 @@
-//! What the probes share with the service, and the two things they do with it: count and wake.
+//! Maps shared with the service, and the functions that count records and wake the reader.
 
 use aya_ebpf::Global;
 use aya_ebpf::bindings::{
@@ -13,14 +13,14 @@ use reaper_common::{
     RootExit, SESSIONS_MAX, SessionState, Settings, pid_filter_slot,
 };
 
-/// Where the members of the kernel's structures are. Written by the loader.
+/// Offsets in the kernel's structures. Written by the loader.
 #[unsafe(no_mangle)]
 pub static OFFSETS: Global<Offsets> = Global::new(unsafe { core::mem::zeroed() });
-/// What the service wants. Written by the loader.
+/// Settings of the service. Written by the loader.
 #[unsafe(no_mangle)]
 pub static SETTINGS: Global<Settings> = Global::new(unsafe { core::mem::zeroed() });
 
-/// One member of a read-only global, as a constant to the verifier.
+/// Returns a field of a read-only global, as a constant for the verifier.
 macro_rules! constant {
     ($global:ident: $type:ident . $member:ident) => {
         crate::maps::member(
@@ -31,45 +31,46 @@ macro_rules! constant {
 }
 pub(crate) use constant;
 
-/// For [`constant`] alone, which gives an offset within `G`.
+/// Reads a field. Only for [`constant`], which gives an offset within `G`.
 #[inline(always)]
 pub fn member<G, T: Copy>(global: &Global<G>, offset: usize) -> T {
     let base: *const Global<G> = global;
-    // SAFETY: in bounds, as the macro gives it; volatile, since the loader and not the compiler
-    // decides the value.
+    // SAFETY: the macro gives an offset within bounds. Volatile, because the loader sets the value after compilation.
     unsafe { core::ptr::read_volatile(base.byte_add(offset).cast()) }
 }
 
-/// The one ring; the loader sets its size.
+/// Ring of all records. The loader sets its size.
 #[map]
 pub static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
-/// Records dropped: in all, then by kind.
+/// Counters of dropped records: total, then by kind.
 #[map]
 static DROPS: Array<u64> = Array::with_max_entries(RecordKind::COUNTERS, 0);
-/// What the reader says of itself: `CONTROL_*`.
+/// State of the reader: `CONTROL_*`.
 #[map]
 static CONTROL: Array<u64> = Array::with_max_entries(CONTROL_SLOTS, 0);
-/// Who is followed, and why; the loader sets its size.
+/// Tracked processes, and the reasons. The loader sets its size.
 #[map]
 pub static MEMBERS: HashMap<RawKey, Member> = HashMap::with_max_entries(65536, 0);
-/// How many are in [`MEMBERS`] of a few pids each: asked first, since that map is large and cold and this
-/// one is neither. Too many only cost time. Raised before a process is put in, lowered after it is out.
+/// Number of processes in [`MEMBERS`] per slot of a few pids.
+///
+/// Checked first, because that map is large and not cached, and this one is small. A count that is too high only costs
+/// time, so it is raised before a process is added and lowered after it is removed.
 #[map]
 static PID_FILTER: Array<u64> = Array::with_max_entries(PID_FILTER_SLOTS, 1 << 10);
-/// The sessions that the service has opened.
+/// Sessions opened by the service.
 #[map]
 pub static SESSIONS: HashMap<RawKey, SessionState> = HashMap::with_max_entries(SESSIONS_MAX, 0);
-/// The exits of their roots.
+/// Exits of their roots.
 #[map]
 pub static ROOT_EXITS: HashMap<RawKey, RootExit> = HashMap::with_max_entries(SESSIONS_MAX, 0);
-/// Names, and beginnings of names, of the programs that rules know.
+/// Names and name prefixes that rules match.
 #[map]
 pub static NAMES: HashMap<[u64; NAME_LEN / 8], u32> = HashMap::with_max_entries(8192, 0);
-/// What there is to look up for a name, by its first byte.
+/// Lookups needed for a name, by its first byte.
 #[map]
 pub static NAME_INDEX: Array<u32> = Array::with_max_entries(NAME_INDEX_SLOTS as u32, 0);
 
-/// A header for a record of `len` bytes that happens now.
+/// Returns the header of a record of `len` bytes with the current time.
 #[inline(always)]
 pub fn header(kind: RecordKind, len: usize) -> Header {
     let lost = DROPS.get(0).map_or(0, |n| *n);
@@ -84,26 +85,26 @@ pub fn header(kind: RecordKind, len: usize) -> Header {
     }
 }
 
-/// Whether a process of this pid may be in [`MEMBERS`].
+/// Returns whether a process with this pid can be in [`MEMBERS`].
 #[inline(always)]
 pub fn may_be_followed(pid: u32) -> bool {
     PID_FILTER.get(pid_filter_slot(pid)).is_none_or(|n| *n != 0)
 }
 
-/// Puts a process into [`MEMBERS`] that is not there; whether there was room.
+/// Adds a process to [`MEMBERS`]. Returns whether there was room.
 #[inline(always)]
 pub fn follow(key: &RawKey, member: &Member) -> bool {
     add(&PID_FILTER, pid_filter_slot(key.pid), 1);
     let room = MEMBERS.insert(key, member, u64::from(BPF_NOEXIST)).is_ok();
     if !room {
         add(&PID_FILTER, pid_filter_slot(key.pid), u64::MAX);
-        // The service may have put it in meanwhile.
+        // The service can have added it meanwhile.
         return MEMBERS.insert(key, member, u64::from(BPF_EXIST)).is_ok();
     }
     true
 }
 
-/// Takes a process out of [`MEMBERS`].
+/// Removes a process from [`MEMBERS`].
 #[inline(always)]
 pub fn unfollow(key: &RawKey) {
     if MEMBERS.remove(key).is_ok() {
@@ -111,59 +112,57 @@ pub fn unfollow(key: &RawKey) {
     }
 }
 
-/// Counts a record that found no room.
+/// Counts a record for which the ring had no room.
 #[inline(always)]
 pub fn dropped(kind: RecordKind) {
     count(0);
     count(kind as u32);
 }
 
-/// Adds one to a counter.
 #[inline(always)]
 pub fn count(slot: u32) {
     add(&DROPS, slot, 1);
 }
 
-/// Adds to a number in an array.
+/// Adds to an element of an array.
 #[inline(always)]
 fn add(array: &Array<u64>, slot: u32, n: u64) {
     if let Some(at) = array.get_ptr_mut(slot) {
-        // SAFETY: it points into the map, which outlives the program; the add is atomic.
+        // SAFETY: a pointer into the map, which outlives the program; the addition is atomic.
         unsafe { core::arch::asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) at, in(reg) n) };
     }
 }
 
-/// Whether a slot of the control map holds anything but 0.
+/// Returns whether a slot of the control map is not 0.
 #[inline(always)]
 pub fn is_set(control: u32) -> bool {
     CONTROL.get(control).is_some_and(|n| *n != 0)
 }
 
-/// How deep the service's pid namespace lies, if it is not the first one.
+/// Returns the nesting level of the service's pid namespace, if that is not the initial one.
 #[inline(always)]
 pub fn level() -> u32 {
     CONTROL.get(CONTROL_LEVEL).map_or(0, |level| *level as u32)
 }
 
-/// Notes the same.
 #[inline(always)]
 pub fn set_level(level: u32) {
-    // A slot that is not there would be another object's map.
+    // Cannot fail: the slot exists.
     let _ = CONTROL.set(CONTROL_LEVEL, u64::from(level), 0);
 }
 
-/// Whether only those are told of who are followed: not before all have been found who ran already.
+/// Returns whether only tracked processes are reported. Not before all pre-existing members have been found.
 #[inline(always)]
 pub fn filters() -> bool {
     let filter: u32 = constant!(SETTINGS: Settings.filter);
     filter != 0 && is_set(CONTROL_SEEDED)
 }
 
-/// Flags to commit a record with: whether it wakes the reader.
+/// Returns the flags for committing a record: whether it wakes the reader.
 ///
-/// Waking costs more than all else here, so only what is urgent does; of the rest the first record
-/// after the reader has gone to sleep, and what comes when much has gathered. The reader looks once
-/// more after it has said that it sleeps, since a record may be committed on what it had said before.
+/// Waking costs more than everything else here. It is done only for urgent records, for the first record after the reader
+/// has announced that it is idle, and when much data is waiting. The reader polls once more after its announcement,
+/// because a probe can have committed a record just before.
 #[inline(always)]
 pub fn wake(urgent: bool) -> u64 {
     const FORCE: u64 = BPF_RB_FORCE_WAKEUP as u64;
@@ -171,7 +170,7 @@ pub fn wake(urgent: bool) -> u64 {
         return FORCE;
     }
     if let Some(idle) = CONTROL.get_ptr_mut(CONTROL_IDLE) {
-        // SAFETY: points into the map; two probes that both see 1 wake the reader twice, no harm.
+        // SAFETY: a pointer into the map. Two probes that both see 1 wake the reader twice, which is harmless.
         unsafe {
             if *idle != 0 {
                 *idle = 0;
@@ -181,7 +180,7 @@ pub fn wake(urgent: bool) -> u64 {
     }
     let waiting = EVENTS.query(u64::from(BPF_RB_AVAIL_DATA));
     let threshold: u64 = constant!(SETTINGS: Settings.wake_bytes);
-    // A window, not a threshold, so that what comes after does not wake again and again.
+    // A range instead of a threshold, so that the records that follow do not wake the reader again.
     if waiting >= threshold && waiting < threshold + 16384 {
         FORCE
     } else {

@@ -1,7 +1,7 @@
-//! Membership: handed on at fork, taken away at exit, begun at exec where a name says that it may be.
+//! Membership: inherited at fork, removed at exit, and started at exec of a program whose name can be an agent's.
 //!
-//! The service has the last word on all of it and writes into the same map; what is here holds until it
-//! has spoken, and where it is not there to speak.
+//! The service writes to the same map and overrides all of this. The probes' entries hold until it has done so, and while
+//! it does not run.
 
 use aya_ebpf::bindings::BPF_EXIST;
 use reaper_common::{
@@ -19,17 +19,17 @@ use crate::maps::{
 use crate::task::{Task, offset, read};
 
 const NAME_BITS: u32 = NAME_AGENT | NAME_BOUNDARY | NAME_KEEP;
-/// Of a process that nobody follows.
+/// Membership of an untracked process.
 pub const FOREIGN: Member = Member {
     session: RawKey::NONE,
     flags: 0,
     check: 0,
 };
 
-/// A name, padded with NUL and with one at its end, as words: what is compared and looked up.
+/// A name as words for comparison and lookup, padded with NUL and with at least one NUL at the end.
 type Name = [u64; NAME_LEN / 8];
 
-/// What the map says of a process.
+/// Returns the membership of a process in the map.
 #[inline(always)]
 pub fn of(key: &RawKey) -> Option<Member> {
     if !may_be_followed(key.pid) {
@@ -37,9 +37,9 @@ pub fn of(key: &RawKey) -> Option<Member> {
     }
     for _ in 0..2 {
         let found = MEMBERS.get_ptr(key)?;
-        // The service may replace the value at this very moment, and the kernel give its memory to another
-        // process: whose it is stands beside the flags, and is read before and after the rest.
-        // SAFETY: it points into the map, which outlives the program.
+        // The service can replace the value during the read, and the kernel can reuse its memory for another process. The
+        // check value next to the flags is therefore compared before and after the read.
+        // SAFETY: a pointer into the map, which outlives the program.
         let (before, session, after) = unsafe {
             let last: *const u64 = (&raw const (*found).flags).cast();
             (
@@ -56,7 +56,7 @@ pub fn of(key: &RawKey) -> Option<Member> {
             });
         }
     }
-    // Followed, and more cannot be said now.
+    // Tracked, but nothing else can be read now.
     Some(Member {
         session: RawKey::NONE,
         flags: MEMBER_TRACKED | MEMBER_UNCERTAIN,
@@ -64,25 +64,25 @@ pub fn of(key: &RawKey) -> Option<Member> {
     })
 }
 
-/// Whether what the map says could not be read, and is not to be written over.
+/// Returns whether the membership could not be read. It must then not be overwritten.
 #[inline(always)]
 fn is_doubtful(member: &Member) -> bool {
     !has_session(member) && member.flags & MEMBER_UNCERTAIN != 0
 }
 
-/// Whether a session is what it is followed for.
+/// Returns whether the process is a member of a session.
 #[inline(always)]
 pub fn has_session(member: &Member) -> bool {
     member.session.pid != 0
 }
 
-/// Whether children are followed too.
+/// Returns whether children are tracked too.
 #[inline(always)]
 pub fn is_handed_on(member: &Member) -> bool {
     has_session(member) || member.flags & MEMBER_SCOPE != 0
 }
 
-/// Makes a new process what its creator is; `together`: it is in the same cgroups.
+/// Gives a new process the membership of its creator. `together` says whether it is in the same cgroups.
 #[inline(always)]
 pub fn inherit(creator: &Member, child: &RawKey, together: bool) -> Member {
     if !is_handed_on(creator) {
@@ -107,9 +107,8 @@ pub fn inherit(creator: &Member, child: &RawKey, together: bool) -> Member {
     member
 }
 
-/// What a process is that runs another program from now on, and what its environment says; `None` if it is nothing
-/// to tell of. `name` is the kernel's string with the name of the program's file; for `all` see
-/// [`environment::of`].
+/// Returns the membership of a process after exec and its `ENVIRONMENT_*`; `None` if the exec must not be reported.
+/// `name` is the kernel's string with the name of the program's file. For `all` see [`environment::of`].
 #[inline(always)]
 pub fn execed(task: Task, key: &RawKey, name: *const u8, all: bool) -> Option<(Member, u32)> {
     let Some(found) = of(key) else {
@@ -129,7 +128,7 @@ pub fn execed(task: Task, key: &RawKey, name: *const u8, all: bool) -> Option<(M
         environment = environment::of(task, all);
     }
     let bits = bits_of_current(task, name);
-    // As it is by now: that took its time, and the service may have written meanwhile.
+    // Read again: reading the environment took time, in which the service can have written.
     let mut member = of(key).unwrap_or(found);
     if is_doubtful(&member) {
         return Some((member, ENVIRONMENT_UNREAD));
@@ -143,12 +142,12 @@ pub fn execed(task: Task, key: &RawKey, name: *const u8, all: bool) -> Option<(M
         if bits != 0 {
             member.flags |= MEMBER_NAME_MATCHED;
         }
-        // What runs for another is kept, and with it what it begets.
+        // A set-user-ID program is kept, and so are its children.
         let (uid, euid) = task.uids();
         if uid != euid {
             member.flags |= MEMBER_UNCERTAIN;
         }
-        // All that could spare it beyond its name has not changed.
+        // Nothing has changed that could keep it, apart from its name.
         if bits == 0 && environment == ENVIRONMENT_UNMARKED && is_set(CONTROL_ONLY_KEEP_MARKER) {
             member.flags |= before & MEMBER_KERNEL_KILLABLE;
         }
@@ -161,7 +160,7 @@ pub fn execed(task: Task, key: &RawKey, name: *const u8, all: bool) -> Option<(M
     Some((member, environment))
 }
 
-/// Takes note of a process's move to another cgroup.
+/// Updates the membership of a process after a move to another cgroup.
 #[inline(always)]
 pub fn moved(key: &RawKey, member: &mut Member) {
     if has_session(member) {
@@ -170,14 +169,14 @@ pub fn moved(key: &RawKey, member: &mut Member) {
     }
 }
 
-/// Flags as of now, of a process that had those before: what the service knew then says nothing of them.
+/// Returns the flags with the next generation, so that the service does not apply what it found out for the earlier one.
 #[inline(always)]
 fn later(before: u32, flags: u32) -> u32 {
     flags & !MEMBER_GENERATION_MASK
         | before.wrapping_add(MEMBER_GENERATION_STEP) & MEMBER_GENERATION_MASK
 }
 
-/// The root of a session of its own, unless the service says that it is not.
+/// Returns the membership of a root of a new session, which the service may reject.
 #[inline(always)]
 fn candidate(key: &RawKey, flags: u32) -> Member {
     Member {
@@ -187,54 +186,53 @@ fn candidate(key: &RawKey, flags: u32) -> Member {
     }
 }
 
-/// Changes what the map says of a process that is in it. Never through a pointer to its value: as soon as the
-/// service writes a new one, the kernel uses the old one's memory for another process.
+/// Changes the membership of a process in the map. Not through a pointer to the value: when the service replaces the
+/// value, the kernel reuses its memory for another process.
 #[inline(always)]
 pub fn change(key: &RawKey, member: &Member) {
-    // It was there a moment ago; if the service has taken it out meanwhile, that is its last word.
+    // Fails if the service has removed it meanwhile, which is final.
     let _ = MEMBERS.insert(key, member, u64::from(BPF_EXIST));
 }
 
-/// Takes a process that has exited out of the map.
+/// Removes an exited process from the map.
 #[inline(always)]
 pub fn forget(key: &RawKey) {
-    // It was there a moment ago; if the service has taken it out meanwhile, so much the better.
+    // The service can have removed it already.
     unfollow(key);
 }
 
-/// Which rules may know the program that a task runs, which the verifier has typed; the name of its file is
-/// given.
+/// Returns the rules that can match the program of a typed task and the name of its file, as `NAME_*`.
 #[inline(always)]
 fn bits_of_current(task: Task, name: *const u8) -> u32 {
     let at = offset!(task_comm);
     either([task.load(at), task.load(at + 8)], name)
 }
 
-/// Which rules may know the program of a task that is reached by copying.
+/// Returns the rules that can match the program of an untyped task, as `NAME_*`.
 #[inline(always)]
 pub fn bits_of(task: *const u8) -> u32 {
     let comm: Name = read(task, offset!(task_comm));
     let mm: *const u8 = read(task, offset!(task_mm));
     let file: *const u8 = read(mm, offset!(mm_exe_file));
     if file.is_null() {
-        // On its way out, or in the middle of an exec: what it is cannot be told.
+        // Exiting, or within an exec: the program is unknown.
         return NAME_BITS;
     }
     let dentry: *const u8 = read(file, offset!(file_path) + offset!(path_dentry));
     either(comm, read(dentry, offset!(dentry_name)))
 }
 
-/// What is known of either name: that of the process, that of its file.
+/// Returns the rules that can match the name of the process or the name of its file.
 #[inline(always)]
 fn either(comm: Name, string: *const u8) -> u32 {
-    // As a block, which is cheaper than as a string: a name in a directory entry is never in less room.
+    // Read as a block, which is cheaper than as a string. The buffer of a name in a directory entry is large enough.
     let name = padded(read(string, 0));
     if name[0] == 0 {
         return NAME_BITS;
     }
     let comm = padded(comm);
     let bits = bits(&name);
-    // Mostly the same.
+    // Usually the same.
     if comm[0] == name[0] && comm[1] == name[1] {
         bits
     } else {
@@ -242,14 +240,14 @@ fn either(comm: Name, string: *const u8) -> u32 {
     }
 }
 
-/// A name without what is behind its NUL, where some kernels leave what was there before.
+/// Clears the bytes after the NUL, where some kernels leave old content.
 #[inline(always)]
 fn padded(name: Name) -> Name {
-    /// Of a word, what is before its first byte that is 0.
+    /// Clears the bytes of a word from its first zero byte. Returns also whether there is one.
     #[inline(always)]
     fn begun(word: u64) -> (u64, bool) {
         let zero = word.wrapping_sub(0x0101_0101_0101_0101) & !word & 0x8080_8080_8080_8080;
-        // Bits above the lowest may be wrong, and do not count. Without any, all of the word is.
+        // Bits above the lowest can be wrong and are ignored. Without any bit the whole word counts.
         let before = zero.wrapping_sub(1) & !zero;
         let mask = if zero == 0 { u64::MAX } else { before >> 7 };
         (word & mask, zero != 0)
@@ -263,7 +261,7 @@ fn padded(name: Name) -> Name {
     [first, second]
 }
 
-/// Which rules may know a program of this name.
+/// Returns the rules that can match a program with this name.
 #[inline(always)]
 fn bits(name: &Name) -> u32 {
     let Some(first) = NAME_INDEX.get(name[0] as u32 & 0xff).copied() else {
@@ -285,6 +283,6 @@ fn bits(name: &Name) -> u32 {
 
 #[inline(always)]
 fn look_up(name: &Name) -> u32 {
-    // SAFETY: a number, copied at once.
+    // SAFETY: a number that is copied at once.
     unsafe { NAMES.get(name) }.map_or(0, |bits| *bits)
 }

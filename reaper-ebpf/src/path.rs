@@ -1,40 +1,40 @@
-//! Path of an executable, from the kernel's own directory entries: links are resolved by then, and
-//! no process can be gone before it is looked at.
+//! Copies the path of an executable from the kernel's directory entries. Links are already resolved there, and the
+//! process cannot exit before the path is read.
 
 use aya_ebpf::helpers::generated::bpf_probe_read_kernel_str;
 use reaper_common::EXE_MAX;
 
 use crate::task::{load, masked, offset, read};
 
-/// Longest name of one component with its NUL (`NAME_MAX` + 1).
+/// Maximum length of a component with its NUL (`NAME_MAX` + 1).
 const NAME: usize = 256;
-/// Room that [`components`] needs at its destination, as the verifier sees it: it is told of bounds by
-/// masks, whose smallest fitting one is twice the true bound.
+/// Size of the buffer that [`components`] needs for the verifier. Bounds are expressed by masks, and the smallest mask is
+/// twice the real bound.
 pub const ROOM: usize = 2 * EXE_MAX + NAME;
 const MASK: i32 = 2 * EXE_MAX as i32 - 1;
-/// Directory entries walked at most within the file's own mount, and beyond it.
+/// Maximum number of directory entries walked within the file's own mount, and above it.
 const WITHIN: usize = 16;
 const BEYOND: usize = 12;
 
-/// Writes the components of the path of a `struct file` to `out`, last one first, each with a NUL.
-/// Gives their length in bytes and whether the walk ended before the root.
+/// Writes the components of the path of a `struct file` to `out`, the last one first, each with a NUL. Returns the number
+/// of bytes, and whether the walk ended before the root.
 ///
 /// # Safety
-/// `file` was reached by typed loads; `out` points to [`ROOM`] bytes of map memory.
+/// `file` comes from typed loads; `out` points to [`ROOM`] bytes of map memory.
 #[inline(always)]
 pub unsafe fn components(file: *const u8, out: *mut u8) -> (usize, bool) {
-    // SAFETY: as the caller promises.
+    // SAFETY: guaranteed by the caller.
     let (len, cut) = unsafe { walk(file, out) };
     (masked::<MASK>(len as u64), cut)
 }
 
 /// # Safety
-/// As [`components`].
+/// As for [`components`].
 #[inline(always)]
 unsafe fn walk(file: *const u8, out: *mut u8) -> (usize, bool) {
     let path = file.wrapping_add(offset!(file_path));
     let mut len = 0usize;
-    // SAFETY: typed loads all the way up, which cost next to nothing; most files are on the first mount.
+    // SAFETY: typed loads, which are cheap. Most files are on the first mount.
     let mnt: *const u8 = unsafe {
         let mnt: *const u8 = load(path, offset!(path_mnt));
         let root: *const u8 = load(mnt, offset!(mnt_root));
@@ -53,7 +53,7 @@ unsafe fn walk(file: *const u8, out: *mut u8) -> (usize, bool) {
         if !at_root {
             return (len, true);
         }
-        // Copied from here on: the verifier lets nobody go back from a typed pointer.
+        // Copied from here on: the verifier does not allow subtraction from a typed pointer.
         read(path, offset!(path_mnt))
     };
     let Some((mut mnt, mut dentry)) = mounted_on(mnt) else {
@@ -66,7 +66,7 @@ unsafe fn walk(file: *const u8, out: *mut u8) -> (usize, bool) {
                 None => return (len, false),
             }
         } else {
-            // SAFETY: as the caller promises.
+            // SAFETY: guaranteed by the caller.
             if !unsafe { append(read(dentry, offset!(dentry_name)), out, &mut len) } {
                 return (len, true);
             }
@@ -76,7 +76,7 @@ unsafe fn walk(file: *const u8, out: *mut u8) -> (usize, bool) {
     (len, true)
 }
 
-/// The mount above a mount, and the directory there that it covers; `None` for the topmost.
+/// Returns the mount above a mount, and the directory there that it covers; `None` for the topmost mount.
 #[inline(always)]
 fn mounted_on(mnt: *const u8) -> Option<(*const u8, *const u8)> {
     let mount = mnt.wrapping_sub(offset!(mount_mnt));
@@ -90,7 +90,7 @@ fn mounted_on(mnt: *const u8) -> Option<(*const u8, *const u8)> {
     ))
 }
 
-/// Appends a name; false if there is no room or no name.
+/// Appends a name. Returns false if there is no room or no name.
 ///
 /// # Safety
 /// `out` points to [`ROOM`] bytes of map memory.
@@ -100,7 +100,7 @@ unsafe fn append(name: *const u8, out: *mut u8, len: &mut usize) -> bool {
         return false;
     }
     let at = masked::<MASK>(*len as u64);
-    // SAFETY: within the room that the caller promised.
+    // SAFETY: within the buffer that the caller provides.
     let n = unsafe { bpf_probe_read_kernel_str(out.add(at).cast(), NAME as u32, name.cast()) };
     if n <= 0 {
         return false;

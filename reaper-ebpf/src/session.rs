@@ -1,4 +1,4 @@
-//! What the service has left of a session, as far as the probes act on it.
+//! The part of the service's session state that the probes use.
 
 use reaper_common::{RawKey, SESSION_KERNEL_REAP, SESSION_KILL_ON_FORK};
 
@@ -23,14 +23,14 @@ impl Session {
     }
 }
 
-/// The session of this name; `None` if there is none, or the service is writing it at this very moment: what
-/// is not known for sure is left to it.
+/// Returns the session with this first root. Returns `None` if there is no such session or the service is just writing
+/// it. Unknown cases are left to the service.
 #[inline(always)]
 pub fn of(first_root: &RawKey) -> Option<Session> {
     let found = SESSIONS.get_ptr(first_root)?;
-    // A value that is replaced may be another session's before it has been read: whose it is stands beside
-    // the flags, and is read before and after the rest.
-    // SAFETY: it points into the map, which outlives the program.
+    // The kernel can reuse the memory of a replaced value for another session during the read. The check value next to
+    // the flags is therefore compared before and after the read.
+    // SAFETY: a pointer into the map, which outlives the program.
     unsafe {
         let last: *const u64 = (&raw const (*found).flags).cast();
         let before = core::ptr::read_volatile(last);

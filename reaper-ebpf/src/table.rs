@@ -1,4 +1,4 @@
-//! All living processes, with what /proc does not tell: their start to the ns, and their second name.
+//! Lists all living processes, with data that /proc does not have: start times in ns, and pidfd inodes.
 
 use core::ffi::c_void;
 
@@ -7,21 +7,21 @@ use reaper_common::{PROCESS_NAMESPACE_INIT, TableRow};
 
 use crate::task::{Task, load, note_level, offset};
 
-/// What a program of `iter/task` is handed: `struct bpf_iter__task` of kernel/bpf/task_iter.c.
+/// Context of an `iter/task` program: `struct bpf_iter__task` of kernel/bpf/task_iter.c.
 #[repr(C)]
 struct Context {
-    /// `struct bpf_iter_meta`, whose first member is the file that is written to.
+    /// `struct bpf_iter_meta`. Its first field is the output file.
     meta: *const u8,
-    /// Null once, at the end.
+    /// Null in the last call.
     task: *const u8,
 }
 
-/// Writes one [`TableRow`] for each process that lives.
+/// Writes a [`TableRow`] for a living process.
 #[unsafe(link_section = "iter/task")]
 #[unsafe(no_mangle)]
 pub extern "C" fn process_table(ctx: *const c_void) -> i32 {
     let ctx = ctx.cast::<Context>();
-    // SAFETY: the context of the program's type; the verifier knows its members.
+    // SAFETY: the context of this type of program; the verifier knows its fields.
     let (meta, task) = unsafe {
         (
             core::ptr::read_volatile(&raw const (*ctx).meta),
@@ -32,9 +32,9 @@ pub extern "C" fn process_table(ctx: *const c_void) -> i32 {
         return 0;
     }
     note_level();
-    // SAFETY: typed by the verifier, as a tracepoint's argument is.
+    // SAFETY: typed by the verifier, like a tracepoint's argument.
     let task = unsafe { Task::from_argument(task) };
-    // SAFETY: reached by a typed load.
+    // SAFETY: comes from a typed load.
     let live: u32 = unsafe { load(task.signal(), offset!(signal_live)) };
     if !task.is_leader() || live == 0 {
         return 0;

@@ -1,15 +1,14 @@
-//! The only reads of `task_struct` and what hangs off it.
+//! Reads `task_struct` and the structures that it refers to, in one of two ways.
 //!
-//! Two ways to read: [`Task::load`] is a plain load, for pointers whose type the verifier knows (a
-//! tracepoint's argument and what is reached from it); [`read`] copies, for all others. Both answer 0
-//! where the memory is not there.
+//! [`Task::load`] is a plain load through a pointer whose type the verifier knows: a tracepoint's argument, or a pointer
+//! loaded from it. [`read`] copies through any other pointer. Both return 0 if the memory cannot be read.
 
 use aya_ebpf::helpers::generated::{bpf_get_current_task, bpf_probe_read_kernel};
 use reaper_common::{ABSENT, RawKey};
 
 use crate::maps::{constant, level, set_level};
 
-/// Offset of a member, as a constant to the verifier.
+/// Returns the offset of a field, as a constant for the verifier.
 macro_rules! offset {
     ($member:ident) => {
         {
@@ -20,12 +19,12 @@ macro_rules! offset {
 }
 pub(crate) use offset;
 
-/// Copies a value from kernel memory; 0 where it cannot be read.
+/// Copies a value from kernel memory; 0 if it cannot be read.
 #[inline(always)]
 pub fn read<T: Copy>(base: *const u8, offset: usize) -> T {
     let mut value = core::mem::MaybeUninit::<T>::uninit();
-    // SAFETY: the helper checks the source; the destination is a local of that size, which it fills with
-    // zeros where it fails. Plain integers and pointers, for which zero is a value.
+    // SAFETY: the helper checks the source. The destination is a local of that size, which it fills with zeros on
+    // failure. `T` is an integer or a pointer, for which zero is valid.
     unsafe {
         bpf_probe_read_kernel(
             value.as_mut_ptr().cast(),
@@ -36,8 +35,8 @@ pub fn read<T: Copy>(base: *const u8, offset: usize) -> T {
     }
 }
 
-/// Cuts a number to the bits of `MASK`, in a way that the compiler cannot take out for knowing better:
-/// older verifiers lose a bound when a value is kept on the stack or copied before it is compared.
+/// Masks a number with `MASK`, in assembly so that the compiler cannot remove it. Older verifiers lose a bound when a
+/// value is stored on the stack or copied before it is compared.
 #[inline(always)]
 pub fn masked<const MASK: i32>(mut value: u64) -> usize {
     // SAFETY: arithmetic on a register.
@@ -45,23 +44,23 @@ pub fn masked<const MASK: i32>(mut value: u64) -> usize {
     value as usize
 }
 
-/// Loads through a pointer that the verifier has typed.
+/// Loads a value through a pointer typed by the verifier.
 ///
 /// # Safety
-/// `base` came from a tracepoint's argument by way of such loads alone; the verifier refuses others.
+/// `base` comes from a tracepoint's argument through such loads only. The verifier refuses others.
 #[inline(always)]
 pub unsafe fn load<T: Copy>(base: *const u8, offset: usize) -> T {
-    // SAFETY: the verifier has checked the type and turned the load into one that cannot fault.
+    // SAFETY: the verifier has checked the type and made the load one that cannot fault.
     unsafe { core::ptr::read_volatile(base.wrapping_add(offset).cast()) }
 }
 
-/// The service's pid namespace, 0 for the first one.
+/// Returns the inode of the service's pid namespace, 0 for the initial one.
 #[inline(always)]
 fn namespace() -> u32 {
     constant!(SETTINGS: Settings.pid_namespace)
 }
 
-/// A `task_struct` the verifier knows the type of: a thread, standing for its process.
+/// A `task_struct` pointer typed by the verifier: a thread, which stands for its process.
 #[derive(Clone, Copy)]
 pub struct Task(*const u8);
 
@@ -78,7 +77,6 @@ impl Task {
         self.0
     }
 
-    /// Loads a member.
     #[inline(always)]
     pub fn load<T: Copy>(self, offset: usize) -> T {
         // SAFETY: the invariant of `Task`.
@@ -90,7 +88,7 @@ impl Task {
         Task(self.load(offset!(task_group_leader)))
     }
 
-    /// The thread that is parent to this task's process.
+    /// Returns the parent of this task's process, as one of its threads.
     #[inline(always)]
     pub fn real_parent(self) -> Task {
         Task(self.load(offset!(task_real_parent)))
@@ -101,13 +99,13 @@ impl Task {
         self.load(offset!(task_signal))
     }
 
-    /// Whether it leads its thread group, as the only thread of a new process does.
+    /// Returns whether it leads its thread group, like the only thread of a new process.
     #[inline(always)]
     pub fn is_leader(self) -> bool {
         self.load::<u32>(offset!(task_pid)) == self.load::<u32>(offset!(task_tgid))
     }
 
-    /// Identity of the process, with pid 0 if the service cannot see it.
+    /// Returns the identity of the process, with pid 0 if it is not visible to the service.
     #[inline(always)]
     pub fn key(self) -> RawKey {
         let leader = self.leader();
@@ -123,16 +121,15 @@ impl Task {
         }
     }
 
-    /// Real and effective user id, as the first user namespace has them; `u32::MAX`, which nobody has,
-    /// where they cannot be told.
+    /// Returns the real and effective uid in the initial user namespace; `u32::MAX`, which is no valid uid, if unknown.
     #[inline(always)]
     pub fn uids(self) -> (u32, u32) {
         let cred: *const u8 = self.load(offset!(task_cred));
-        // Where the kernel's type information carries `__rcu`, the verifier asks for this.
+        // Required by the verifier if the kernel's type information includes `__rcu`.
         if cred.is_null() {
             return (u32::MAX, u32::MAX);
         }
-        // SAFETY: reached by a typed load.
+        // SAFETY: comes from a typed load.
         unsafe {
             (
                 load(cred, offset!(cred_uid)),
@@ -141,46 +138,46 @@ impl Task {
         }
     }
 
-    /// Inode number of the process's pidfds, 0 where the kernel keeps none.
+    /// Returns the inode number of the process's pidfds, 0 if the kernel has none.
     #[inline(always)]
     pub fn pidfd_inode(self) -> u64 {
         if offset!(pid_ino) == ABSENT as usize {
             return 0;
         }
         let pid: *const u8 = self.leader().load(offset!(task_thread_pid));
-        // SAFETY: reached by typed loads.
+        // SAFETY: comes from typed loads.
         unsafe { load(pid, offset!(pid_ino)) }
     }
 
-    /// Whether the process is the init of a pid namespace below the first one.
+    /// Returns whether the process is the init process of a pid namespace below the initial one.
     #[inline(always)]
     pub fn is_namespace_init(self) -> bool {
         let pid: *const u8 = self.load(offset!(task_thread_pid));
-        // SAFETY: reached by a typed load.
+        // SAFETY: comes from a typed load.
         let level: u32 = unsafe { load(pid, offset!(pid_level)) };
         if level == 0 {
             return false;
         }
-        // Copied this time: the verifier lets nobody add what it does not know to a typed pointer.
+        // Copied here: the verifier does not allow adding a variable offset to a typed pointer.
         let pid: *const u8 = read(self.0, offset!(task_thread_pid));
         read::<u32>(upid(pid, level), offset!(upid_nr)) == 1
     }
 }
 
-/// The `upid` of a `struct pid` at a level of nesting.
+/// Returns the `upid` of a `struct pid` at a nesting level.
 #[inline(always)]
 pub fn upid(pid: *const u8, level: u32) -> *const u8 {
     pid.wrapping_add(offset!(pid_numbers) + level as usize * offset!(upid_size))
 }
 
-/// The number of a `struct pid` as the service's namespace has it, 0 if it is not seen from there.
+/// Returns the pid of a `struct pid` in the service's namespace, 0 if it is not visible there.
 #[inline(never)]
 pub fn visible_number(pid: *const u8) -> u32 {
     let wanted = namespace();
     if wanted == 0 {
         return read(pid, offset!(pid_numbers) + offset!(upid_nr));
     }
-    // Not searched for: older verifiers take minutes for a loop in here.
+    // Not searched for in a loop, for which older verifiers take minutes.
     let level = level();
     if read::<u32>(pid, offset!(pid_level)) < level {
         return 0;
@@ -194,7 +191,7 @@ pub fn visible_number(pid: *const u8) -> u32 {
     }
 }
 
-/// Notes how deep the pid namespace of the current process lies, which has to be the service itself.
+/// Stores the nesting level of the current process's pid namespace. The current process must be the service.
 #[inline(always)]
 pub fn note_level() {
     if namespace() != 0 {
@@ -205,14 +202,14 @@ pub fn note_level() {
     }
 }
 
-/// The same of a `struct pid` whose address is at an offset from a typed pointer.
+/// Like [`visible_number`], for a `struct pid` whose address is at an offset from a typed pointer.
 ///
 /// # Safety
-/// As [`load`].
+/// As for [`load`].
 #[inline(always)]
 pub unsafe fn visible_number_at(base: *const u8, offset: usize) -> u32 {
     if namespace() == 0 {
-        // SAFETY: as the caller promises.
+        // SAFETY: guaranteed by the caller.
         let pid: *const u8 = unsafe { load(base, offset) };
         read(pid, offset!(pid_numbers) + offset!(upid_nr))
     } else {
@@ -220,7 +217,7 @@ pub unsafe fn visible_number_at(base: *const u8, offset: usize) -> u32 {
     }
 }
 
-/// Identity of the process of a task that is reached by copying.
+/// Returns the identity of the process of an untyped task.
 #[inline(always)]
 pub fn key_of(task: *const u8) -> RawKey {
     if task.is_null() {

@@ -24,9 +24,9 @@ fn raw(pid: u32) -> RawKey {
     }
 }
 
-/// The bytes of a record as a probe writes them.
+/// Returns the bytes of a record as a probe writes them.
 fn bytes<T: Copy>(record: &T) -> Vec<u8> {
-    // SAFETY: the records are `repr(C)` integers whose padding is named, so all bytes are initialised.
+    // SAFETY: the records are `repr(C)` integers with named padding, so all bytes are initialized.
     unsafe { core::slice::from_raw_parts((&raw const *record).cast(), size_of::<T>()) }.to_vec()
 }
 
@@ -115,7 +115,6 @@ fn exec(filename: &[u8], exe: &[u8], argv: &[u8]) -> (ExecRecord, Vec<u8>) {
     (fixed, all)
 }
 
-/// One of each kind.
 fn samples() -> [Vec<u8>; 5] {
     let (_, exec) = exec(b"./claude", b"claude\0bin\0", b"claude\0--resume\0");
     let (exit, reparent) = (bytes(&exit()), bytes(&reparent()));
@@ -213,7 +212,7 @@ fn each_defect_is_named() {
     }
 }
 
-/// Valid records with bytes changed, and noise: an answer to each, and no string longer than the whole.
+/// Modified records and random bytes: decoding never panics, and no string is longer than the input.
 #[test]
 fn no_bytes_panic() {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
