@@ -1,53 +1,51 @@
-//! Why the proc connector cannot be used, in one sentence each, with what to do.
+//! Errors of the proc connector.
 
 use nix::errno::Errno;
 
 use crate::source::snapshot::ProcfsError;
 
-/// See the module.
+/// Reason why the proc connector cannot be used, or has stopped delivering events.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectorError {
     #[error(
-        "the kernel has no connector to tell of processes: one with CONFIG_CONNECTOR=y and CONFIG_PROC_EVENTS=y is needed"
+        "the kernel has no proc connector: use a kernel with CONFIG_CONNECTOR=y and CONFIG_PROC_EVENTS=y"
     )]
     Absent,
-    #[error(
-        "not permitted to listen to the kernel's proc connector: run as root, or with CAP_NET_ADMIN"
-    )]
+    #[error("not permitted to subscribe to the proc connector: run as root, or with CAP_NET_ADMIN")]
     NotPermitted,
     #[error(
-        "the kernel's proc connector does not reach this network namespace: run in the first one, as with a container's `--network host`"
+        "the proc connector does not reach this network namespace: run in the initial one, as with a container's `--network host`"
     )]
     OtherNetwork,
     #[error(
-        "the kernel's proc connector does not answer: run in the first pid and user namespace, on a kernel with CONFIG_PROC_EVENTS=y"
+        "the proc connector does not answer: run in the initial pid and user namespace, on a kernel with CONFIG_PROC_EVENTS=y"
     )]
     Silent,
-    #[error("the kernel's proc connector cannot be used: {0}")]
+    #[error("cannot use the proc connector: {0}")]
     Refused(#[source] Errno),
-    #[error("the kernel's proc connector tells nothing any more: {0}")]
+    #[error("the proc connector stopped delivering events: {0}")]
     Broken(#[source] Errno),
-    #[error("the kernel's proc connector tells more than can be read")]
+    #[error("the proc connector delivers events faster than they can be read")]
     Behind,
     #[error(
         "/proc cannot be used: {0}; mount this pid namespace's own, as `unshare --mount-proc` does"
     )]
     Proc(#[source] std::io::Error),
-    #[error("who runs already cannot be found: {0}")]
-    Survey(#[from] ProcfsError),
+    #[error("cannot list running processes: {0}")]
+    List(#[from] ProcfsError),
 }
 
 impl ConnectorError {
-    /// A socket cannot be had.
+    /// Converts the error of opening a socket.
     pub(super) fn open(error: Errno) -> ConnectorError {
         match error {
             Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT => ConnectorError::Absent,
-            other => ConnectorError::ask(other),
+            other => ConnectorError::request(other),
         }
     }
 
-    /// The kernel cannot be asked through it.
-    pub(super) fn ask(error: Errno) -> ConnectorError {
+    /// Converts the error of sending or receiving.
+    pub(super) fn request(error: Errno) -> ConnectorError {
         match error {
             Errno::EPERM | Errno::EACCES => ConnectorError::NotPermitted,
             Errno::ECONNREFUSED => ConnectorError::OtherNetwork,
@@ -55,8 +53,8 @@ impl ConnectorError {
         }
     }
 
-    /// Its answer is an error, which kernels give with either sign.
+    /// Converts an error in the kernel's answer, which kernels give with either sign.
     pub(super) fn answer(errno: u32) -> ConnectorError {
-        ConnectorError::ask(Errno::from_raw(errno.cast_signed().wrapping_abs()))
+        ConnectorError::request(Errno::from_raw(errno.cast_signed().wrapping_abs()))
     }
 }

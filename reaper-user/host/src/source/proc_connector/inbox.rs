@@ -1,4 +1,6 @@
-//! What has come from the kernel and is still to be taken in, and the count of what has not come.
+//! Queues received messages and counts lost ones.
+//!
+//! The socket's buffer holds only a short burst, so the messages are moved into memory before they are translated.
 
 use std::collections::VecDeque;
 
@@ -6,65 +8,65 @@ use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
 use nix::errno::Errno;
 
-use super::listening::{DATAGRAM_MAX, Listening, WAITING_MAX};
+use super::listener::{DATAGRAM_MAX, Listener, QUEUE_MAX};
 use super::parse::{ConnectorEvent, Message, messages};
 use crate::source::drained::{Drained, Lost, Malformation};
 
-/// See the module.
+/// Received messages that wait to be translated.
 pub struct Inbox {
-    pub listening: Listening,
-    /// In the order in which it came.
-    waiting: VecDeque<Message>,
-    /// How many of these tell that a process, of this pid, has run a program.
+    pub listener: Listener,
+    /// Messages in the order of arrival.
+    queue: VecDeque<Message>,
+    /// Number of queued exec messages by pid.
     execs: HashMap<u32, u32>,
     count: Count,
-    /// Why nothing is told any more.
+    /// Error that ended delivery.
     broken: Option<Errno>,
-    /// What was read since this was last asked, and not understood.
-    read: Drained,
+    /// Malformed messages since the last [`Inbox::take_defects`].
+    defects: Drained,
 }
 
-/// Tells how many messages have not come.
+/// Counter of lost messages, by gaps in their sequence numbers.
 #[derive(Debug, Default)]
 struct Count {
     lost: Lost,
-    /// The number that each processor's next message has.
+    /// Sequence number of the next message, by processor.
     next: HashMap<u32, u32>,
-    /// Of those that are counted as lost, for how many no number has been found missing so far.
-    presumed: u64,
+    /// Number of losses that are counted because of an overflow, before a gap in the sequence numbers showed them.
+    unconfirmed: u64,
 }
 
 impl Inbox {
-    /// Some has come already.
-    pub fn new(listening: Listening, early: Vec<Message>) -> Inbox {
+    /// Creates an inbox with the messages that were received before the subscription was answered.
+    pub fn new(listener: Listener, early: Vec<Message>) -> Inbox {
         let mut inbox = Inbox {
-            listening,
-            waiting: VecDeque::new(),
+            listener,
+            queue: VecDeque::new(),
             execs: HashMap::new(),
             count: Count::default(),
             broken: None,
-            read: Drained::default(),
+            defects: Drained::default(),
         };
-        early.into_iter().for_each(|message| inbox.put(message));
+        early.into_iter().for_each(|message| inbox.push(message));
         inbox
     }
 
-    fn put(&mut self, message: Message) {
-        self.count.meet(message.cpu, message.number);
+    fn push(&mut self, message: Message) {
+        self.count.on_message(message.cpu, message.number);
         if let ConnectorEvent::Exec { process } = message.what {
             *self.execs.entry(process).or_default() += 1;
         }
-        self.waiting.push_back(message);
+        self.queue.push_back(message);
     }
 
-    /// The oldest that waits.
+    /// Returns the oldest queued message.
     pub fn first(&self) -> Option<&Message> {
-        self.waiting.front()
+        self.queue.front()
     }
 
-    /// Takes it out.
-    pub fn take(&mut self) -> Option<Message> {
-        let message = self.waiting.pop_front()?;
+    /// Removes and returns the oldest queued message.
+    pub fn pop(&mut self) -> Option<Message> {
+        let message = self.queue.pop_front()?;
         if let ConnectorEvent::Exec { process } = message.what
             && let Entry::Occupied(mut execs) = self.execs.entry(process)
         {
@@ -76,23 +78,23 @@ impl Inbox {
         Some(message)
     }
 
-    /// Whether a process has run another program since what was taken out last, as far as the kernel has told by now; or may
-    /// have, where something was lost just now.
-    pub fn has_moved_on(&mut self, pid: u32) -> bool {
+    /// Returns whether a process has run another program since the last removed message, as far as the kernel has
+    /// reported. Also returns true if messages were lost during this call.
+    pub fn may_have_execed(&mut self, pid: u32) -> bool {
         let lost = self.count.lost.total;
         self.receive();
         self.count.lost.total != lost || self.execs.contains_key(&pid)
     }
 
-    /// Takes what there is out of the socket, which has room for a burst alone.
+    /// Moves all messages from the socket into the queue.
     pub fn receive(&mut self) {
         let mut buffer = [0; DATAGRAM_MAX];
-        while self.waiting.len() < WAITING_MAX {
-            let datagram = match self.listening.0.receive(&mut buffer) {
+        while self.queue.len() < QUEUE_MAX {
+            let datagram = match self.listener.0.receive(&mut buffer) {
                 Ok(Some(datagram)) => datagram,
                 Ok(None) => return,
                 Err(Errno::ENOBUFS) => {
-                    self.count.overran();
+                    self.count.on_overflow();
                     continue;
                 }
                 Err(error) => {
@@ -102,52 +104,52 @@ impl Inbox {
             };
             for message in messages(datagram) {
                 match message {
-                    Ok(message) => self.put(message),
+                    Ok(message) => self.push(message),
                     Err(defect) => {
-                        self.read.records += 1;
-                        self.read.malformed += 1;
-                        self.read.malformation = Some(Malformation::Record(defect));
+                        self.defects.records += 1;
+                        self.defects.malformed += 1;
+                        self.defects.malformation = Some(Malformation::Record(defect));
                     }
                 }
             }
         }
     }
 
-    /// What could not be understood since this was last called.
+    /// Returns the malformed messages since the last call.
     pub fn take_defects(&mut self) -> Drained {
-        std::mem::take(&mut self.read)
+        std::mem::take(&mut self.defects)
     }
 
-    /// Why nothing comes any more, if nothing does.
+    /// Returns the error that ended delivery, if any.
     pub fn broken(&self) -> Option<Errno> {
         self.broken
     }
 
-    /// So many ends could not be told.
-    pub fn count_as_lost(&mut self, ends: u64) {
-        self.count.lost.total += ends;
+    /// Counts exits that could not be verified as lost.
+    pub fn count_as_lost(&mut self, exits: u64) {
+        self.count.lost.total += exits;
     }
 
-    /// What has been lost on its way. Of which kinds nobody knows.
+    /// Returns the number of lost messages. Their kinds are unknown.
     pub fn lost(&self) -> Lost {
         self.count.lost
     }
 }
 
 impl Count {
-    /// There was no room for some: for how many, the next numbers tell.
-    fn overran(&mut self) {
+    /// Counts one loss because the socket's buffer overflowed. The next sequence numbers show the exact number.
+    fn on_overflow(&mut self) {
         self.lost.total += 1;
-        self.presumed += 1;
+        self.unconfirmed += 1;
     }
 
-    /// A processor's message with this number has come. Some can be missing without a word, where the kernel had no
-    /// memory for them.
-    fn meet(&mut self, cpu: u32, number: u32) {
+    /// Counts the messages that are missing before the one with this sequence number. The kernel drops a message
+    /// without notice if it has no memory for it.
+    fn on_message(&mut self, cpu: u32, number: u32) {
         let next = self.next.insert(cpu, number.wrapping_add(1));
         let missing = next.map_or(0, |next| u64::from(number.wrapping_sub(next)));
-        let counted = missing.min(self.presumed);
-        self.presumed -= counted;
+        let counted = missing.min(self.unconfirmed);
+        self.unconfirmed -= counted;
         self.lost.total += missing - counted;
     }
 }
@@ -157,8 +159,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_run_another_program_is_known_while_that_waits() {
-        let told = |number, what| Message {
+    fn queued_exec_marks_process_until_removed() {
+        let message = |number, what| Message {
             cpu: 0,
             number,
             time: 0,
@@ -167,35 +169,35 @@ mod tests {
         let exec = |process| ConnectorEvent::Exec { process };
         let all = [exec(10), ConnectorEvent::Other, exec(10), exec(11)];
         let all = all.into_iter().zip(0..);
-        let early = all.map(|(what, number)| told(number, what)).collect();
-        let mut inbox = Inbox::new(Listening::deaf(), early);
+        let early = all.map(|(what, number)| message(number, what)).collect();
+        let mut inbox = Inbox::new(Listener::broken(), early);
         let mut after = Vec::new();
-        while inbox.take().is_some() {
-            after.push([10, 11].map(|pid| inbox.has_moved_on(pid)));
+        while inbox.pop().is_some() {
+            after.push([10, 11].map(|pid| inbox.may_have_execed(pid)));
         }
         let expected = [[true, true], [true, true], [false, true], [false, false]];
         assert_eq!(after, expected);
     }
 
     #[test]
-    fn numbers_that_are_missing_are_counted_once() {
+    fn missing_sequence_numbers_are_counted_once() {
         let mut count = Count::default();
         for (cpu, number) in [(0, 5), (1, 100), (0, 6), (1, 101), (0, 7)] {
-            count.meet(cpu, number);
+            count.on_message(cpu, number);
         }
         assert_eq!(count.lost.total, 0);
-        count.overran();
+        count.on_overflow();
         assert_eq!(
             count.lost.total, 1,
-            "at once, though the number is not known"
+            "counted at once, though the exact number is unknown"
         );
-        count.meet(0, 11);
+        count.on_message(0, 11);
         assert_eq!(count.lost.total, 3);
-        // Without a word.
-        count.meet(1, 104);
+        // A loss without an overflow.
+        count.on_message(1, 104);
         assert_eq!(count.lost.total, 5);
-        count.meet(2, u32::MAX);
-        count.meet(2, 0);
+        count.on_message(2, u32::MAX);
+        count.on_message(2, 0);
         assert_eq!(count.lost.total, 5);
     }
 }

@@ -1,18 +1,20 @@
-//! What the kernel tells by its proc connector, to root, without probes: forks, execs, exits and new user ids of
-//! all processes, in the order in which each processor saw them.
+//! Event source for hosts without BPF: the kernel's proc connector.
 //!
-//! It names processes by pid alone. Who is meant is known from the times of their forks, from /proc, and from the
-//! numbers that the kernel gives pidfds (6.9), which are read as events come, and so a moment late: of a process that
-//! lived for less, the program is not known, nor is one of which another had taken the place by then. Where a machine is too
-//! busy for that look, the program is [reported later](translate).
+//! The connector reports forks, execs, exits and new user ids of all processes to root, in the order of each processor.
+//! It names processes by pid alone. This source tells processes with the same pid apart by the times of their forks, by
+//! /proc, and by the inode numbers of pidfds (Linux 6.9).
 //!
-//! Of a fork it tells who is the child's parent and not who called it, which differs where that was with
-//! `CLONE_PARENT`: such a child counts as made by the parent that it shares with its creator.
+//! It reads /proc and the inode numbers when it receives an event, so a moment late. If the process has exited or its
+//! pid was reused in that moment, its program stays unknown. If the read takes too long on a busy machine, the program
+//! is [reported later](translate).
+//!
+//! A fork event names the child's parent, not the creator. They differ under `CLONE_PARENT`: then the parent that the
+//! child shares with its creator counts as its creator.
 
 pub(super) mod error;
-mod glimpse;
+mod identity;
 mod inbox;
-mod listening;
+mod listener;
 mod parse;
 #[cfg(test)]
 mod tests;
@@ -30,81 +32,87 @@ use crate::sys;
 use crate::sys::pidfd::Pidfd;
 pub use error::ConnectorError;
 use inbox::Inbox;
-use listening::Listening;
+use listener::Listener;
 use reaper_model::event::{Event, ProcessKey};
 use translate::{Output, Translator};
 
-/// Room for what is told while it is asked.
-const PROBE_ROOM: u32 = 1 << 20;
-/// How long a look at one process's program may take.
-const LOOK_MAX: Duration = Duration::from_millis(100);
-/// How many messages are taken in before the socket is emptied again: /proc is slower than the kernel is in telling.
+/// Size in bytes of the receive buffer while [`probe`] tries the connector.
+const PROBE_BUFFER_SIZE: u32 = 1 << 20;
+/// Time limit for reading the program of one process.
+const READ_TIMEOUT: Duration = Duration::from_millis(100);
+/// Number of messages translated between two reads of the socket. Reading /proc is slower than the kernel reports.
 const BATCH: usize = 64;
-/// How long one call hands over what has come, in ns: signals, timers and questions wait for it.
-const DRAIN_MAX: u64 = 20_000_000;
-/// How old what is handed over next may be, in ns, before it matters whether that becomes more; and how often in a row it may.
-const DELAY_MAX: u64 = 1_000_000_000;
-const GROWN_MAX: u32 = 50;
-/// Readings of two clocks differ by less; a suspended machine was so for longer.
-const CLOCKS_APART: u64 = 1_000_000;
+/// Time limit for one drain, in ns: signals, timers and requests wait for it.
+const DRAIN_TIME_MAX_NS: u64 = 20_000_000;
+/// Age of the oldest queued message, in ns, from which a growing backlog counts.
+const BACKLOG_AGE_MAX_NS: u64 = 1_000_000_000;
+/// Number of successive drains with a growing backlog after which the source fails.
+const GROWING_DRAINS_MAX: u32 = 50;
+/// Bound on the difference between two clock readings, in ns. A larger difference means that the machine was suspended.
+const CLOCK_JITTER_NS: u64 = 1_000_000;
 
-/// See the module.
+/// Source that receives the messages of the proc connector.
 pub struct ProcConnector {
     inbox: Inbox,
     translator: Translator,
-    /// The kernel tells more, for long, than can be read.
-    outrun: bool,
-    /// When something was lost that nobody has looked for, in ns on the monotonic clock.
-    survey_after: Option<u64>,
-    /// For how long what is handed over next has waited, in ns, and how often in a row that had become more.
-    delay: u64,
-    grown: u32,
-    /// What the times of the kernel are behind the time since boot.
-    behind: u64,
+    /// Whether the kernel has long reported more than this source can translate.
+    falls_behind: bool,
+    /// Time of the latest loss, in ns of CLOCK_MONOTONIC. The known processes are reconciled with /proc once all
+    /// messages from before it are translated.
+    reconcile_after_ns: Option<u64>,
+    /// Age of the oldest queued message after the last drain, in ns.
+    backlog_age_ns: u64,
+    /// Number of successive drains after which that age had grown.
+    growing_drains: u32,
+    /// Total suspend time, in ns: the kernel's times are CLOCK_MONOTONIC, those of events are since boot.
+    suspended_ns: u64,
 }
 
-/// Whether this can be used here.
+/// Checks that the proc connector can be used on this host.
 ///
 /// # Errors
-/// What is missing, and what to do.
+/// The kernel, a permission or a namespace does not allow it.
 pub fn probe() -> Result<(), ConnectorError> {
     sys::non_initial_pid_namespace().map_err(ConnectorError::Proc)?;
-    Listening::begin(PROBE_ROOM, &mut Vec::new()).map(drop)
+    Listener::subscribe(PROBE_BUFFER_SIZE, &mut Vec::new()).map(drop)
 }
 
 impl ProcConnector {
-    /// Subscribes, and takes note of who lives already. What waits to be read has `room` in bytes, the kernel's own
-    /// overhead included.
+    /// Subscribes to the connector and lists pre-existing processes.
+    ///
+    /// `buffer_size` is the size in bytes of the socket's receive buffer, the kernel's overhead included.
     ///
     /// # Errors
-    /// What is missing, and what to do.
-    pub fn open(room: u32) -> Result<ProcConnector, ConnectorError> {
-        // What it names by pid is looked for there.
+    /// The connector cannot be used, or /proc cannot be listed.
+    pub fn open(buffer_size: u32) -> Result<ProcConnector, ConnectorError> {
+        // The pids of the connector are looked up in /proc, so it must show the same pid namespace.
         sys::non_initial_pid_namespace().map_err(ConnectorError::Proc)?;
         let mut early = Vec::new();
-        let listening = Listening::begin(room, &mut early)?;
-        let mut translator = Translator::new(Procfs::default(), Box::new(number), LOOK_MAX);
-        // Afterwards: who is born from now on is told of.
-        translator.survey()?;
+        let listener = Listener::subscribe(buffer_size, &mut early)?;
+        let mut translator =
+            Translator::new(Procfs::default(), Box::new(pidfd_inode), READ_TIMEOUT);
+        // Only after subscribing: from then on the kernel reports each fork.
+        translator.reconcile()?;
         Ok(ProcConnector {
-            inbox: Inbox::new(listening, early),
+            inbox: Inbox::new(listener, early),
             translator,
-            outrun: false,
-            survey_after: None,
-            delay: 0,
-            grown: 0,
-            behind: sys::suspended(),
+            falls_behind: false,
+            reconcile_after_ns: None,
+            backlog_age_ns: 0,
+            growing_drains: 0,
+            suspended_ns: sys::suspended(),
         })
     }
 
-    /// Whether the kernel tells more, for long, than can be read: then this is no source to go by.
-    fn look_for_delay(&mut self, next: Option<u64>) {
-        let delay = next.map_or(0, |next| sys::monotonic().saturating_sub(next));
-        let grows = delay > DELAY_MAX && delay >= self.delay;
-        self.delay = delay;
-        self.grown = if grows { self.grown + 1 } else { 0 };
-        if self.grown > GROWN_MAX {
-            self.outrun = true;
+    /// Marks the source as failed if the kernel has long reported more than it can translate. `next` is the time of the
+    /// oldest queued message.
+    fn check_backlog(&mut self, next: Option<u64>) {
+        let age_ns = next.map_or(0, |next| sys::monotonic().saturating_sub(next));
+        let grows = age_ns > BACKLOG_AGE_MAX_NS && age_ns >= self.backlog_age_ns;
+        self.backlog_age_ns = age_ns;
+        self.growing_drains = if grows { self.growing_drains + 1 } else { 0 };
+        if self.growing_drains > GROWING_DRAINS_MAX {
+            self.falls_behind = true;
         }
     }
 }
@@ -114,68 +122,71 @@ impl Source for ProcConnector {
         SourceKind::ProcConnector
     }
 
-    /// Hands over what was told before this call, in order, as far as that goes in a short time. As soon as it is found that
-    /// something was lost, it leaves off: that is to be told first. What is told meanwhile is left for the next call too:
-    /// there may be no end to it. An exit that /proc cannot confirm counts as lost.
+    /// Passes on the events reported before this call, in order, within a time limit.
+    ///
+    /// It stops when it detects a loss, so that the engine learns of the loss before the events that follow. Events
+    /// reported during the call stay for the next call. An exit that /proc cannot confirm counts as lost.
     fn drain(&mut self, sink: &mut dyn FnMut(Event)) -> Drained {
         let began = sys::monotonic();
-        let behind = sys::suspended();
-        if behind.abs_diff(self.behind) > CLOCKS_APART {
-            self.behind = behind;
+        let suspended_ns = sys::suspended();
+        if suspended_ns.abs_diff(self.suspended_ns) > CLOCK_JITTER_NS {
+            self.suspended_ns = suspended_ns;
         }
         let lost = self.inbox.lost().total;
         let mut records = 0;
-        let mut told_at = 0;
+        let mut last_time = 0;
         loop {
             self.inbox.receive();
             let now = sys::monotonic();
             if self.inbox.lost().total != lost {
-                // All that came before the loss may hold the ends of some who will not be found.
-                self.survey_after = Some(now);
+                // Messages from before the loss may report exits of processes that a scan of /proc does not find.
+                self.reconcile_after_ns = Some(now);
                 break;
             }
-            if self.inbox.first().is_none() || told_at > began || now > began + DRAIN_MAX {
+            if self.inbox.first().is_none() || last_time > began || now > began + DRAIN_TIME_MAX_NS
+            {
                 break;
             }
             for _ in 0..BATCH {
                 if self.inbox.lost().total != lost {
                     break;
                 }
-                let Some(message) = self.inbox.take() else {
+                let Some(message) = self.inbox.pop() else {
                     break;
                 };
                 records += 1;
-                told_at = message.time;
-                let time = message.time.saturating_add(self.behind);
+                last_time = message.time;
+                let time = message.time.saturating_add(self.suspended_ns);
                 let mut out = Output {
-                    has_moved_on: &mut |pid| self.inbox.has_moved_on(pid),
+                    may_have_execed: &mut |pid| self.inbox.may_have_execed(pid),
                     sink: &mut *sink,
                 };
-                self.translator.take(time, message.what, &mut out);
+                self.translator.translate(time, message.what, &mut out);
             }
         }
         let next = self.inbox.first().map(|message| message.time);
         if self
-            .survey_after
+            .reconcile_after_ns
             .is_some_and(|after| next.is_none_or(|next| next > after))
         {
-            self.survey_after = None;
-            // Who is gone is told of by whoever looks for what was lost.
-            if let Err(error) = self.translator.survey() {
+            self.reconcile_after_ns = None;
+            // The engine's reconciliation scan finds the exits.
+            if let Err(error) = self.translator.reconcile() {
                 tracing::error!("{error}");
             }
         }
-        self.look_for_delay(next);
+        self.check_backlog(next);
         let lost = self.inbox.lost().total;
-        // Counted, so that there is another look soon.
         let mut out = Output {
-            has_moved_on: &mut |pid| self.inbox.has_moved_on(pid),
+            may_have_execed: &mut |pid| self.inbox.may_have_execed(pid),
             sink,
         };
+        // Programs still to be read count as records, so that the engine drains again soon.
         records += self.translator.retry(sys::monotonic(), &mut out) as u64;
-        self.inbox.count_as_lost(self.translator.take_missed());
+        self.inbox
+            .count_as_lost(self.translator.take_unverified_exits());
         if self.inbox.lost().total != lost {
-            self.survey_after = Some(sys::monotonic());
+            self.reconcile_after_ns = Some(sys::monotonic());
         }
         let defects = self.inbox.take_defects();
         Drained {
@@ -185,12 +196,12 @@ impl Source for ProcConnector {
         }
     }
 
-    /// By the process's number, or by its tick in /proc.
+    /// Compares the inode number of the pidfd if it is known, otherwise the start tick in /proc.
     fn confirms_identity(&mut self, key: ProcessKey) -> bool {
-        self.translator.lives(key)
+        self.translator.is_alive(key)
     }
 
-    /// The kinds of lost events are not known.
+    /// Returns a total only, because the kinds of lost events are unknown.
     fn lost(&self) -> Lost {
         self.inbox.lost()
     }
@@ -201,23 +212,23 @@ impl Source for ProcConnector {
 
     fn failure(&self) -> Option<SourceError> {
         let broken = self.inbox.broken().map(ConnectorError::Broken);
-        let error = broken.or_else(|| self.outrun.then_some(ConnectorError::Behind));
+        let error = broken.or_else(|| self.falls_behind.then_some(ConnectorError::Behind));
         error.map(SourceError::from)
     }
 
     fn import_keys(&mut self, keys: &mut dyn Iterator<Item = ProcessKey>) {
-        self.translator.take_over(keys);
+        self.translator.import_keys(keys);
     }
 }
 
 impl AsFd for ProcConnector {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.inbox.listening.0.as_fd()
+        self.inbox.listener.0.as_fd()
     }
 }
 
-/// As [`glimpse::Numbers`] has it: two microseconds, which is a third of what else is read at a fork.
-fn number(pid: u32) -> u64 {
-    let number = Pidfd::open(pid).ok().and_then(|pidfd| pidfd.unique_inode());
-    number.unwrap_or(0)
+/// Implements [`identity::InodeReader`]. Takes 2 µs, a third of the other reads at a fork.
+fn pidfd_inode(pid: u32) -> u64 {
+    let inode = Pidfd::open(pid).ok().and_then(|pidfd| pidfd.unique_inode());
+    inode.unwrap_or(0)
 }

@@ -1,7 +1,7 @@
-//! What the kernel's connector writes, as bytes: none of it is trusted to be whole.
+//! Parses the datagrams of the proc connector, without trusting them to be complete.
 //!
-//! Netlink messages, each with one of the connector in it, and in that a `struct proc_event` of
-//! include/uapi/linux/cn_proc.h; all in the byte order of this machine.
+//! A netlink message holds a connector message, which holds a `struct proc_event` of include/uapi/linux/cn_proc.h. All
+//! numbers are in the machine's byte order.
 
 use reaper_common::DecodeError;
 
@@ -12,29 +12,30 @@ const DONE: u16 = libc::NLMSG_DONE as u16;
 /// Length of `struct nlmsghdr` and of `struct cn_msg`.
 const NETLINK_HEADER: usize = 16;
 const CONNECTOR_HEADER: usize = 20;
-/// Index and value by which the connector knows its users.
+/// Index and value of the proc connector in `struct cn_msg`.
 const PROCESSES: [u32; 2] = [libc::CN_IDX_PROC, libc::CN_VAL_PROC];
 
-/// One message of the kernel.
+/// A message of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Each processor counts what it sends.
+    /// Processor that sent it.
     pub cpu: u32,
+    /// Sequence number. Each processor has its own sequence.
     pub number: u32,
-    /// Nanoseconds on the monotonic clock.
+    /// Nanoseconds of CLOCK_MONOTONIC.
     pub time: u64,
     pub what: ConnectorEvent,
 }
 
-/// What it tells. Processes are named by their pids, threads of them by their own.
+/// Event in a message. Processes are named by their pids, threads by their thread ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectorEvent {
-    /// The answer to a listener, by the number that it gave with its wish.
+    /// The answer to a subscription, with the number of its request.
     Answer {
         to: u32,
         errno: u32,
     },
-    /// A process, not merely a thread, was made.
+    /// A process was forked. New threads are [`ConnectorEvent::Other`].
     Fork {
         parent: u32,
         child: u32,
@@ -42,32 +43,32 @@ pub enum ConnectorEvent {
     Exec {
         process: u32,
     },
-    /// A thread has other user ids.
+    /// The user ids of a thread have changed.
     Uids {
         thread: u32,
         process: u32,
         uids: Uids,
     },
-    /// A thread is gone.
+    /// A thread has exited.
     Exit {
         thread: u32,
         process: u32,
-        /// As `wait(2)` has it.
+        /// Wait status as in `wait(2)`.
         status: u32,
-        /// 0 where the kernel does not tell.
+        /// 0 before Linux 4.18.
         parent: u32,
     },
-    /// Nothing that matters here.
+    /// An event that this source ignores.
     Other,
 }
 
-/// The messages of a datagram, up to the first that is none.
+/// Returns the messages of a datagram, up to the first malformed one.
 pub fn messages(mut datagram: &[u8]) -> impl Iterator<Item = Result<Message, DecodeError>> {
     std::iter::from_fn(move || {
         while !datagram.is_empty() {
             let message = take_message(&mut datagram).transpose();
             if matches!(message, Some(Err(_))) {
-                // Where the next one would begin is not known.
+                // The start of the next message is unknown.
                 datagram = &[];
             }
             if message.is_some() {
@@ -78,7 +79,7 @@ pub fn messages(mut datagram: &[u8]) -> impl Iterator<Item = Result<Message, Dec
     })
 }
 
-/// Takes one from the front; `None` if it is another's than the process connector's.
+/// Removes the first message; `None` if it is not one of the proc connector.
 fn take_message(datagram: &mut &[u8]) -> Result<Option<Message>, DecodeError> {
     let mut header = *datagram;
     let len = number(&mut header)? as usize;
@@ -90,7 +91,7 @@ fn take_message(datagram: &mut &[u8]) -> Result<Option<Message>, DecodeError> {
         have: datagram.len(),
         need: len,
     })?;
-    // Padded to four bytes, but for the last.
+    // All but the last are padded to four bytes.
     let next = len.checked_next_multiple_of(4).unwrap_or(len);
     *datagram = datagram.get(next..).unwrap_or_default();
     if kind != DONE {
@@ -124,7 +125,7 @@ fn event_of(sequence: u32, after: u32, mut bytes_of_it: &[u8]) -> Result<Message
         libc::PROC_EVENT_FORK => {
             let [_, parent, child_thread, child] = pids(rest)?;
             if child_thread == child {
-                somebody(child)?;
+                check_pid(child)?;
                 ConnectorEvent::Fork { parent, child }
             } else {
                 ConnectorEvent::Other
@@ -132,12 +133,12 @@ fn event_of(sequence: u32, after: u32, mut bytes_of_it: &[u8]) -> Result<Message
         }
         libc::PROC_EVENT_EXEC => {
             let [_, process] = pids(rest)?;
-            somebody(process)?;
+            check_pid(process)?;
             ConnectorEvent::Exec { process }
         }
         libc::PROC_EVENT_UID => {
             let [thread, process, real, effective] = pids(rest)?;
-            somebody(process)?;
+            check_pid(process)?;
             let uids = Uids { real, effective };
             ConnectorEvent::Uids {
                 thread,
@@ -147,8 +148,8 @@ fn event_of(sequence: u32, after: u32, mut bytes_of_it: &[u8]) -> Result<Message
         }
         libc::PROC_EVENT_EXIT => {
             let [thread, process, status, _signal] = pids(rest)?;
-            somebody(process)?;
-            // Before 4.18 it ends here.
+            check_pid(process)?;
+            // Before Linux 4.18 the event ends here.
             let parent = pids(rest).map_or(0, |[_, parent]| parent);
             ConnectorEvent::Exit {
                 thread,
@@ -167,14 +168,13 @@ fn event_of(sequence: u32, after: u32, mut bytes_of_it: &[u8]) -> Result<Message
     })
 }
 
-fn somebody(pid: u32) -> Result<(), DecodeError> {
+fn check_pid(pid: u32) -> Result<(), DecodeError> {
     if pid == 0 {
         return Err(DecodeError::Nobody);
     }
     Ok(())
 }
 
-/// The next numbers.
 fn pids<const N: usize>(rest: &mut &[u8]) -> Result<[u32; N], DecodeError> {
     let mut pids = [0; N];
     for pid in &mut pids {
@@ -197,26 +197,26 @@ fn bytes<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], DecodeError> {
     Ok(*bytes)
 }
 
-/// The message by which a listener begins or ends listening, under a number of its own.
-pub fn subscription(begin: bool, own: u32) -> Vec<u8> {
-    let wish = if begin {
+/// Returns the message that subscribes or unsubscribes. `own` identifies the kernel's answer.
+pub fn subscription(subscribe: bool, own: u32) -> Vec<u8> {
+    let operation = if subscribe {
         libc::PROC_CN_MCAST_LISTEN
     } else {
         libc::PROC_CN_MCAST_IGNORE
     };
-    let len = CONNECTOR_HEADER + size_of_val(&wish);
+    let len = CONNECTOR_HEADER + size_of_val(&operation);
     let mut message = Vec::with_capacity(NETLINK_HEADER + len);
     let mut add = |bytes: &[u8]| message.extend_from_slice(bytes);
     add(&((NETLINK_HEADER + len) as u32).to_ne_bytes());
     add(&DONE.to_ne_bytes());
-    // Flags, number and sender, which the connector does not ask for.
+    // Flags, sequence number and sender, which the connector ignores.
     add(&[0; 10]);
-    // What it takes for a sequence it replaces by its own count, and gives the other back with one added.
+    // Index, value, seq and ack of `struct cn_msg`. The answer has the connector's own seq, and this ack plus one.
     for number in [PROCESSES[0], PROCESSES[1], 0, own] {
         add(&number.to_ne_bytes());
     }
-    add(&(size_of_val(&wish) as u16).to_ne_bytes());
+    add(&(size_of_val(&operation) as u16).to_ne_bytes());
     add(&[0; 2]);
-    add(&wish.to_ne_bytes());
+    add(&operation.to_ne_bytes());
     message
 }

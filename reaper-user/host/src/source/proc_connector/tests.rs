@@ -1,4 +1,4 @@
-//! Stories of processes over a /proc of files.
+//! Tests of the translation of messages, with a simulated /proc.
 
 use std::os::unix::fs::symlink;
 use std::sync::{Arc, Mutex};
@@ -16,39 +16,39 @@ mod unread;
 
 const START: u64 = 500 * TICK_NS;
 
-/// A /proc of files, and what is told over it.
+/// A directory that stands for /proc, and a translator that reads it.
 struct World {
     dir: tempfile::TempDir,
     translator: Translator,
-    /// By pid; nobody else has one.
-    numbers: Arc<Mutex<HashMap<u32, u64>>>,
-    /// Who has run another program since what is told.
-    moved_on: Vec<u32>,
+    /// Inode numbers of pidfds by pid. Other processes have none.
+    inodes: Arc<Mutex<HashMap<u32, u64>>>,
+    /// Pids of processes that have run another program since the message that is translated.
+    execed: Vec<u32>,
 }
 
 impl World {
-    /// With an init, which was there before.
+    /// Creates a world with a pre-existing init.
     fn new() -> World {
-        World::patient(Duration::from_secs(20))
+        World::with_read_timeout(Duration::from_secs(20))
     }
-    fn patient(patience: Duration) -> World {
+    fn with_read_timeout(timeout: Duration) -> World {
         let dir = tempfile::tempdir().unwrap();
-        let numbers = Arc::<Mutex<HashMap<u32, u64>>>::default();
-        let of = Arc::clone(&numbers);
-        let number = move |pid: u32| of.lock().unwrap().get(&pid).copied().unwrap_or(0);
-        let translator = Translator::new(Procfs::new(dir.path()), Box::new(number), patience);
+        let inodes = Arc::<Mutex<HashMap<u32, u64>>>::default();
+        let shared = Arc::clone(&inodes);
+        let read = move |pid: u32| shared.lock().unwrap().get(&pid).copied().unwrap_or(0);
+        let translator = Translator::new(Procfs::new(dir.path()), Box::new(read), timeout);
         let mut world = World {
             dir,
             translator,
-            numbers,
-            moved_on: Vec::new(),
+            inodes,
+            execed: Vec::new(),
         };
         world.process(1, 0, 0);
-        world.survey();
+        world.reconcile();
         world
     }
 
-    /// A process that lives and was started in a tick.
+    /// Adds a living process that started in a tick.
     fn process(&self, pid: u32, parent: u32, tick: u64) {
         self.stat(pid, parent, tick, 'S', 1);
         self.file(pid, "status", "Uid:\t1000\t1001\t0\t0\nNSpid:\t7\n");
@@ -69,38 +69,38 @@ impl World {
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::write(dir.join(name), content).unwrap();
     }
-    fn number(&self, pid: u32, number: u64) {
-        self.numbers.lock().unwrap().insert(pid, number);
+    fn set_inode(&self, pid: u32, inode: u64) {
+        self.inodes.lock().unwrap().insert(pid, inode);
     }
     fn vanish(&self, pid: u32) {
         std::fs::remove_dir_all(self.dir.path().join(pid.to_string())).unwrap();
     }
 
-    /// What is told of something, in short.
-    fn told(&mut self, time: u64, what: ConnectorEvent) -> String {
-        self.translated(|translator, out| translator.take(time, what, out))
+    /// Translates an event, and returns the resulting events in short form.
+    fn translate(&mut self, time: u64, what: ConnectorEvent) -> String {
+        self.events_of(|translator, out| translator.translate(time, what, out))
             .0
     }
-    fn translated<T>(
+    fn events_of<T>(
         &mut self,
         work: impl FnOnce(&mut Translator, &mut Output<'_>) -> T,
     ) -> (String, T) {
-        let mut told = Vec::new();
+        let mut events = Vec::new();
         let mut out = Output {
-            has_moved_on: &mut |pid| self.moved_on.contains(&pid),
-            sink: &mut |event| told.push(short(&event)),
+            may_have_execed: &mut |pid| self.execed.contains(&pid),
+            sink: &mut |event| events.push(short(&event)),
         };
         let result = work(&mut self.translator, &mut out);
-        (told.join(", "), result)
+        (events.join(", "), result)
     }
-    fn survey(&mut self) {
-        self.translator.survey().unwrap();
+    fn reconcile(&mut self) {
+        self.translator.reconcile().unwrap();
     }
     fn fork(&mut self, time: u64, parent: u32, child: u32) -> String {
-        self.told(time, ConnectorEvent::Fork { parent, child })
+        self.translate(time, ConnectorEvent::Fork { parent, child })
     }
     fn exec(&mut self, time: u64, process: u32) -> String {
-        self.told(time, ConnectorEvent::Exec { process })
+        self.translate(time, ConnectorEvent::Exec { process })
     }
     fn exit(&mut self, time: u64, thread: u32, process: u32, status: u32) -> String {
         let parent = 1;
@@ -110,11 +110,11 @@ impl World {
             status,
             parent,
         };
-        self.told(time, what)
+        self.translate(time, what)
     }
 }
 
-/// Times are told from [`START`] on.
+/// Returns the pid and the start in ns since [`START`].
 fn name(key: ProcessKey) -> String {
     match key.start.checked_sub(START) {
         Some(after) => format!("{}+{after}", key.pid),
@@ -128,7 +128,7 @@ fn short(event: &Event) -> String {
         Provenance::Procfs => " seen",
         Provenance::Inferred => " inferred",
     };
-    let of = |parent: &Option<ProcessKey>| parent.map_or("nobody".into(), name);
+    let of = |parent: &Option<ProcessKey>| parent.map_or("none".into(), name);
     let told = match &event.kind {
         EventKind::Fork {
             child,
@@ -182,7 +182,7 @@ fn short(event: &Event) -> String {
 }
 
 #[test]
-fn a_life() {
+fn process_is_reported_from_fork_to_exit() {
     let mut w = World::new();
     w.process(10, 1, 500);
     assert_eq!(w.fork(START + 7, 1, 10), "fork 10+7 of 1 uid 1000");
@@ -196,30 +196,30 @@ fn a_life() {
 }
 
 #[test]
-fn one_that_is_gone_before_it_is_looked_at() {
+fn process_that_exits_before_it_is_read_is_reported() {
     let mut w = World::new();
     w.process(10, 1, 400);
     assert_eq!(w.fork(START + 7, 10, 11), "fork 11+7 of 10 uid 0");
-    assert_eq!(w.exec(START + 8, 11), "exec 11+7 of nobody uid 0 ");
+    assert_eq!(w.exec(START + 8, 11), "exec 11+7 of none uid 0 ");
     assert_eq!(w.exit(START + 9, 11, 11, 9), "exit 11+7 by 9");
-    // What it had from its parent, once that is known.
+    // Once the parent's user ids are known, the child has them.
     assert_eq!(
         w.exec(START + 10, 10),
         "exec 10 of 1 uid 1000 /usr/bin/prog"
     );
     assert_eq!(w.fork(START + 11, 10, 11), "fork 11+11 of 10 uid 1000");
-    // A parent of whom nothing can be known.
-    assert_eq!(w.fork(START + 12, 77, 12), "fork 12+12 of nobody uid 0");
+    // The parent is unknown.
+    assert_eq!(w.fork(START + 12, 77, 12), "fork 12+12 of none uid 0");
     assert_eq!(w.exit(START + 13, 77, 77, 0), "");
 }
 
 #[test]
-fn a_start_lies_in_the_tick_that_proc_tells() {
+fn start_lies_in_the_tick_that_proc_shows() {
     for (tick, time, start) in [
-        // The event's time was taken when the next tick had begun.
+        // The time of the event was taken after the next tick had begun.
         (499, START + 20, START - 1),
         (500, START + 20, START + 20),
-        // It is another's: the pid has been given away again.
+        // The tick is that of a later process with the same pid.
         (501, START + 20, START + 20),
     ] {
         let mut w = World::new();
@@ -231,17 +231,17 @@ fn a_start_lies_in_the_tick_that_proc_tells() {
 }
 
 #[test]
-fn successors_in_the_same_tick_are_others() {
+fn processes_with_the_same_pid_and_tick_are_distinguished() {
     let mut w = World::new();
     w.process(10, 1, 500);
     w.fork(START + 1, 1, 10);
-    // Its end is told late, when another has its pid, and so it looks alive.
+    // Its exit is reported late: another process has its pid, so it looks alive.
     assert_eq!(w.exit(START + 2, 10, 10, 5 << 8), "");
     assert_eq!(
         w.fork(START + 3, 1, 10),
         "exit 10+1 5 inferred, fork 10+3 of 1 uid 1000"
     );
-    // Without a word of its end.
+    // Its exit was not reported.
     assert_eq!(
         w.fork(START + 4, 1, 10),
         "exit 10+3 ? inferred, fork 10+4 of 1 uid 1000"
@@ -251,21 +251,21 @@ fn successors_in_the_same_tick_are_others() {
 }
 
 #[test]
-fn one_that_was_found_before_its_fork_was_read_is_the_same() {
+fn process_found_before_its_fork_message_is_not_duplicated() {
     for vanished in [false, true] {
         let mut w = World::new();
         w.process(10, 1, 500);
-        w.survey();
+        w.reconcile();
         let uid = if vanished { 0 } else { 1000 };
         if vanished {
             w.vanish(10);
         }
         let forked = w.fork(START + TICK_NS - 1, 1, 10);
         assert_eq!(forked, format!("fork 10+9999999 of 1 uid {uid}"));
-        // Known since long, it is another.
+        // A process that was known long before is another one.
         let mut w = World::new();
         w.process(10, 1, 300);
-        w.survey();
+        w.reconcile();
         w.process(10, 1, 500);
         if vanished {
             w.vanish(10);
@@ -279,10 +279,10 @@ fn one_that_was_found_before_its_fork_was_read_is_the_same() {
 }
 
 #[test]
-fn what_is_told_of_one_whose_successor_is_known() {
+fn messages_about_an_earlier_owner_of_the_pid_are_ignored() {
     let mut w = World::new();
     w.process(10, 1, 510);
-    w.survey();
+    w.reconcile();
     let fork = w.fork(START + 1, 1, 10);
     assert_eq!(fork, "fork 10+1 of 1 uid 0");
     assert_eq!(w.exec(START + 2, 10), "");
@@ -292,7 +292,7 @@ fn what_is_told_of_one_whose_successor_is_known() {
 }
 
 #[test]
-fn a_leader_that_exits_first_is_not_dead() {
+fn process_with_exited_leader_is_not_dead() {
     let mut w = World::new();
     w.process(10, 1, 500);
     w.fork(START + 1, 1, 10);
@@ -303,63 +303,63 @@ fn a_leader_that_exits_first_is_not_dead() {
     assert_eq!(w.exit(START + 4, 12, 10, 0), "", "not the last one");
     w.stat(10, 1, 500, 'Z', 1);
     assert_eq!(w.exit(START + 5, 13, 10, 9), "exit 10+1 by 9");
-    assert_eq!(w.exit(START + 6, 14, 10, 9), "", "told once");
+    assert_eq!(w.exit(START + 6, 14, 10, 9), "", "already reported");
 }
 
 #[test]
-fn a_thread_that_runs_a_program_takes_its_leaders_place() {
+fn thread_that_execs_becomes_the_leader() {
     let mut w = World::new();
     w.process(10, 1, 500);
     w.fork(START + 1, 1, 10);
     assert_eq!(w.exit(START + 2, 10, 10, 7 << 8), "");
     w.exec(START + 3, 10);
-    // Not looked at any more.
+    // The exit of another thread is not checked any more.
     w.vanish(10);
     assert_eq!(w.exit(START + 4, 11, 10, 0), "");
     assert_eq!(w.exit(START + 5, 10, 10, 0), "exit 10+1 0");
 }
 
 #[test]
-fn programs_that_cannot_be_known() {
+fn unreadable_program_is_reported_as_unread_or_unknown() {
     let mut w = World::new();
     w.process(10, 1, 500);
     w.fork(START + 1, 1, 10);
-    // It is there, and says nothing: nothing that was known of its program holds.
-    w.file(10, "status", "Uid:\tnobody\n");
-    assert_eq!(w.exec(START + 2, 10), "exec 10+1 of nobody uid 1000 ?");
-    // Somebody else has its pid. The first program will not be known either.
+    // The process exists but cannot be read, so the facts of its previous program no longer hold.
+    w.file(10, "status", "Uid:\tinvalid\n");
+    assert_eq!(w.exec(START + 2, 10), "exec 10+1 of none uid 1000 ?");
+    // Another process has its pid, so the first program stays unknown as well.
     w.process(10, 1, 501);
-    let unknown = "exec 10+1 of nobody uid 1000 ";
+    let unknown = "exec 10+1 of none uid 1000 ";
     assert_eq!(w.exec(START + 3, 10), format!("{unknown}, {unknown}"));
     w.stat(10, 1, 500, 'Z', 1);
     assert_eq!(w.exec(START + 4, 10), unknown);
 }
 
-/// A client that is gone before it is looked at has left a server that runs what it ran, without another exec.
+/// A client that exits before its program is read leaves a server that runs the same program without another exec.
 #[test]
-fn what_is_forked_by_an_unknown_program_is_looked_at_itself() {
+fn child_of_an_unknown_program_is_read_itself() {
     let mut w = World::new();
     w.process(10, 1, 400);
     w.process(12, 11, 500);
     assert_eq!(w.fork(START + 1, 10, 11), "fork 11+1 of 10 uid 0");
-    assert_eq!(w.exec(START + 2, 11), "exec 11+1 of nobody uid 0 ");
+    assert_eq!(w.exec(START + 2, 11), "exec 11+1 of none uid 0 ");
     assert_eq!(
         w.fork(START + 3, 11, 12),
         "fork 12+3 of 11+1 uid 1000, exec 12+3 of 11+1 uid 1000 /usr/bin/prog"
     );
-    // Which is known from then on.
+    // From then on its program is known.
     w.process(13, 12, 500);
     assert_eq!(w.fork(START + 4, 12, 13), "fork 13+4 of 12+3 uid 1000");
 }
 
-/// `sh -c 'server & exec agent'`, of which all is read when the agent runs: the server is not its.
+/// In `sh -c 'server & exec agent'` the messages may be read when the agent already runs. The server is not its child.
 #[test]
-fn what_is_seen_is_not_told_of_the_program_before() {
+fn later_program_is_not_reported_for_an_earlier_exec() {
     let mut w = World::new();
     w.process(10, 1, 500);
     w.fork(START + 1, 1, 10);
-    w.moved_on.push(10);
-    assert_eq!(w.exec(START + 2, 10), "exec 10+1 of nobody uid 1000 ");
+    w.execed.push(10);
+    assert_eq!(w.exec(START + 2, 10), "exec 10+1 of none uid 1000 ");
     let uids = Uids {
         real: 5,
         effective: 5,
@@ -370,14 +370,14 @@ fn what_is_seen_is_not_told_of_the_program_before() {
         process,
         uids,
     };
-    assert_eq!(w.told(START + 3, changed), "");
+    assert_eq!(w.translate(START + 3, changed), "");
     w.process(11, 10, 500);
-    w.moved_on.push(11);
+    w.execed.push(11);
     assert_eq!(
         w.fork(START + 4, 10, 11),
-        "fork 11+4 of 10+1 uid 1000, exec 11+4 of nobody uid 1000 "
+        "fork 11+4 of 10+1 uid 1000, exec 11+4 of none uid 1000 "
     );
-    w.moved_on.clear();
+    w.execed.clear();
     assert_eq!(
         w.exec(START + 5, 10),
         "exec 10+1 of 1 uid 1000 /usr/bin/prog"
@@ -385,7 +385,7 @@ fn what_is_seen_is_not_told_of_the_program_before() {
 }
 
 #[test]
-fn new_uids_are_told_as_a_row() {
+fn new_uids_are_reported_as_a_row() {
     let mut w = World::new();
     w.process(10, 1, 500);
     w.fork(START + 1, 1, 10);
@@ -397,19 +397,19 @@ fn new_uids_are_told_as_a_row() {
             effective: 1001,
         },
     };
-    assert_eq!(w.told(START + 2, becomes(10, 1000)), "", "as it was");
+    assert_eq!(w.translate(START + 2, becomes(10, 1000)), "", "unchanged");
     w.file(10, "status", "Uid:\t5\t1001\t0\t0\n");
-    assert_eq!(w.told(START + 3, becomes(11, 5)), "", "a thread");
+    assert_eq!(w.translate(START + 3, becomes(11, 5)), "", "a thread");
     assert_eq!(
-        w.told(START + 4, becomes(10, 5)),
+        w.translate(START + 4, becomes(10, 5)),
         "row 10+1 uid 5 exact seen"
     );
-    // The children have them too.
+    // Children inherit them.
     assert_eq!(w.fork(START + 5, 10, 11), "fork 11+5 of 10+1 uid 5");
 }
 
 #[test]
-fn inits_of_pid_namespaces() {
+fn fork_of_a_pid_namespace_init_is_marked() {
     let mut w = World::new();
     w.process(10, 1, 500);
     w.file(10, "status", "Uid:\t5\t5\t0\t0\nNSpid:\t10\t1\n");
@@ -417,7 +417,7 @@ fn inits_of_pid_namespaces() {
 }
 
 #[test]
-fn after_a_loss_those_who_have_come_are_known_and_an_end_that_is_still_to_be_read_is_told() {
+fn reconciliation_adds_processes_and_keeps_exited_ones_once() {
     let mut w = World::new();
     for pid in [10, 11, 12, 13] {
         w.process(pid, 1, 500);
@@ -428,22 +428,22 @@ fn after_a_loss_those_who_have_come_are_known_and_an_end_that_is_still_to_be_rea
     w.process(13, 1, 600);
     w.process(14, 1, 600);
     w.stat(10, 1, 500, 'Z', 2);
-    w.survey();
+    w.reconcile();
     let starts = [10, 13, 14].map(|pid| w.translator.key(pid).unwrap().start);
     assert_eq!(starts, [START + 1, 600 * TICK_NS, 600 * TICK_NS]);
     assert_eq!(w.exit(START + 2, 11, 11, 9), "exit 11+1 by 9");
-    // The leader of the first has exited unseen.
+    // The exit of this process's leader was lost.
     w.stat(10, 1, 500, 'Z', 1);
     assert_eq!(w.exit(START + 2, 15, 10, 9), "exit 10+1 by 9");
-    // Of a zombie the fork was lost: it has a name yet.
+    // The fork of this process was lost, but its zombie still shows its key.
     w.stat(16, 1, 500, 'Z', 1);
     assert_eq!(w.exit(START + 3, 16, 16, 0), "exit 16+0 0");
-    // Whose end is lost is forgotten by the second look.
+    // A process whose exit is lost is removed by the second reconciliation.
     w.vanish(12);
     w.vanish(13);
     w.vanish(14);
-    w.survey();
+    w.reconcile();
     assert_eq!(w.translator.len(), 3);
-    w.survey();
+    w.reconcile();
     assert_eq!(w.translator.len(), 1);
 }

@@ -1,7 +1,8 @@
-//! Translates messages of the connector to events, with what /proc adds to them.
+//! Translates messages of the connector to events, completed by facts from /proc.
 //!
-//! Each message is translated at once. Where the program of an exec cannot be read in time, the exec is reported without
-//! it, and once more, with the same time, when it has been read: the model then settles what the process has forked since.
+//! Each message is translated at once. If the program of an exec cannot be read in time, the exec is reported without
+//! it. Once the program has been read, the exec is reported again with the same time. The model then corrects the
+//! membership of the process and of the children that it has forked since.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 
-use super::glimpse::{Glimpses, Numbers, State};
+use super::identity::{IdentityReader, InodeReader, State};
 use super::parse::ConnectorEvent;
 use crate::source::ProcessTable;
 use crate::source::procfs::{ProcessReading, Procfs, ProcfsError};
@@ -21,15 +22,16 @@ use reaper_model::event::{
 
 type Map<K, V> = HashMap<K, V, foldhash::fast::FixedState>;
 
-/// Number of further attempts to read a program, and of programs for which they are made.
-pub const TRIES: u32 = 3;
+/// Number of further attempts to read a program.
+pub const ATTEMPTS: u32 = 3;
+/// Number of programs that can wait for a further attempt.
 pub const UNREAD_MAX: usize = 1024;
-/// Delay between two of these attempts, in ns. The reason may be a lack of open files, which other threads have to close.
-pub const RETRY_NS: u64 = 40_000_000;
+/// Delay between two attempts, in ns. The cause may be a lack of file descriptors, which other threads must close first.
+pub const RETRY_DELAY_NS: u64 = 40_000_000;
 /// Time limit for all attempts of one call: signals, timers and requests wait for it.
-const RETRIES_MAX: Duration = Duration::from_millis(20);
-/// Threads that read programs: one, since each read is waited for. A stuck one is replaced, up to `most`; then no program is
-/// read until a read returns.
+const RETRY_TIME_MAX: Duration = Duration::from_millis(20);
+/// Threads that read programs: one, because the translator waits for each read. A stuck thread is replaced, up to `most`
+/// threads. Then no program is read until a read returns.
 const READERS: Size = Size {
     idle: 1,
     threads: 1,
@@ -37,19 +39,22 @@ const READERS: Size = Size {
     of_owner: 16,
 };
 
-/// Knows the living processes, so that an end that leaves nothing in /proc is that of one with a name.
+/// Translator of messages, with a table of the living processes.
+///
+/// The table provides the key of a process that has exited and left nothing in /proc.
 pub struct Translator {
     procfs: Procfs,
-    /// A command line is read from the process's memory, which can block forever.
+    /// Threads for reads that can block forever: a command line is read from the process's memory.
     readers: Workers,
     /// Time limit for the read of a program.
-    pub(super) patience: Duration,
-    glimpses: Glimpses,
+    pub(super) read_timeout: Duration,
+    identities: IdentityReader,
+    /// Living processes by pid.
     known: Map<u32, TrackedProcess>,
     /// Execs whose program could not be read in time.
     unread: Vec<Unread>,
-    /// Number of exits that may have happened and could not be verified.
-    missed: u64,
+    /// Number of reported exits that /proc could neither confirm nor refute.
+    unverified_exits: u64,
 }
 
 /// An exec whose program is still to be read.
@@ -57,58 +62,61 @@ struct Unread {
     key: ProcessKey,
     /// Time of the exec, in ns since boot.
     time: u64,
-    /// The process whose unread program this one runs, which it has not executed itself.
+    /// Parent whose unread program this process runs, if it has executed none itself.
     copy_of: Option<ProcessKey>,
     /// Number of attempts left.
-    tries: u32,
-    /// Time of the next one, in ns of CLOCK_MONOTONIC.
-    at: u64,
+    attempts_left: u32,
+    /// Time of the next attempt, in ns of CLOCK_MONOTONIC.
+    retry_at_ns: u64,
 }
 
-/// Where events go, and whether a process that has just been read has run another program since the message that is being
-/// translated: then that may be what was read. True also if messages were lost meanwhile. The kernel reports an exec a
-/// moment after /proc shows the new program (`exec_binprm` in fs/exec.c); a debugger can make that moment long, and then
-/// the answer is false.
+/// Connections of the translator to the inbox and to the engine.
 pub struct Output<'a> {
-    pub has_moved_on: &'a mut dyn FnMut(u32) -> bool,
+    /// Returns whether a process may have run another program since the message that is being translated.
+    ///
+    /// If so, a program that was just read may be the later one. Also returns true if messages were lost meanwhile. The
+    /// kernel reports an exec a moment after /proc shows the new program (`exec_binprm` in fs/exec.c). A debugger can
+    /// prolong that moment, and then the answer is wrongly false.
+    pub may_have_execed: &'a mut dyn FnMut(u32) -> bool,
+    /// Receives the events.
     pub sink: &'a mut dyn FnMut(Event),
 }
 
-/// What is known of a living process.
+/// A living process.
 #[derive(Clone, Copy, Debug)]
 struct TrackedProcess {
-    /// The start is a whole tick where no fork was told.
+    /// Key whose start is a whole tick unless a fork event was received.
     key: ProcessKey,
-    /// What the kernel has numbered it by at its fork; 0 if that is not known.
-    number: u64,
-    /// Unknown until something told or needed them.
+    /// Inode number of its pidfds, read at its fork; 0 if unknown.
+    pidfd_inode: u64,
+    /// User ids, as far as they have been read or reported.
     uids: Option<Uids>,
-    /// Its first thread has exited, and others went on: the end of any can be its own.
-    half_dead: bool,
-    /// How the last thread that was asked about ended.
+    /// Whether its leader has exited while other threads run: then the exit of any thread can end the process.
+    leader_exited: bool,
+    /// Wait status of the last thread whose exit was checked.
     status: Option<u32>,
-    /// Its program will not be known.
-    unknown: bool,
-    /// A survey has not found it any more.
-    gone: bool,
+    /// Whether its program could not be read and will not be read any more.
+    program_unknown: bool,
+    /// Whether the last reconciliation did not find it.
+    missing: bool,
 }
 
 impl Translator {
-    /// Waits no longer than so for one process's program.
-    pub fn new(procfs: Procfs, numbers: Numbers, patience: Duration) -> Translator {
+    /// Creates a translator. `read_timeout` limits the read of one program.
+    pub fn new(procfs: Procfs, inodes: InodeReader, read_timeout: Duration) -> Translator {
         Translator {
-            glimpses: Glimpses::new(&procfs, numbers),
+            identities: IdentityReader::new(&procfs, inodes),
             readers: Workers::new("programs", READERS),
-            patience,
+            read_timeout,
             procfs,
             known: Map::default(),
             unread: Vec::new(),
-            missed: 0,
+            unverified_exits: 0,
         }
     }
 
-    /// Translates what happened at a time since boot.
-    pub fn take(&mut self, time: u64, what: ConnectorEvent, out: &mut Output<'_>) {
+    /// Translates an event. `time` is in ns since boot.
+    pub fn translate(&mut self, time: u64, what: ConnectorEvent, out: &mut Output<'_>) {
         match what {
             ConnectorEvent::Fork { parent, child } => self.fork(time, parent, child, out),
             ConnectorEvent::Exec { process } => self.exec(time, process, out),
@@ -117,7 +125,7 @@ impl Translator {
                 process,
                 uids,
             } => {
-                // The C library changes those of all threads; the first one's are the process's.
+                // The C library changes the ids of all threads. Those of the leader count for the process.
                 if thread == process {
                     self.change_uids(time, process, uids, out);
                 }
@@ -132,10 +140,11 @@ impl Translator {
         }
     }
 
-    /// Tries again to read the programs that could not be read in time. `now` is monotonic. Returns the number of those
-    /// that are left.
+    /// Retries to read the programs that could not be read in time, and returns the number of those still unread.
+    ///
+    /// `now` is in ns of CLOCK_MONOTONIC.
     pub fn retry(&mut self, now: u64, out: &mut Output<'_>) -> usize {
-        let began = Instant::now();
+        let started = Instant::now();
         for mut unread in std::mem::take(&mut self.unread) {
             let Unread { key, time, .. } = unread;
             if self
@@ -145,29 +154,29 @@ impl Translator {
             {
                 continue;
             }
-            if let Some(maker) = unread.copy_of {
-                if self.unread.iter().any(|unread| unread.key == maker) {
+            if let Some(original) = unread.copy_of {
+                if self.unread.iter().any(|unread| unread.key == original) {
                     self.unread.push(unread);
                     continue;
                 }
-                // The program of the maker has been read, and the model gives it to the copies.
+                // The program of the original has been read, and the model applies it to the copies.
                 let known = self
                     .known
-                    .get(&maker.pid)
-                    .filter(|known| known.key == maker);
-                if known.is_some_and(|known| !known.unknown) {
+                    .get(&original.pid)
+                    .filter(|known| known.key == original);
+                if known.is_some_and(|known| !known.program_unknown) {
                     continue;
                 }
             }
-            if unread.at > now || began.elapsed() > RETRIES_MAX {
+            if unread.retry_at_ns > now || started.elapsed() > RETRY_TIME_MAX {
                 self.unread.push(unread);
                 continue;
             }
             match self.read(key, out) {
                 Some(seen) => self.report_exec(time, key, seen, out),
-                None if unread.tries > 1 => {
-                    unread.tries -= 1;
-                    unread.at = now.saturating_add(RETRY_NS);
+                None if unread.attempts_left > 1 => {
+                    unread.attempts_left -= 1;
+                    unread.retry_at_ns = now.saturating_add(RETRY_DELAY_NS);
                     self.unread.push(unread);
                 }
                 None => self.report_exec(time, key, None, out),
@@ -176,8 +185,9 @@ impl Translator {
         self.unread.len()
     }
 
-    /// Reports the exec of a program that will not be read any more, so that what the process has forked since belongs
-    /// where the process does.
+    /// Stops trying to read the program of a process, and reports its exec with an unknown program.
+    ///
+    /// The model can then settle the membership of the process and of the children that it has forked since.
     fn give_up(&mut self, key: ProcessKey, out: &mut Output<'_>) {
         let at = self.unread.iter().position(|unread| unread.key == key);
         if let Some(Unread { time, copy_of, .. }) = at.map(|at| self.unread.remove(at))
@@ -187,32 +197,34 @@ impl Translator {
         }
     }
 
-    fn set_unknown(&mut self, key: ProcessKey, unknown: bool) {
+    fn set_unknown(&mut self, key: ProcessKey, program_unknown: bool) {
         if let Some(process) = self.known.get_mut(&key.pid) {
-            process.unknown = unknown;
+            process.program_unknown = program_unknown;
         }
     }
 
     /// Returns the number of exits since the last call that could not be verified.
-    pub fn take_missed(&mut self) -> u64 {
-        std::mem::take(&mut self.missed)
+    pub fn take_unverified_exits(&mut self) -> u64 {
+        std::mem::take(&mut self.unverified_exits)
     }
 
-    /// Puts what is known right by /proc: at the beginning, and after a loss. Who is gone is told of by whoever looks for
-    /// what was lost, or by an end that is still to be read: only the next survey forgets them.
+    /// Updates the table of living processes from /proc, at the start and after a loss.
+    ///
+    /// Reports no exits: the engine's reconciliation scan does, or exit messages that are still queued. Translating
+    /// those needs the key, so an exited process is removed only if its pid is reused, or at the next reconciliation.
     ///
     /// # Errors
     /// /proc cannot be listed.
-    pub fn survey(&mut self) -> Result<(), ProcfsError> {
+    pub fn reconcile(&mut self) -> Result<(), ProcfsError> {
         let pids = self.procfs.pids()?;
-        let glimpses = &mut self.glimpses;
+        let identities = &mut self.identities;
         self.known.retain(|pid, known| {
-            match glimpses.state(known.key, known.number) {
-                State::Lives { leader_dead } => known.half_dead = leader_dead,
+            match identities.state(known.key, known.pidfd_inode) {
+                State::Lives { leader_exited } => known.leader_exited = leader_exited,
                 State::Gone => {
-                    let found = glimpses.glimpse(*pid).ok().flatten();
-                    let replaced = found.is_some_and(|found| !found.over);
-                    if std::mem::replace(&mut known.gone, true) || replaced {
+                    let found = identities.read(*pid).ok().flatten();
+                    let replaced = found.is_some_and(|found| !found.exited);
+                    if std::mem::replace(&mut known.missing, true) || replaced {
                         return false;
                     }
                 }
@@ -221,13 +233,13 @@ impl Translator {
             true
         });
         for pid in pids {
-            self.meet(pid, u64::MAX);
+            self.add_from_proc(pid, u64::MAX);
         }
         Ok(())
     }
 
-    /// These have been told of by another source, and go by the same names from now on: they may be known to the ns.
-    pub fn take_over(&mut self, keys: impl Iterator<Item = ProcessKey>) {
+    /// Replaces keys by those under which the previous source reported the processes, which may be exact to the ns.
+    pub fn import_keys(&mut self, keys: impl Iterator<Item = ProcessKey>) {
         for key in keys {
             let known = self.known.get(&key.pid).copied();
             if let Some(known) = known.filter(|known| known.key.has_same_tick(key)) {
@@ -244,61 +256,62 @@ impl Translator {
         }
     }
 
-    /// Whether this very process lives: by the number that it had at its fork where the kernel gives them, and
-    /// otherwise by what /proc has to the tick.
-    pub fn lives(&mut self, key: ProcessKey) -> bool {
+    /// Returns whether the process with this key is alive.
+    ///
+    /// Compares the inode number of its pidfds if it was read at the fork, otherwise only the start tick in /proc.
+    pub fn is_alive(&mut self, key: ProcessKey) -> bool {
         matches!(self.state(key), State::Lives { .. })
     }
 
     fn state(&mut self, key: ProcessKey) -> State {
         let known = self.known.get(&key.pid);
         let known = known.filter(|known| known.key.has_same_tick(key));
-        let number = known.map_or(0, |known| known.number);
-        self.glimpses.state(key, number)
+        let pidfd_inode = known.map_or(0, |known| known.pidfd_inode);
+        self.identities.state(key, pidfd_inode)
     }
 
     fn fork(&mut self, time: u64, parent: u32, child: u32, out: &mut Output<'_>) {
-        let born = self
-            .glimpses
-            .newborn(child)
-            .filter(|born| born.start <= time);
+        let new = self
+            .identities
+            .read_new(child)
+            .filter(|new| new.start <= time);
         let known = self.known.get(&child).copied();
-        // Found in /proc before its fork was read. If it has gone since, the times have to tell.
+        // Key under which /proc showed it before its fork message was read. If it has exited since, the times decide.
         let found = known.map(|known| known.key).filter(|key| {
             let after = time.checked_sub(key.start);
-            let is = match &born {
-                Some(born) => born.start == key.start,
+            let is_same = match &new {
+                Some(new) => new.start == key.start,
                 None => after.is_some_and(|after| after < 2 * TICK_NS),
             };
-            is && key.exact_start().is_none()
+            is_same && key.exact_start().is_none()
         });
-        let tick = born.as_ref().map(|born| born.start);
+        let tick = new.as_ref().map(|new| new.start);
         let tick = tick.or_else(|| found.map(|key| key.start));
         let key = ProcessKey {
             pid: child,
-            // The kernel takes the time of the event a moment after that of the start, perhaps in the next tick.
+            // The kernel takes the time of the event a moment after the start time, perhaps in the next tick.
             start: tick.map_or(time, |tick| time.min(tick.saturating_add(TICK_NS - 1))),
         };
         let outdated = known.is_some_and(|known| known.key.start > time);
         if let Some(known) = known.filter(|_| !outdated && found.is_none()) {
-            // Who had the pid before is gone, though nobody has told so.
+            // The previous process with this pid must have exited, although no exit was reported.
             self.give_up(known.key, out);
             self.known.remove(&child);
-            (out.sink)(ended(time, Provenance::Inferred, &known, None));
+            (out.sink)(exit_event(time, Provenance::Inferred, &known, None));
         }
         let parent = self.key_of(parent, time);
-        let maker = parent.and_then(|parent| self.known.get(&parent.pid).copied());
-        let own = born.as_ref().and_then(|born| born.uids);
-        let uids = own.or_else(|| maker?.uids);
-        let unknown = maker.is_some_and(|maker| maker.unknown);
-        // That of a successor is no use.
-        let number = born.as_ref().filter(|_| !outdated);
-        let number = number.map_or(0, |born| born.number);
+        let parent_process = parent.and_then(|parent| self.known.get(&parent.pid).copied());
+        let own = new.as_ref().and_then(|new| new.uids);
+        let uids = own.or_else(|| parent_process?.uids);
+        let program_unknown = parent_process.is_some_and(|process| process.program_unknown);
+        // If a later process has the pid already, the inode is that of the later one.
+        let pidfd_inode = new.as_ref().filter(|_| !outdated);
+        let pidfd_inode = pidfd_inode.map_or(0, |new| new.pidfd_inode);
         if !outdated {
             let process = TrackedProcess {
-                number,
+                pidfd_inode,
                 uids,
-                unknown,
+                program_unknown,
                 ..TrackedProcess::new(key)
             };
             self.known.insert(child, process);
@@ -311,25 +324,25 @@ impl Translator {
                 parent,
                 creator: parent,
                 uids: uids.unwrap_or_default(),
-                pidfd_inode: number,
-                namespace_init: born.as_ref().is_some_and(|born| born.namespace_init),
+                pidfd_inode,
+                namespace_init: new.as_ref().is_some_and(|new| new.namespace_init),
                 membership: None,
             },
         });
-        // It runs the program of its parent, which it may still show.
-        if unknown && !outdated && born.is_some() {
+        // It runs the program of its parent, which can be read from it if it has not exited.
+        if program_unknown && !outdated && new.is_some() {
             self.report_program(time, key, out);
         }
         let is_unread = |of: &ProcessKey| self.unread.iter().any(|unread| unread.key == *of);
-        if let Some(maker) = parent.filter(is_unread).filter(|_| !outdated)
+        if let Some(original) = parent.filter(is_unread).filter(|_| !outdated)
             && self.unread.len() < UNREAD_MAX
         {
             self.unread.push(Unread {
                 key,
                 time,
-                copy_of: Some(maker),
-                tries: TRIES,
-                at: 0,
+                copy_of: Some(original),
+                attempts_left: ATTEMPTS,
+                retry_at_ns: 0,
             });
         }
     }
@@ -338,21 +351,22 @@ impl Translator {
         let Some(key) = self.key_of(pid, time) else {
             return;
         };
-        // A thread that runs a program becomes the first one.
+        // A thread that calls exec becomes the leader.
         if let Some(process) = self.known.get_mut(&pid) {
-            (process.half_dead, process.status) = (false, None);
+            (process.leader_exited, process.status) = (false, None);
         }
         self.give_up(key, out);
-        // Most that are gone need no thread to say so.
+        // For most exited processes this check saves the use of a worker thread.
         match self.state(key) {
             State::Gone => self.report_exec(time, key, None, out),
             _ => self.report_program(time, key, out),
         }
     }
 
-    /// Reports the program that a process runs. Where that cannot be read any more it is unknown: nothing that was
-    /// known of the last one holds for the process, nor for its children since. Where it cannot be read yet, there will be
-    /// another attempt.
+    /// Reads the program of a process and reports it.
+    ///
+    /// If the process has exited or run another program, the program is reported as unknown. The facts of its previous
+    /// program then no longer hold for it or its new children. If the read fails or takes too long, it is retried later.
     fn report_program(&mut self, time: u64, key: ProcessKey, out: &mut Output<'_>) {
         if let Some(seen) = self.read(key, out) {
             return self.report_exec(time, key, seen, out);
@@ -366,17 +380,19 @@ impl Translator {
             key,
             time,
             copy_of: None,
-            tries: TRIES,
-            at: 0,
+            attempts_left: ATTEMPTS,
+            retry_at_ns: 0,
         });
     }
 
-    /// Reads a process that is known by this key. Returns `None` if it is there and cannot be read, or not in time;
-    /// `Some(None)` if it has exited or runs another program by now: events of its own report that.
+    /// Reads the process with this key.
+    ///
+    /// Returns `None` if it exists but cannot be read in time. Returns `Some(None)` if it has exited or may run another
+    /// program, which further messages report.
     fn read(&mut self, key: ProcessKey, out: &mut Output<'_>) -> Option<Option<ProcEntry>> {
         Some(match self.read_in_time(key.pid)? {
             ProcessReading::Alive(seen)
-                if seen.key.has_same_tick(key) && !(out.has_moved_on)(key.pid) =>
+                if seen.key.has_same_tick(key) && !(out.may_have_execed)(key.pid) =>
             {
                 Some(seen)
             }
@@ -398,10 +414,10 @@ impl Translator {
             is_urgent: false,
             wanted: Arc::downgrade(&wanted),
             work: Box::new(move |_| {
-                // The engine waits for this thread, and would wait long for one of normal priority on a busy machine.
+                // The engine waits for this thread. On a busy machine a thread of normal priority would take long.
                 sys::raise_priority();
                 let read = procfs.read(pid).inspect_err(|e| tracing::debug!("{e}"));
-                // Nothing receives it after the time limit.
+                // After the time limit the receiver is gone.
                 let _ = send.send(read.ok());
             }),
         };
@@ -409,14 +425,14 @@ impl Translator {
             tracing::error!("cannot start a thread to read /proc: {error}");
             return None;
         }
-        let found = found.recv_timeout(self.patience);
+        let found = found.recv_timeout(self.read_timeout);
         if found.is_err() {
             self.readers.replace_stuck(0, None);
         }
         found.ok()?
     }
 
-    /// Reports an exec with what was read of the process afterwards, if it was read.
+    /// Reports an exec with the entry that was read after it, if any.
     fn report_exec(
         &mut self,
         time: u64,
@@ -429,7 +445,7 @@ impl Translator {
             .and_then(|seen| self.key_of(seen.parent, seen.read_at));
         if let Some(process) = self.known.get_mut(&key.pid) {
             process.uids = seen.as_ref().map(|seen| seen.uids).or(process.uids);
-            process.unknown = seen.is_none();
+            process.program_unknown = seen.is_none();
         }
         let image = seen.map(|seen| seen.image).unwrap_or_default();
         self.emit_exec(time, key, parent, image, out);
@@ -458,7 +474,7 @@ impl Translator {
         });
     }
 
-    /// The model learns of new user ids by a row of the process table.
+    /// Reports new user ids, as a row of the process table.
     fn change_uids(&mut self, time: u64, pid: u32, uids: Uids, out: &mut Output<'_>) {
         let Some(key) = self.key_of(pid, time) else {
             return;
@@ -469,11 +485,11 @@ impl Translator {
         if process.uids.replace(uids) == Some(uids) {
             return;
         }
-        // The exec reports them too, if its program is still to be read.
+        // If its program is still unread, the pending exec will report the ids.
         if self.unread.iter().any(|unread| unread.key == key) {
             return;
         }
-        // If it has run another program, the exec reports them too.
+        // If it has run another program, that exec will report the ids.
         if let Some(Some(mut seen)) = self.read(key, out) {
             (seen.key, seen.exact) = (key, key.exact_start().is_some());
             (out.sink)(Event {
@@ -493,64 +509,64 @@ impl Translator {
         parent: u32,
         out: &mut Output<'_>,
     ) {
-        let first = thread == pid;
+        let is_leader = thread == pid;
         let known = self.known.get(&pid).copied();
-        let asks = match &known {
-            // Most threads leave others behind, and whoever has the pid since then goes on.
-            Some(known) => known.key.start <= time && (first || known.half_dead),
-            None => first,
+        let may_be_last = match &known {
+            // Most exiting threads leave other threads behind. A later process with the pid is not concerned.
+            Some(known) => known.key.start <= time && (is_leader || known.leader_exited),
+            None => is_leader,
         };
-        if !asks {
+        if !may_be_last {
             return;
         }
-        // Of one that is not known the fork was lost.
-        let lost = || {
-            let found = self.glimpses.glimpse(pid).ok()??;
+        // The fork of a process that is not in the table was lost.
+        let find_untracked = || {
+            let found = self.identities.read(pid).ok()??;
             (found.key.start <= time).then(|| TrackedProcess::new(found.key))
         };
-        let Some(process) = known.or_else(lost) else {
+        let Some(process) = known.or_else(find_untracked) else {
             return;
         };
-        match self.glimpses.state(process.key, process.number) {
+        match self.identities.state(process.key, process.pidfd_inode) {
             State::Gone => {
                 self.give_up(process.key, out);
                 self.known.remove(&pid);
-                let mut event = ended(time, Provenance::Kernel, &process, Some(status));
+                let mut event = exit_event(time, Provenance::Kernel, &process, Some(status));
                 if let EventKind::Exit { parent: of, .. } = &mut event.kind {
                     *of = self.known.get(&parent).map(|parent| parent.key);
                 }
                 return (out.sink)(event);
             }
-            // Whether it has exited is to be found out like what was lost.
-            State::Unknown => self.missed += 1,
+            // Counted as lost, so that a reconciliation scan finds out whether it has exited.
+            State::Unknown => self.unverified_exits += 1,
             State::Lives { .. } | State::Hidden => {}
         }
         let process = TrackedProcess {
-            half_dead: true,
+            leader_exited: true,
             status: Some(status),
             ..process
         };
         self.known.insert(pid, process);
     }
 
-    /// The key of a process that was there at a time.
+    /// Returns the key of the known process with this pid, unless it started after `time`.
     fn key_of(&mut self, pid: u32, time: u64) -> Option<ProcessKey> {
         if !self.known.contains_key(&pid) {
-            self.meet(pid, time);
+            self.add_from_proc(pid, time);
         }
         let key = self.known.get(&pid)?.key;
         (key.start <= time).then_some(key)
     }
 
-    /// Takes in a process that was there at a time, as /proc has it, unless it is known.
-    fn meet(&mut self, pid: u32, time: u64) {
+    /// Adds the process that has the pid in /proc to the table, unless the table has one or it started after `time`.
+    fn add_from_proc(&mut self, pid: u32, time: u64) {
         if pid == 0 || self.known.contains_key(&pid) {
             return;
         }
-        let found = self.glimpses.glimpse(pid).ok().flatten();
-        if let Some(found) = found.filter(|found| found.key.start <= time && !found.over) {
+        let found = self.identities.read(pid).ok().flatten();
+        if let Some(found) = found.filter(|found| found.key.start <= time && !found.exited) {
             let process = TrackedProcess {
-                half_dead: found.leader_dead,
+                leader_exited: found.leader_exited,
                 ..TrackedProcess::new(found.key)
             };
             self.known.insert(pid, process);
@@ -572,18 +588,17 @@ impl TrackedProcess {
     fn new(key: ProcessKey) -> TrackedProcess {
         TrackedProcess {
             key,
-            number: 0,
+            pidfd_inode: 0,
             uids: None,
-            half_dead: false,
+            leader_exited: false,
             status: None,
-            unknown: false,
-            gone: false,
+            program_unknown: false,
+            missing: false,
         }
     }
 }
 
-/// The end of a process.
-fn ended(
+fn exit_event(
     time: u64,
     provenance: Provenance,
     process: &TrackedProcess,

@@ -1,4 +1,4 @@
-//! Messages of the kernel as bytes.
+//! Tests of parsing the kernel's datagrams.
 
 use proptest::prelude::*;
 use reaper_common::DecodeError;
@@ -7,7 +7,7 @@ use crate::damage::mutated;
 use crate::source::proc_connector::parse::{ConnectorEvent, Message, messages, subscription};
 use reaper_model::event::Uids;
 
-/// What the kernel would write; its structure is as long for all kinds.
+/// Returns a message as the kernel sends it. Its `struct proc_event` has the same length for all kinds.
 fn written(message: &Message) -> Vec<u8> {
     let (kind, fields): (u32, Vec<u32>) = match message.what {
         ConnectorEvent::Answer { errno, .. } => (libc::PROC_EVENT_NONE, vec![errno]),
@@ -37,7 +37,7 @@ fn written(message: &Message) -> Vec<u8> {
     event(message, kind, &fields, 40)
 }
 
-/// The same from its pieces; so many bytes of the event.
+/// Builds a message with an event that has the given fields, cut or padded to `len` bytes.
 fn event(message: &Message, kind: u32, fields: &[u32], len: u16) -> Vec<u8> {
     let mut event = Vec::new();
     event.extend([kind, message.cpu].map(u32::to_ne_bytes).concat());
@@ -95,19 +95,19 @@ fn any_message() -> impl Strategy<Value = Message> {
 
 proptest! {
     #[test]
-    fn what_was_written_is_read(all in prop::collection::vec(any_message(), 0..5)) {
+    fn written_messages_are_read(all in prop::collection::vec(any_message(), 0..5)) {
         let bytes: Vec<u8> = all.iter().flat_map(written).collect();
         let read: Result<Vec<Message>, DecodeError> = messages(&bytes).collect();
         prop_assert_eq!(read, Ok(all));
     }
 
     #[test]
-    fn arbitrary_bytes_end(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn parsing_arbitrary_bytes_ends(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         prop_assert!(messages(&bytes).count() <= bytes.len());
     }
 
     #[test]
-    fn damaged_messages_end(
+    fn parsing_damaged_messages_ends(
         (message, bytes) in any_message().prop_flat_map(|message| {
             let twice = [written(&message), written(&message)].concat();
             (Just(message), mutated(twice))
@@ -115,7 +115,7 @@ proptest! {
     ) {
         let read: Vec<_> = messages(&bytes).collect();
         prop_assert!(read.len() <= bytes.len() / 16 + 1);
-        // Nothing is read behind a defect.
+        // Nothing is read after a defect.
         let whole = read.iter().take_while(|read| read.is_ok()).count();
         prop_assert!(read.len() - whole <= 1);
         if bytes == [written(&message), written(&message)].concat() {
@@ -124,7 +124,7 @@ proptest! {
     }
 
     #[test]
-    fn damage_is_told_or_changes_values(
+    fn damage_is_reported_or_changes_values(
         message in any_message(),
         at in 0_usize..76,
         byte in any::<u8>(),
@@ -157,7 +157,7 @@ const MESSAGE: Message = Message {
 fn threads_are_not_processes() {
     let fork = event(&MESSAGE, libc::PROC_EVENT_FORK, &[5, 5, 8, 7], 40);
     assert_eq!(messages(&fork).next(), Some(Ok(MESSAGE)));
-    // The thread that called it does not matter.
+    // The thread that called fork does not matter.
     let fork = event(&MESSAGE, libc::PROC_EVENT_FORK, &[6, 5, 8, 8], 40);
     let what = ConnectorEvent::Fork {
         parent: 5,
@@ -170,7 +170,7 @@ fn threads_are_not_processes() {
 }
 
 #[test]
-fn older_kernels_tell_no_parent_of_an_exit() {
+fn exit_of_older_kernels_has_no_parent() {
     let exit = event(&MESSAGE, libc::PROC_EVENT_EXIT, &[8, 7, 9, 17], 32);
     let what = ConnectorEvent::Exit {
         thread: 8,
@@ -185,12 +185,12 @@ fn older_kernels_tell_no_parent_of_an_exit() {
 }
 
 #[test]
-fn nobody_and_others_users() {
+fn pid_zero_is_an_error_and_other_messages_are_skipped() {
     let exec = event(&MESSAGE, libc::PROC_EVENT_EXEC, &[0, 0], 40);
     assert_eq!(messages(&exec).next(), Some(Err(DecodeError::Nobody)));
     let mut other = written(&MESSAGE);
     other[16] = 9;
-    assert_eq!(messages(&other).next(), None, "another user's");
+    assert_eq!(messages(&other).next(), None, "another connector");
     let mut other = written(&MESSAGE);
     other[4] = libc::NLMSG_NOOP as u8;
     assert_eq!(messages(&other).next(), None, "another type");
@@ -200,14 +200,14 @@ fn nobody_and_others_users() {
 }
 
 #[test]
-fn a_listeners_wish() {
-    let wish = subscription(true, 77);
-    assert_eq!(wish.len(), 40);
-    assert_eq!(wish[0], 40);
-    assert_eq!(wish[36..], libc::PROC_CN_MCAST_LISTEN.to_ne_bytes());
-    // It has too little in it to be one of the kernel's.
+fn subscription_has_the_layout_of_cn_msg() {
+    let request = subscription(true, 77);
+    assert_eq!(request.len(), 40);
+    assert_eq!(request[0], 40);
+    assert_eq!(request[36..], libc::PROC_CN_MCAST_LISTEN.to_ne_bytes());
+    // Its payload is too short for an event of the kernel.
     assert!(matches!(
-        messages(&wish).next(),
+        messages(&request).next(),
         Some(Err(DecodeError::Short { .. }))
     ));
 }

@@ -1,4 +1,4 @@
-//! What is said where it cannot be used, and a real process.
+//! Tests of error messages, and tests with the kernel's connector and a real process.
 
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -6,50 +6,54 @@ use std::time::Instant;
 use nix::errno::Errno;
 
 use super::*;
-use crate::source::proc_connector::listening::PATIENCE;
+use crate::source::proc_connector::listener::ANSWER_TIMEOUT;
 
-/// One that is told nothing.
-fn deaf() -> ProcConnector {
+/// Returns a source whose socket fails.
+fn broken() -> ProcConnector {
     ProcConnector {
-        inbox: Inbox::new(Listening::deaf(), Vec::new()),
-        translator: Translator::new(Procfs::new("/nowhere"), Box::new(number), PATIENCE),
-        outrun: false,
-        survey_after: None,
-        delay: 0,
-        grown: 0,
-        behind: 0,
+        inbox: Inbox::new(Listener::broken(), Vec::new()),
+        translator: Translator::new(
+            Procfs::new("/nowhere"),
+            Box::new(pidfd_inode),
+            ANSWER_TIMEOUT,
+        ),
+        falls_behind: false,
+        reconcile_after_ns: None,
+        backlog_age_ns: 0,
+        growing_drains: 0,
+        suspended_ns: 0,
     }
 }
 
 #[test]
-fn a_socket_that_fails_is_told_of_and_not_read_again_and_again() {
-    let mut connector = deaf();
+fn failed_socket_is_reported_and_not_read_forever() {
+    let mut connector = broken();
     assert!(connector.failure().is_none());
     assert_eq!(connector.drain(&mut drop), Drained::default());
     let failure = connector.failure().expect("it has failed").to_string();
-    assert!(failure.contains("nothing any more: ENOTSOCK"), "{failure}");
+    assert!(failure.contains("events: ENOTSOCK"), "{failure}");
 }
 
 #[test]
-fn one_that_falls_back_for_long_is_given_up_and_one_that_catches_up_is_not() {
-    let old = sys::monotonic() - 2 * DELAY_MAX;
-    let mut connector = deaf();
-    for step in 0..=u64::from(GROWN_MAX) {
+fn only_a_growing_backlog_fails_the_source() {
+    let old = sys::monotonic() - 2 * BACKLOG_AGE_MAX_NS;
+    let mut connector = broken();
+    for step in 0..=u64::from(GROWING_DRAINS_MAX) {
         assert!(connector.failure().is_none());
-        // A stopped service finds much that is old, and works it off.
-        connector.look_for_delay(Some(old + step * 10_000_000));
+        // A service that was stopped finds old messages, and catches up.
+        connector.check_backlog(Some(old + step * 10_000_000));
     }
     assert!(connector.failure().is_none());
-    for _ in 0..=GROWN_MAX {
+    for _ in 0..=GROWING_DRAINS_MAX {
         assert!(connector.failure().is_none());
-        connector.look_for_delay(Some(old));
+        connector.check_backlog(Some(old));
     }
-    let failure = connector.failure().expect("it is given up").to_string();
-    assert!(failure.contains("more than can be read"), "{failure}");
+    let failure = connector.failure().expect("the source fails").to_string();
+    assert!(failure.contains("faster than"), "{failure}");
 }
 
 #[test]
-fn each_reason_says_what_to_do() {
+fn errors_say_what_to_do() {
     for (error, word) in [
         (
             ConnectorError::open(Errno::EPROTONOSUPPORT),
@@ -57,7 +61,7 @@ fn each_reason_says_what_to_do() {
         ),
         (ConnectorError::open(Errno::EPERM), "as root"),
         (
-            ConnectorError::ask(Errno::ECONNREFUSED),
+            ConnectorError::request(Errno::ECONNREFUSED),
             "network namespace",
         ),
         (ConnectorError::answer(libc::EPERM as u32), "as root"),
@@ -73,36 +77,36 @@ fn each_reason_says_what_to_do() {
 }
 
 #[test]
-fn a_real_life() {
+fn real_process_is_reported_from_fork_to_exit() {
     if let Err(error) = probe() {
-        eprintln!("left out: {error}");
+        eprintln!("skipped: {error}");
         return;
     }
-    // The kernel may be short of memory for a message, and says so.
+    // The kernel may lack memory for a message, which then counts as lost.
     assert!(
-        (0..5).any(|_| is_told_of_a_life()),
-        "something was lost each time"
+        (0..5).any(|_| reports_a_process_without_loss()),
+        "messages were lost in each attempt"
     );
 }
 
 #[test]
-fn a_flood_before_the_answer_is_read_does_not_hide_it() {
+fn answer_is_read_although_the_buffer_overflows() {
     if let Err(error) = probe() {
-        eprintln!("left out: {error}");
+        eprintln!("skipped: {error}");
         return;
     }
-    let (listening, own) = Listening::ask(1).unwrap();
-    // The kernel gives room for a few all the same.
+    let (listener, own) = Listener::request(1).unwrap();
+    // The kernel's smallest buffer still holds a few messages.
     for _ in 0..30 {
         assert!(Command::new("/bin/true").status().unwrap().success());
     }
     let mut early = Vec::new();
-    listening.await_answer(own, &mut early).unwrap();
-    assert!(early.len() < 60, "not all have found room");
+    listener.await_answer(own, &mut early).unwrap();
+    assert!(early.len() < 60, "the buffer did not overflow");
 }
 
-/// Whether nothing was lost of what the kernel tells meanwhile.
-fn is_told_of_a_life() -> bool {
+/// Starts a process and checks the reported events. Returns false if messages were lost.
+fn reports_a_process_without_loss() -> bool {
     let mut source = ProcConnector::open(1 << 20).unwrap();
     let mut child = Command::new("/bin/true")
         .arg("a mark")
@@ -111,15 +115,15 @@ fn is_told_of_a_life() -> bool {
         .unwrap();
     let (pid, me) = (child.id(), std::process::id());
     let deadline = Instant::now() + Duration::from_secs(20);
-    let mut story = Vec::new();
-    let mut names = Vec::new();
-    while !story.contains(&"exit") {
+    let mut kinds = Vec::new();
+    let mut keys = Vec::new();
+    while !kinds.contains(&"exit") {
         if source.lost() != Lost::default() {
             child.wait().unwrap();
             return false;
         }
-        assert!(Instant::now() < deadline, "{story:?}");
-        source.inbox.listening.0.wait(Duration::from_millis(100));
+        assert!(Instant::now() < deadline, "{kinds:?}");
+        source.inbox.listener.0.wait(Duration::from_millis(100));
         source.drain(&mut |event| match event.kind {
             EventKind::Fork {
                 child,
@@ -128,15 +132,15 @@ fn is_told_of_a_life() -> bool {
                 ..
             } if child.pid == pid => {
                 assert_eq!(parent.map(|key| key.pid), Some(me));
-                assert_eq!(pidfd_inode, number(pid));
-                names.push(child);
-                story.push("fork");
+                assert_eq!(pidfd_inode, super::super::pidfd_inode(pid));
+                keys.push(child);
+                kinds.push("fork");
             }
             EventKind::Exec { key, image, .. } if key.pid == pid => {
-                // It may have been gone before what it ran was looked at.
+                // The process may have exited before its program was read.
                 assert!(image.argv.is_empty() || image.argv.ends_with(b"\0a mark\0"));
-                names.push(key);
-                story.push("exec");
+                keys.push(key);
+                kinds.push("exec");
             }
             EventKind::Exit {
                 key,
@@ -144,29 +148,29 @@ fn is_told_of_a_life() -> bool {
                 ..
             } if key.pid == pid => {
                 assert_eq!(ended, ExitStatus::Exited(0));
-                names.push(key);
-                story.push("exit");
+                keys.push(key);
+                kinds.push("exit");
             }
             _ => {}
         });
     }
     let start = Procfs::default().start_ticks(pid).unwrap() * TICK_NS;
     child.wait().unwrap();
-    assert_eq!(story, ["fork", "exec", "exit"]);
-    assert!(names.iter().all(|name| *name == names[0]));
-    assert!(names[0].has_same_tick(ProcessKey { pid, start }));
+    assert_eq!(kinds, ["fork", "exec", "exit"]);
+    assert!(keys.iter().all(|key| *key == keys[0]));
+    assert!(keys[0].has_same_tick(ProcessKey { pid, start }));
     true
 }
 
 #[test]
-fn a_number_tells_from_whoever_has_pid_and_tick() {
-    let mut glimpses = glimpse::Glimpses::new(&Procfs::default(), Box::new(number));
+fn inode_distinguishes_processes_with_the_same_pid_and_tick() {
+    let mut identities = identity::IdentityReader::new(&Procfs::default(), Box::new(pidfd_inode));
     let pid = std::process::id();
     let start = Procfs::default().start_ticks(pid).unwrap() * TICK_NS;
-    let mut state = |number| glimpses.state(ProcessKey { pid, start }, number);
-    let lives = |state| matches!(state, glimpse::State::Lives { .. });
-    assert!(lives(state(0)) && lives(state(number(pid))));
-    // Kernels before 6.9 have none by which that could be told.
-    let other = state(number(pid) + 1);
-    assert!(other == glimpse::State::Gone || number(pid) == 0);
+    let mut state = |number| identities.state(ProcessKey { pid, start }, number);
+    let lives = |state| matches!(state, identity::State::Lives { .. });
+    assert!(lives(state(0)) && lives(state(pidfd_inode(pid))));
+    // Kernels before 6.9 have no such numbers.
+    let other = state(pidfd_inode(pid) + 1);
+    assert!(other == identity::State::Gone || pidfd_inode(pid) == 0);
 }
