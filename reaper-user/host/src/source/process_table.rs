@@ -1,4 +1,4 @@
-//! The process table, as a trait.
+//! The interface through which the engine reads the process table.
 
 use std::io;
 use std::path::Path;
@@ -8,7 +8,7 @@ use super::snapshot::{Liveness, ProcessMemory, ProcfsError, Snapshot};
 use crate::sys::{self, cgroup};
 use reaper_model::event::ProcessKey;
 
-/// Reads processes at the moment of the call. What it says of a pid may be about a process that has taken the pid since.
+/// Reads processes at the time of the call. A pid may have been reused since the caller last saw it.
 pub trait ProcessTable: Send + Sync {
     /// Returns the pid of this program.
     fn own_pid(&self) -> u32 {
@@ -18,13 +18,13 @@ pub trait ProcessTable: Send + Sync {
     /// Returns the pids of all processes.
     ///
     /// # Errors
-    /// They cannot be listed.
+    /// The processes cannot be listed.
     fn pids(&self) -> Result<Vec<u32>, ProcfsError>;
 
-    /// Whether this very process lives, and which parent it has. Must not block for long.
+    /// Returns whether the process with this key is alive, and its parent. Must not block for long.
     ///
     /// # Errors
-    /// It is there and cannot be read.
+    /// The process exists but cannot be read.
     fn probe(&self, key: ProcessKey) -> Result<Liveness, ProcfsError>;
 
     /// Reads processes. Those that cannot be read are counted.
@@ -33,28 +33,28 @@ pub trait ProcessTable: Send + Sync {
     /// No thread can be started to read them.
     fn snapshot_of(&self, pids: Vec<u32>) -> Result<Snapshot, ProcfsError>;
 
-    /// Reads processes, each within `patience`.
+    /// Reads processes, with a time limit for each.
     ///
     /// # Errors
     /// As [`ProcessTable::snapshot_of`].
-    fn snapshot_within(&self, patience: Duration, pids: Vec<u32>) -> Result<Snapshot, ProcfsError>;
+    fn snapshot_within(&self, timeout: Duration, pids: Vec<u32>) -> Result<Snapshot, ProcfsError>;
 
-    /// Returns the state letter of the leader that `ps` shows (`D` is uninterruptible); `None` if the process is gone.
+    /// Returns the state letter of the process's leader as in `ps` (`D` is uninterruptible); `None` if it is gone.
     fn state(&self, pid: u32) -> Option<char>;
 
     /// Returns the resident memory in bytes, 0 if it has none; `None` if the process is gone.
     fn rss_bytes(&self, pid: u32) -> Option<u64>;
 
-    /// Returns the memory of a process; `None` if it is gone or has exited. Swapped memory is only read if `swaps` is
-    /// true, which takes longer. Waits for no lock that the process may hold for long.
+    /// Returns the memory of a process; `None` if it has exited. Swapped memory is only read if `swaps` is true, which
+    /// takes longer. Waits for no lock that the process may hold for long.
     fn memory(&self, pid: u32, swaps: bool) -> Option<ProcessMemory>;
 
-    /// Whether anything is swapped out.
+    /// Returns whether anything is swapped out.
     fn is_swap_used(&self) -> bool {
         sys::is_swap_used()
     }
 
-    /// Returns the ids of a cgroup and of those below it.
+    /// Returns the ids of a cgroup and of its descendants.
     ///
     /// # Errors
     /// The directory cannot be read.

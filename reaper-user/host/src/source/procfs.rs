@@ -1,7 +1,7 @@
-//! The process table as /proc has it: what ran before the probes, and what they may have missed.
+//! Reads /proc: the pre-existing processes, and those that a source may have missed.
 //!
-//! A process is read through one directory handle, so that all of a row is about one process even
-//! where its pid is given away meanwhile. That a process is gone is a result, not an error.
+//! A process is read through one directory handle, so all facts are about one process even if its pid is reused
+//! meanwhile. The exit of a process is a result, not an error.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -30,18 +30,18 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-/// The kernel's names have 15 bytes; /proc appends to those of its own workers.
+/// Length in bytes of the kernel's process names. /proc shows longer names of kernel workers.
 const COMM_MAX: usize = 15;
-/// More than any file of /proc read here holds, argv aside.
+/// Bound on the size of the files read here, except `cmdline`.
 const FILE_MAX: usize = 128 << 10;
-/// What the kernel appends to the path of an executable that has been removed or replaced.
+/// Suffix that the kernel appends to the path of an executable that has been removed or replaced.
 const DELETED: &[u8] = b" (deleted)";
 
-/// Reads one /proc. Has no state that changes, so threads can share it.
+/// Reader of a /proc. Has no mutable state, so threads can share it.
 #[derive(Clone, Debug)]
 pub struct Procfs {
     root: PathBuf,
-    /// Where cgroup v2 is mounted, if processes are told apart by it.
+    /// Mount points of cgroup v2; none if the host does not use it to group processes.
     cgroups: Mounts,
 }
 
@@ -63,25 +63,26 @@ impl Procfs {
         Procfs { root, cgroups }
     }
 
-    /// Where it is.
+    /// Returns the mount point.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// One process.
+    /// Reads one process.
     ///
     /// # Errors
-    /// If it is there and cannot be read; names the file.
+    /// The process exists, but one of its files cannot be read or parsed. The error names the file.
     pub fn read(&self, pid: u32) -> Result<ProcessReading, ProcfsError> {
-        Reader::new(self).look(pid)
+        Reader::new(self).read(pid)
     }
 
-    /// When a process began, in ticks of [`TICK_NS`](reaper_model::event::TICK_NS) since boot; `None` if it is gone.
+    /// Returns the start of a process, in ticks of [`TICK_NS`](reaper_model::event::TICK_NS) since boot; `None` if it is
+    /// gone.
     pub fn start_ticks(&self, pid: u32) -> Option<u64> {
         self.stat(pid, |stat| stat.start)
     }
 
-    /// The kernel's name of a process, at most 15 bytes; `None` if it is gone.
+    /// Returns the kernel's name of a process, at most 15 bytes; `None` if it is gone.
     pub fn comm(&self, pid: u32) -> Option<String> {
         self.stat(pid, |stat| String::from_utf8_lossy(stat.comm).into_owned())
     }
@@ -92,7 +93,7 @@ impl Procfs {
     }
 }
 
-/// A pass over processes, with the buffers it reuses.
+/// Reader of many processes, with buffers that it reuses.
 struct Reader<'a> {
     root: &'a Path,
     stat: Vec<u8>,
@@ -113,7 +114,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn look(&mut self, pid: u32) -> Result<ProcessReading, ProcfsError> {
+    fn read(&mut self, pid: u32) -> Result<ProcessReading, ProcfsError> {
         let dir = self.root.join(pid.to_string());
         self.process(&dir, pid).or_else(|(name, source)| {
             let path = dir.join(name);
@@ -125,7 +126,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Errors carry the file's name; one without an errno is about its content.
+    /// Reads one process. Errors carry the name of the file. An error without an errno means that the file is malformed.
     fn process(
         &mut self,
         path: &Path,
@@ -136,7 +137,7 @@ impl<'a> Reader<'a> {
         let dir = Dir::open(path).map_err(|e| ("", e))?;
         dir.read("stat", &mut self.stat).map_err(|e| ("stat", e))?;
         let stat = Stat::parse(&self.stat).ok_or_else(|| malformed("stat"))?;
-        // A leader that exited before other threads has no memory left: they know what the process runs.
+        // A leader that exits before other threads has no memory any more. The others still show the program.
         let thread = if stat.is_leader_dead() {
             living_thread(path, &dir, &stat)
         } else {
@@ -184,14 +185,14 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Ids of the cgroups met in a pass, and no longer: one that is made anew has the old path and another id.
+/// Ids of cgroups by path, for one pass only: a cgroup that is removed and created again has the same path and another id.
 struct CgroupCache<'a> {
     mounts: &'a Mounts,
     known: HashMap<Vec<u8>, u64>,
 }
 
 impl CgroupCache<'_> {
-    /// Id of the cgroup that a `cgroup` file names; 0 if there is no telling.
+    /// Returns the id of the cgroup that a `cgroup` file names; 0 if unknown.
     fn id(&mut self, file: &[u8]) -> u64 {
         let Some(path) = field(file, b"0::") else {
             return 0;
@@ -207,7 +208,7 @@ impl CgroupCache<'_> {
     }
 }
 
-/// A handle on the directory of one process or thread; reading through it fails once that is gone.
+/// Handle of the directory of a process or thread. Reading through it fails once that has exited.
 pub struct Dir(OwnedFd);
 
 impl Dir {
@@ -220,12 +221,12 @@ impl Dir {
         Ok(Dir(openat(at, path, flags, Mode::empty())?))
     }
 
-    /// The whole file.
+    /// Reads a file.
     pub fn read(&self, name: &str, into: &mut Vec<u8>) -> io::Result<()> {
         self.read_some(name, FILE_MAX, into)
     }
 
-    /// The beginning of a file.
+    /// Reads at most `most` bytes from the beginning of a file.
     pub fn read_some(&self, name: &str, most: usize, into: &mut Vec<u8>) -> io::Result<()> {
         into.clear();
         let file = openat(
@@ -240,7 +241,7 @@ impl Dir {
             .map(drop)
     }
 
-    /// Path of the executable; empty where it is another user's secret or there is none.
+    /// Returns the path of the executable; empty if it is missing or this user may not read it.
     fn executable(&self) -> io::Result<Vec<u8>> {
         let mut path = match readlinkat(&self.0, "exe") {
             Ok(path) => path.into_vec(),
@@ -256,7 +257,7 @@ impl Dir {
     }
 }
 
-/// A thread of the process that still runs: its directory below that of the process, and a handle on it.
+/// Finds a thread of the process that has not exited. Returns its directory, relative to the process's, and a handle of it.
 pub fn living_thread(path: &Path, dir: &Dir, leader: &Stat) -> Option<(PathBuf, Dir)> {
     if leader.threads < 2 {
         return None;

@@ -1,4 +1,4 @@
-//! What a look at the process table finds, whichever system's it is.
+//! Results of reading the process table, on any operating system.
 
 use std::collections::HashMap;
 use std::io;
@@ -7,17 +7,19 @@ use std::path::PathBuf;
 
 use reaper_model::event::{ProcEntry, ProcessKey};
 
-/// Something that cannot be read of the process table, or not understood.
+/// Failure to read or parse the process table.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcfsError {
     #[cfg(target_os = "linux")]
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
     #[cfg(target_os = "linux")]
-    #[error("cannot start a thread to read /proc: {0}; raise the limit of processes")]
+    #[error(
+        "cannot start a thread to read /proc: {0}; raise the limit on processes (RLIMIT_NPROC)"
+    )]
     Thread(#[source] io::Error),
     #[cfg(target_os = "linux")]
-    #[error("cannot understand {}", path.display())]
+    #[error("cannot parse {}", path.display())]
     Malformed { path: PathBuf },
     #[cfg(target_os = "macos")]
     #[error("cannot read the process table: {0}")]
@@ -27,64 +29,64 @@ pub enum ProcfsError {
     Read { pid: u32, source: io::Error },
 }
 
-/// What a look at one pid found.
+/// Result of reading one pid.
 #[derive(Debug)]
 pub enum ProcessReading {
     Alive(ProcEntry),
-    /// Nothing of it runs any more; only its parent has not waited for it yet.
+    /// All of its threads have exited, and its parent has not waited for it yet.
     Zombie,
-    /// There is no such process, or no more.
+    /// The process does not exist, or exited while it was read.
     Vanished,
 }
 
 /// The process table, read in one pass.
 #[derive(Debug, Default)]
 pub struct Snapshot {
-    /// All living processes, by pid as the directory lists them.
+    /// Living processes, in the order in which the pids were listed.
     pub rows: Vec<ProcEntry>,
-    /// Left out because nothing of them runs any more.
+    /// Number of zombies, which have no row.
     pub zombies: u32,
-    /// Gone between the listing and the look.
+    /// Number of processes that exited between the listing and the read.
     pub vanished: u32,
-    /// There, but not to be read; whoever concludes from an absence has to mind these.
+    /// Number of processes that exist but could not be read. If there are any, a missing row does not prove an exit.
     pub unreadable: u32,
 }
 
-/// What a short look at a process found.
+/// Whether a process is alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Liveness {
     Alive {
         /// Pid of the parent, 0 for none.
         parent: u32,
     },
-    /// It has exited, whoever has its pid now.
+    /// It has exited. Its pid may belong to another process now.
     Gone,
 }
 
-/// A process that has exited and is not waited for.
+/// A process that has exited and that its parent has not waited for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Zombie {
-    /// Start is a whole number of [`TICK_NS`](reaper_model::event::TICK_NS).
+    /// Key whose start is a multiple of [`TICK_NS`](reaper_model::event::TICK_NS) on Linux.
     pub key: ProcessKey,
     pub parent: u32,
     pub comm: Vec<u8>,
-    /// Effective.
+    /// Effective uid.
     pub uid: u32,
 }
 
-/// What a process has of the host's memory, in bytes.
+/// Memory of a process, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct ProcessMemory {
-    /// Resident, pages that it shares with others included.
+    /// Resident memory, including pages shared with other processes.
     #[serde(rename = "memory.rss")]
     pub rss: u64,
-    /// Swapped out.
+    /// Swapped-out memory.
     #[serde(rename = "memory.swap")]
     pub swap: u64,
 }
 
 impl Snapshot {
-    /// The rows, parents before their children.
+    /// Returns the rows with parents before their children.
     pub fn parents_first(mut self) -> Vec<ProcEntry> {
         let parents: HashMap<u32, u32> = self
             .rows
@@ -95,7 +97,7 @@ impl Snapshot {
         for row in &self.rows {
             let mut line = Vec::new();
             let mut pid = row.key.pid;
-            // Up to where the depth is known, or the top; a loop, which only damage could make, ends it too.
+            // Up to a process of known depth, or the top. The length bound ends a loop, which only damaged data can form.
             while let Some(parent) = parents.get(&pid)
                 && !depths.contains_key(&pid)
                 && line.len() <= parents.len()
@@ -118,8 +120,8 @@ impl Snapshot {
         self.rows
     }
 
-    pub(super) fn add(&mut self, look: Result<ProcessReading, impl Sized>) {
-        match look {
+    pub(super) fn add(&mut self, reading: Result<ProcessReading, impl Sized>) {
+        match reading {
             Ok(ProcessReading::Alive(row)) => self.rows.push(row),
             Ok(ProcessReading::Zombie) => self.zombies += 1,
             Ok(ProcessReading::Vanished) => self.vanished += 1,

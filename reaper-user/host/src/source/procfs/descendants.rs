@@ -1,4 +1,4 @@
-//! Who descends from a process, by what the process table says at the time.
+//! Finds the descendants of a process in the current process table.
 
 use hashbrown::{HashMap, HashSet};
 use nix::errno::Errno;
@@ -8,73 +8,74 @@ use crate::source::ProcessTable;
 use crate::sys::proc_file::Stat;
 use reaper_model::event::ProcessKey;
 
-/// A process that descends from another.
+/// A descendant of another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descendant {
-    /// The start is a whole tick.
+    /// Key whose start is a whole tick.
     pub key: ProcessKey,
     /// Pid of its parent.
     pub parent: u32,
 }
 
-/// A process, and whether it is no zombie.
+/// A process, and whether it is alive (not a zombie).
 type Row = (Descendant, bool);
 
 impl Procfs {
-    /// All that live and descend from a process, which is not one of them, each after its parent. Behind them those whose
-    /// pids are `inside`, and all that live and descend from one of these. Who cannot be read is left out.
+    /// Returns the living descendants of a process, parents first, without the process itself. Then follow the living
+    /// processes whose pids `inside` returns, and their living descendants. Unreadable processes are left out.
     ///
-    /// `inside` is asked before the table is read and after it, and both have to say it: one that ends in between may have
-    /// left its pid to a stranger.
+    /// `inside` is called before and after the table is read, and only pids in both results count: a process that exits
+    /// in between may have left its pid to an untracked process.
     ///
     /// # Errors
-    /// The directory cannot be listed; those of `inside`.
+    /// /proc cannot be listed, or `inside` fails.
     pub fn descendants(
         &self,
         of: u32,
         inside: impl Fn() -> Result<HashSet<u32>, ProcfsError>,
     ) -> Result<Vec<Descendant>, ProcfsError> {
-        let (rows, pids) = self.rows_amid(inside)?;
+        let (rows, pids) = self.rows_and_inside(inside)?;
         let found = below(&rows, vec![of]);
-        Ok(with_others(found, &rows, |key| pids.contains(&key.pid)))
+        Ok(with_inside(found, &rows, |key| pids.contains(&key.pid)))
     }
 
-    /// All of these that live, those whose pids are `inside`, as above, and all that live and descend from one of them.
+    /// Returns those of the given processes that are alive, the living processes whose pids `inside` returns, and the living
+    /// descendants of both.
     ///
     /// # Errors
-    /// As above.
+    /// As [`Procfs::descendants`].
     pub fn subtrees(
         &self,
         of: &HashSet<ProcessKey>,
         inside: impl Fn() -> Result<HashSet<u32>, ProcfsError>,
     ) -> Result<Vec<Descendant>, ProcfsError> {
-        let (rows, pids) = self.rows_amid(inside)?;
-        let is_one = |key: ProcessKey| {
+        let (rows, pids) = self.rows_and_inside(inside)?;
+        let is_inside = |key: ProcessKey| {
             pids.contains(&key.pid) || of.iter().any(|known| known.has_same_tick(key))
         };
-        Ok(with_others(Vec::new(), &rows, is_one))
+        Ok(with_inside(Vec::new(), &rows, is_inside))
     }
 
-    /// The pids of a process, and of all that it descends from; one that is not shown to this user ends the line.
+    /// Returns the pids of a process and of its ancestors, up to one that is hidden from this user.
     ///
     /// # Errors
-    /// There is no telling, for want of files or memory.
+    /// There are not enough file descriptors or memory to read them.
     pub fn pid_and_ancestors(&self, mut pid: u32) -> Result<HashSet<u32>, ProcfsError> {
-        let mut line = HashSet::new();
+        let mut chain = HashSet::new();
         let mut child = None;
-        // Each but once, where the table changes while it is read.
-        while pid != 0 && line.insert(pid) {
+        // Each pid only once: the table can change while it is read, and form a loop.
+        while pid != 0 && chain.insert(pid) {
             match (self.parent(pid)?, child) {
                 (Some(parent), _) => (child, pid) = (Some(pid), parent),
-                // It has ended meanwhile, and its child has another parent, unless it is not shown.
+                // The parent has exited meanwhile, so its child has another one, or it is hidden from this user.
                 (None, Some(child)) => pid = self.parent(child)?.unwrap_or(0),
                 (None, None) => break,
             }
         }
-        Ok(line)
+        Ok(chain)
     }
 
-    /// `None`: it is gone, or not shown.
+    /// Returns the parent of a process; `None` if the process is gone or hidden.
     fn parent(&self, pid: u32) -> Result<Option<u32>, ProcfsError> {
         let path = self.root.join(pid.to_string()).join("stat");
         match std::fs::read(&path) {
@@ -88,7 +89,8 @@ impl Procfs {
         }
     }
 
-    fn rows_amid(
+    /// Reads the table, and the pids that are `inside` both before and after that.
+    fn rows_and_inside(
         &self,
         inside: impl Fn() -> Result<HashSet<u32>, ProcfsError>,
     ) -> Result<(Vec<Row>, HashSet<u32>), ProcfsError> {
@@ -113,35 +115,36 @@ impl Procfs {
     }
 }
 
-/// Adds to what was found all of whom this is so, and all that live and descend from those.
-fn with_others(
+/// Adds the living processes for which `is_inside` holds, and their living descendants.
+fn with_inside(
     mut found: Vec<Descendant>,
     rows: &[Row],
-    is_one: impl Fn(ProcessKey) -> bool,
+    is_inside: impl Fn(ProcessKey) -> bool,
 ) -> Vec<Descendant> {
     let mut known: HashSet<u32> = found.iter().map(|one| one.key.pid).collect();
-    let is = |(row, lives): &&Row| *lives && !known.contains(&row.key.pid) && is_one(row.key);
-    let others: Vec<Descendant> = rows.iter().filter(is).map(|(row, _)| *row).collect();
-    let makers: Vec<u32> = others.iter().map(|row| row.key.pid).collect();
-    known.extend(&makers);
+    let is_new =
+        |(row, lives): &&Row| *lives && !known.contains(&row.key.pid) && is_inside(row.key);
+    let others: Vec<Descendant> = rows.iter().filter(is_new).map(|(row, _)| *row).collect();
+    let roots: Vec<u32> = others.iter().map(|row| row.key.pid).collect();
+    known.extend(&roots);
     found.extend(others);
-    if !makers.is_empty() {
-        let below = below(rows, makers).into_iter();
+    if !roots.is_empty() {
+        let below = below(rows, roots).into_iter();
         found.extend(below.filter(|one| !known.contains(&one.key.pid)));
     }
     found
 }
 
-fn below(rows: &[Row], mut makers: Vec<u32>) -> Vec<Descendant> {
+fn below(rows: &[Row], mut roots: Vec<u32>) -> Vec<Descendant> {
     let mut children: HashMap<u32, Vec<Row>> = HashMap::new();
     for row in rows {
         children.entry(row.0.parent).or_default().push(*row);
     }
     let mut found = Vec::new();
-    while let Some(maker) = makers.pop() {
-        // Taken out, so that a table that changes while it is read leads into no circle.
-        for (child, lives) in children.remove(&maker).unwrap_or_default() {
-            makers.push(child.key.pid);
+    while let Some(parent) = roots.pop() {
+        // Removed from the map, so that a loop ends. The table can change while it is read.
+        for (child, lives) in children.remove(&parent).unwrap_or_default() {
+            roots.push(child.key.pid);
             if lives {
                 found.push(child);
             }

@@ -1,6 +1,6 @@
-//! Passes over many processes on worker threads.
+//! Reads many processes on worker threads.
 //!
-//! A process that holds its reader is left unread, and so it is in later passes until that reader is free.
+//! A process that blocks its reader is left unread, also by later passes, until that reader is free again.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -12,12 +12,12 @@ use crate::source::snapshot::ProcessReading;
 use crate::sys;
 use crate::workers::{Job, Size, Slot, Workers};
 
-/// How long a pass over all processes waits for the next one.
-pub(super) const PATIENCE: Duration = Duration::from_secs(1);
-/// How often in the time that a pass waits in vain stuck readers are replaced.
-const ROUNDS: u32 = 10;
-/// How many times longer it waits while a reader is not stuck, which may take its time.
-const MOVING: u32 = 8;
+/// Time limit for the next result of a pass.
+pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(1);
+/// Number of checks for stuck readers within that time.
+const CHECKS: u32 = 10;
+/// Factor by which the time limit is longer while a reader that is not stuck works.
+const MOVING_FACTOR: u32 = 8;
 /// Number of passes so far.
 static PASSES: AtomicU32 = AtomicU32::new(0);
 /// Readers of all snapshots.
@@ -32,26 +32,29 @@ pub const fn readers() -> Readers {
 }
 
 impl Procfs {
-    /// Reads processes, has `more` add to each reading, and hands what comes of it to `take`. Waits no longer than
-    /// `patience` for the next one while all readers sleep, times the number of runnable threads per processor: one of these may
-    /// hold a lock that a reader needs. Returns how many were not read: those that hold a reader, of this pass or of an
-    /// earlier one, and the rest if there is no reader left.
+    /// Reads processes, completes each reading by `more`, and passes the result to `take`.
+    ///
+    /// If all readers sleep, the time limit for the next result is `timeout` times the number of runnable threads per
+    /// processor, because one of these threads may hold a lock that a reader needs.
+    ///
+    /// Returns the number of unread processes: those that block a reader of this or an earlier pass, and all others if no
+    /// reader is left.
     ///
     /// # Errors
     /// No thread can be started.
     pub fn pass<T: Send + 'static>(
         &self,
         readers: &Workers,
-        patience: Duration,
+        timeout: Duration,
         mut pids: Vec<u32>,
         more: fn(&Procfs, u32, Result<ProcessReading, ProcfsError>) -> T,
         mut take: impl FnMut(u32, T),
     ) -> Result<usize, ProcfsError> {
-        // Several passes may share the readers. One of them must not take another's for its own.
+        // Several passes may share the readers. The number of the pass identifies its own.
         let owner = PASSES.fetch_add(1, Ordering::Relaxed);
         let all = pids.len();
         let stuck = readers.stuck();
-        // One that started later only has the pid of the one that holds its reader.
+        // A process that started after the read began is not the one that blocks the reader.
         let is_held = |pid: u32| {
             let mut began = stuck.iter().filter(|(id, _)| *id == u64::from(pid));
             began.any(|(_, began)| {
@@ -70,7 +73,7 @@ impl Procfs {
             more,
             send,
         });
-        // What is still queued when the pass ends is dropped.
+        // Jobs that are still queued when the pass ends are dropped.
         let wanted = Arc::new(());
         let start = |count: usize| -> Result<(), ProcfsError> {
             for _ in 0..count {
@@ -88,34 +91,34 @@ impl Procfs {
         };
         let count = std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 4));
         start(count.min(left))?;
-        let step = patience / ROUNDS;
-        let (mut in_vain, mut waited) = (0, 0);
+        let step = timeout / CHECKS;
+        let (mut waits, mut steps) = (0, 0);
         let mut has_room = readers.has_room();
-        while left > 0 && in_vain < ROUNDS * MOVING && has_room {
-            if let Ok((pid, it)) = found.recv_timeout(step) {
-                take(pid, it);
+        while left > 0 && waits < CHECKS * MOVING_FACTOR && has_room {
+            if let Ok((pid, result)) = found.recv_timeout(step) {
+                take(pid, result);
                 left -= 1;
-                (in_vain, waited) = (0, 0);
+                (waits, steps) = (0, 0);
                 continue;
             }
-            waited += 1;
-            let crowd = sys::runnable_per_processor();
-            if waited < crowd {
+            steps += 1;
+            let runnable = sys::runnable_per_processor();
+            if steps < runnable {
                 continue;
             }
-            waited = 0;
-            // Half of it: timers are not exact.
-            let stuck = readers.replace_stuck(sys::nanoseconds(step / 2 * crowd), Some(owner));
+            steps = 0;
+            // Half of the step, because timers are not exact.
+            let stuck = readers.replace_stuck(sys::nanoseconds(step / 2 * runnable), Some(owner));
             start(stuck.len().min(work.unclaimed()))?;
             let is_moving = readers.is_moving(owner) || !stuck.is_empty();
-            in_vain += if is_moving { 1 } else { MOVING };
+            waits += if is_moving { 1 } else { MOVING_FACTOR };
             has_room = readers.has_room();
         }
         Ok(skipped + left)
     }
 }
 
-/// What the readers of one pass share.
+/// State that the readers of one pass share.
 struct Work<T> {
     procfs: Procfs,
     pids: Vec<u32>,
@@ -134,7 +137,7 @@ impl<T> Work<T> {
                 return;
             };
             slot.begin(u64::from(*pid));
-            let found = (self.more)(&self.procfs, *pid, reader.look(*pid));
+            let found = (self.more)(&self.procfs, *pid, reader.read(*pid));
             if self.send.send((*pid, found)).is_err() || slot.is_replaced() {
                 return;
             }
@@ -157,8 +160,8 @@ mod tests {
     use crate::source::ProcessTable;
 
     const SHORT: Duration = Duration::from_secs(1);
-    /// So long that a test which waited for it would never end.
-    const FOR_EVER: Duration = Duration::from_secs(3600);
+    /// Time limit that no test may reach.
+    const FOREVER: Duration = Duration::from_secs(3600);
 
     fn process(root: &Path, pid: u32, start: u32) {
         let dir = root.join(pid.to_string());
@@ -173,7 +176,7 @@ mod tests {
         fs::write(dir.join("cmdline"), "x\0").unwrap();
     }
 
-    /// One whose command line nobody gets to the end of: a pipe without a writer.
+    /// Adds a process whose command line cannot be read to its end: a pipe without a writer.
     fn stuck(root: &Path, pid: u32) -> PathBuf {
         process(root, pid, pid);
         let pipe = root.join(format!("{pid}/cmdline"));
@@ -186,44 +189,44 @@ mod tests {
         Workers::new("test", Size::fixed(most))
     }
 
-    /// Who was read, and how many were not.
-    fn pass(readers: &Workers, root: &Path, patience: Duration) -> (Vec<u32>, usize) {
+    /// Returns the pids of the processes that a pass reads, and the number of unread ones.
+    fn pass(readers: &Workers, root: &Path, timeout: Duration) -> (Vec<u32>, usize) {
         let procfs = Procfs::new(root);
         let (mut read, mut pids) = (Vec::new(), procfs.pids().unwrap());
-        // Those who hold their readers are first in line.
+        // Processes that block their readers come first.
         pids.sort_unstable();
-        let take = |pid, look: Result<ProcessReading, ProcfsError>| {
-            assert!(matches!(look, Ok(ProcessReading::Alive(_))), "{look:?}");
+        let take = |pid, found: Result<ProcessReading, ProcfsError>| {
+            assert!(matches!(found, Ok(ProcessReading::Alive(_))), "{found:?}");
             read.push(pid);
         };
-        let unread = procfs.pass(readers, patience, pids, |_, _, look| look, take);
+        let unread = procfs.pass(readers, timeout, pids, |_, _, reading| reading, take);
         read.sort_unstable();
         (read, unread.unwrap())
     }
 
-    /// Waits until just so many are at work: whoever is done leaves a moment after it has told of the last one.
-    fn await_at_work(readers: &Workers, count: usize) {
+    /// Waits until `count` threads are left: a thread ends a moment after it has sent its last result.
+    fn await_threads(readers: &Workers, count: usize) {
         let end = Instant::now() + Duration::from_secs(10);
         while readers.threads() != count {
             assert!(
                 Instant::now() < end,
-                "{} are at work, not {count}",
+                "{} threads, not {count}",
                 readers.threads()
             );
             std::thread::yield_now();
         }
     }
 
-    /// Those who read these pipes come to the end, and leave.
-    fn loosen(readers: &Workers, pipes: &[PathBuf]) {
+    /// Lets the threads that read these pipes end.
+    fn unblock(readers: &Workers, pipes: &[PathBuf]) {
         for pipe in pipes {
             drop(File::options().write(true).open(pipe).unwrap());
         }
-        await_at_work(readers, 0);
+        await_threads(readers, 0);
     }
 
     #[test]
-    fn who_holds_its_reader_is_left_to_it_and_costs_nobody_else() {
+    fn process_that_blocks_its_reader_is_left_unread() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
         let pipes: Vec<_> = (10..16).map(|pid| stuck(root, pid)).collect();
@@ -231,34 +234,34 @@ mod tests {
         let others: Vec<u32> = (20..40).collect();
         let readers = readers(9);
         assert_eq!(pass(&readers, root, SHORT), (others.clone(), 6));
-        await_at_work(&readers, 6);
+        await_threads(&readers, 6);
         for _ in 0..5 {
-            assert_eq!(pass(&readers, root, FOR_EVER), (others.clone(), 6));
-            // Those who have not left yet would take the room of the next pass.
-            await_at_work(&readers, 6);
+            assert_eq!(pass(&readers, root, FOREVER), (others.clone(), 6));
+            // Threads that have not ended yet would count against the limit of the next pass.
+            await_threads(&readers, 6);
         }
-        // Another who has got such a pid is read.
+        // A later process with the pid is read.
         let aside = root.join("aside");
         fs::rename(&pipes[0], &aside).unwrap();
         process(root, 10, u32::MAX);
-        assert_eq!(pass(&readers, root, FOR_EVER).0, [&[10], &*others].concat());
-        loosen(&readers, &[&[aside], &pipes[1..]].concat());
+        assert_eq!(pass(&readers, root, FOREVER).0, [&[10], &*others].concat());
+        unblock(&readers, &[&[aside], &pipes[1..]].concat());
     }
 
     #[test]
-    fn where_all_are_stuck_the_rest_is_unread_and_nobody_waits() {
+    fn pass_without_free_readers_does_not_wait() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
         let pipes: Vec<_> = (10..20).map(|pid| stuck(root, pid)).collect();
         (20..30).for_each(|pid| process(root, pid, pid));
         let readers = readers(3);
         for n in 0..5 {
-            let patience = if n == 0 { SHORT } else { FOR_EVER };
-            assert_eq!(pass(&readers, root, patience), (Vec::new(), 20), "{n}");
+            let timeout = if n == 0 { SHORT } else { FOREVER };
+            assert_eq!(pass(&readers, root, timeout), (Vec::new(), 20), "{n}");
             assert_eq!(readers.threads(), 3);
         }
-        loosen(&readers, &pipes[..3]);
+        unblock(&readers, &pipes[..3]);
         (10..20).for_each(|pid| fs::remove_dir_all(root.join(pid.to_string())).unwrap());
-        assert_eq!(pass(&readers, root, FOR_EVER), ((20..30).collect(), 0));
+        assert_eq!(pass(&readers, root, FOREVER), ((20..30).collect(), 0));
     }
 }

@@ -1,10 +1,10 @@
-//! The process table as /proc has it, and what is found by reading all of it.
+//! Implements the process table by /proc.
 
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
-use super::readers::{PATIENCE, READERS};
+use super::readers::{READ_TIMEOUT, READERS};
 use super::{Liveness, ProcessMemory, Procfs, ProcfsError, Snapshot, Zombie};
 use crate::source::ProcessTable;
 use crate::sys;
@@ -45,13 +45,13 @@ impl ProcessTable for Procfs {
     }
 
     fn snapshot_of(&self, pids: Vec<u32>) -> Result<Snapshot, ProcfsError> {
-        self.snapshot_within(PATIENCE, pids)
+        self.snapshot_within(READ_TIMEOUT, pids)
     }
 
-    fn snapshot_within(&self, patience: Duration, pids: Vec<u32>) -> Result<Snapshot, ProcfsError> {
+    fn snapshot_within(&self, timeout: Duration, pids: Vec<u32>) -> Result<Snapshot, ProcfsError> {
         let mut snapshot = Snapshot::default();
-        let take = |_, look| snapshot.add(look);
-        let unread = self.pass(&READERS, patience, pids, |_, _, look| look, take)?;
+        let take = |_, reading| snapshot.add(reading);
+        let unread = self.pass(&READERS, timeout, pids, |_, _, reading| reading, take)?;
         snapshot.unreadable += unread as u32;
         Ok(snapshot)
     }
@@ -85,18 +85,18 @@ impl ProcessTable for Procfs {
 }
 
 impl Procfs {
-    /// Memory that this very process has resident, in bytes; `None` if it is gone.
+    /// Returns the resident memory of the process with this key, in bytes; `None` if it is gone.
     pub fn rss_of(&self, key: ProcessKey) -> Option<u64> {
         let rss = self.rss_bytes(key.pid)?;
-        // Still it, so that was its too.
+        // The pid still belongs to the process, so the memory read before does too.
         let now = self.stat(key.pid, |stat| stat.key(key.pid))?;
         key.has_same_tick(now).then_some(rss)
     }
 
-    /// Who has exited and is not waited for by its parent.
+    /// Returns all zombies. Unreadable ones are left out.
     ///
     /// # Errors
-    /// The directory cannot be read; one process that cannot is left out.
+    /// /proc cannot be listed.
     pub fn zombies(&self) -> Result<Vec<Zombie>, ProcfsError> {
         let zombie = |pid: u32| {
             let (key, parent, comm) = self.stat(pid, |stat| {
@@ -117,7 +117,7 @@ impl Procfs {
     }
 }
 
-/// Returns what a `status` file has in KiB under a name, in bytes.
+/// Returns a field of a `status` file in KiB, converted to bytes.
 fn kib(status: &[u8], name: &[u8]) -> Option<u64> {
     value(status, name).map(|kib: u64| kib.saturating_mul(1024))
 }
@@ -129,18 +129,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_process_has_some_and_both_files_say_so() {
+    fn memory_is_about_the_same_in_statm_and_status() {
         let proc = Procfs::default();
         let own = std::process::id();
         let (statm, status) = (proc.memory(own, false), proc.memory(own, true));
         let (statm, status) = (statm.unwrap().rss, status.unwrap().rss);
         assert!(statm > 1 << 20, "{statm}");
-        // The kernel counts by processor, and other tests run meanwhile.
+        // The kernel counts per processor, and other tests run meanwhile.
         assert!(statm.abs_diff(status) < 64 << 20, "{statm} {status}");
     }
 
     #[test]
-    fn a_zombie_and_one_that_is_gone_have_none() {
+    fn zombie_and_missing_process_have_no_memory() {
         let proc = Procfs::default();
         let mut child = Command::new("/bin/sleep")
             .arg("600")

@@ -1,4 +1,4 @@
-//! A table made by hand, with what /proc can throw at its readers, and the real one.
+//! Tests with a simulated /proc that has unusual contents, and with the real one.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -12,7 +12,7 @@ use reaper_model::event::{ProcessKey, TICK_NS, Uids};
 
 mod bytes;
 
-/// A /proc of files.
+/// A directory that stands for /proc.
 struct Fake {
     dir: tempfile::TempDir,
 }
@@ -28,7 +28,7 @@ impl Fake {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, content).unwrap();
     }
-    /// A process or thread in directory `dir`.
+    /// Adds a process or thread in directory `dir`.
     fn task(&self, dir: &str, comm: &str, state: char, threads: u32) {
         self.file(&format!("{dir}/stat"), stat(comm, state, threads));
         self.file(
@@ -62,13 +62,12 @@ fn stat(comm: &str, state: char, threads: u32) -> String {
     )
 }
 
-/// Everybody.
 fn all(procfs: &Procfs) -> Snapshot {
     procfs.snapshot_of(procfs.pids().unwrap()).unwrap()
 }
 
 #[test]
-fn a_whole_row() {
+fn all_facts_of_a_process_are_read() {
     let fake = Fake::new();
     fake.task("7", "prog", 'S', 1);
     let mount = fake.dir.path().join("a mount");
@@ -130,7 +129,7 @@ fn names_may_hold_anything() {
 }
 
 #[test]
-fn long_arguments_are_cut_and_their_length_is_told() {
+fn long_arguments_are_cut_but_keep_the_full_length() {
     let fake = Fake::new();
     fake.task("7", "prog", 'S', 1);
     fake.file("7/cmdline", vec![b'a'; ARGV_MAX + 5000]);
@@ -161,7 +160,7 @@ fn long_arguments_are_cut_and_their_length_is_told() {
 }
 
 #[test]
-fn a_dead_leader_of_living_threads_is_alive() {
+fn process_with_exited_leader_and_living_thread_is_alive() {
     let fake = Fake::new();
     fake.task("7", "leader", 'Z', 3);
     fake.task("7/task/7", "leader", 'Z', 3);
@@ -177,7 +176,7 @@ fn a_dead_leader_of_living_threads_is_alive() {
 }
 
 #[test]
-fn inits_of_namespaces_and_kernel_threads() {
+fn namespace_inits_and_kernel_threads_are_recognised() {
     let fake = Fake::new();
     fake.task("7", "init", 'S', 1);
     for (ids, expected) in [
@@ -216,7 +215,7 @@ fn malformed_entries_are_counted_and_the_rest_is_read() {
         fake.file(&format!("{pid}/stat"), bad);
     }
     fake.task("15", "x", 'S', 1);
-    fake.file("15/status", "Uid:\tnobody\n");
+    fake.file("15/status", "Uid:\tinvalid\n");
     std::fs::create_dir(fake.dir.path().join("16")).unwrap();
     fake.file("17", "a file, not a process");
     fake.file("version", "not a number");
@@ -226,7 +225,7 @@ fn malformed_entries_are_counted_and_the_rest_is_read() {
     assert_eq!((all.zombies, all.vanished, all.unreadable), (1, 1, 7));
     let error = fake.procfs().read(13).unwrap_err().to_string();
     assert!(
-        error.starts_with("cannot understand ") && error.ends_with("/13/stat"),
+        error.starts_with("cannot parse ") && error.ends_with("/13/stat"),
         "{error}"
     );
     let error = Procfs::new("/nonexistent").pids().unwrap_err().to_string();
@@ -234,7 +233,7 @@ fn malformed_entries_are_counted_and_the_rest_is_read() {
 }
 
 #[test]
-fn cgroups_that_cannot_be_told() {
+fn unknown_cgroup_has_id_0() {
     let fake = Fake::new();
     fake.task("7", "x", 'S', 1);
     assert_eq!(fake.alive(7).image.cgroup_id, 0);
@@ -254,7 +253,7 @@ fn cgroups_that_cannot_be_told() {
 }
 
 #[test]
-fn this_process_in_the_real_table() {
+fn this_process_is_in_the_real_table() {
     let procfs = Procfs::default();
     let all = all(&procfs);
     let me = std::process::id();
@@ -274,7 +273,7 @@ fn this_process_in_the_real_table() {
     ));
 }
 
-/// Polls to a deadline.
+/// Polls until `done`, with a deadline.
 fn until(what: &str, done: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !done() {
@@ -284,7 +283,7 @@ fn until(what: &str, done: impl Fn() -> bool) {
 }
 
 #[test]
-fn a_child_lives_becomes_a_zombie_and_vanishes() {
+fn child_is_alive_then_zombie_then_vanished() {
     let procfs = Procfs::default();
     let long = "x".repeat(20_000);
     let mut child = Command::new("sh")
@@ -313,8 +312,8 @@ fn a_child_lives_becomes_a_zombie_and_vanishes() {
     until("the child is no zombie", || {
         matches!(procfs.read(pid), Ok(ProcessReading::Zombie))
     });
-    // It is told as soon as it is on its way out, which is a moment earlier.
-    until("the child has a state of its own", || {
+    // `read` returns `Zombie` already when the process begins to exit, a moment before its state is Z.
+    until("the child has no state Z", || {
         procfs.state(pid) == Some('Z')
     });
     assert_eq!(procfs.rss_bytes(pid), Some(0));

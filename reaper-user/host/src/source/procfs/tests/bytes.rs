@@ -1,4 +1,4 @@
-//! What stands in the files of /proc may be anything.
+//! Tests of parsing damaged files of /proc.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::damage::{arbitrary_bytes, proc_self_file};
 use crate::sys::proc_file::{innermost_pid, is_nested, number, words};
 
-/// The number of a field as proc(5) counts them, 0 for what is negative.
+/// Returns the value of a field, numbered as in proc(5); 0 if it is negative.
 fn numbered(stat: &[u8], field: usize) -> Option<u64> {
     let rest = stat.rsplit(|b| *b == b')').next()?;
     let word = words(rest).nth(field - 3)?;
@@ -19,7 +19,7 @@ fn numbered(stat: &[u8], field: usize) -> Option<u64> {
 
 proptest! {
     #[test]
-    fn stat(bytes in arbitrary_bytes(proc_self_file("stat"))) {
+    fn parsed_stat_has_the_numbers_of_the_file(bytes in arbitrary_bytes(proc_self_file("stat"))) {
         if let Some(stat) = Stat::parse(&bytes) {
             prop_assert_eq!(numbered(&bytes, 22), Some(stat.start));
             prop_assert_eq!(numbered(&bytes, 4), Some(stat.parent.into()));
@@ -28,7 +28,7 @@ proptest! {
     }
 
     #[test]
-    fn a_name_changes_nothing_else(comm in prop::collection::vec(any::<u8>(), 0..64)) {
+    fn name_does_not_change_other_fields(comm in prop::collection::vec(any::<u8>(), 0..64)) {
         let real = proc_self_file("stat");
         let place = |sign| real.iter().position(|byte| *byte == sign).unwrap();
         let (open, close) = (place(b'('), real.iter().rposition(|byte| *byte == b')').unwrap());
@@ -42,7 +42,7 @@ proptest! {
     }
 
     #[test]
-    fn status(bytes in arbitrary_bytes(proc_self_file("status"))) {
+    fn damaged_status_does_not_panic(bytes in arbitrary_bytes(proc_self_file("status"))) {
         if uids(&bytes).is_some() {
             prop_assert!(field(&bytes, b"Uid:").is_some());
         }
@@ -53,7 +53,7 @@ proptest! {
     }
 
     #[test]
-    fn cmdline(bytes in arbitrary_bytes(proc_self_file("cmdline")), area in any::<u64>(), many in 0..3_usize) {
+    fn damaged_cmdline_is_bounded(bytes in arbitrary_bytes(proc_self_file("cmdline")), area in any::<u64>(), many in 0..3_usize) {
         let bytes = bytes.repeat(1 + many * 100);
         let bytes = &bytes[..bytes.len().min(ARGV_MAX + 1)];
         let mut image = Image::default();
@@ -66,14 +66,14 @@ proptest! {
     }
 
     #[test]
-    fn numbers(word in prop_oneof!["[0-9]{0,22}", "[-+]?[0-9]{1,3}", ".{0,5}"]) {
+    fn number_accepts_only_digits_in_range(word in prop_oneof!["[0-9]{0,22}", "[-+]?[0-9]{1,3}", ".{0,5}"]) {
         let digits = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
         let expected = word.parse::<u32>().ok().filter(|_| digits);
         prop_assert_eq!(number::<u32>(word.as_bytes()), expected);
     }
 
     #[test]
-    fn cgroup(bytes in arbitrary_bytes(proc_self_file("cgroup"))) {
+    fn cgroup_id_of_damaged_file_is_stable(bytes in arbitrary_bytes(proc_self_file("cgroup"))) {
         let mount = tempfile::tempdir().unwrap();
         let line = format!("1 2 0:1 / {} rw - cgroup2 c rw\n", mount.path().display());
         let mounts = Mounts::parse(line.as_bytes());
@@ -85,11 +85,11 @@ proptest! {
 }
 
 proptest! {
-    // Each makes files.
+    // Fewer cases, because each creates files.
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn a_whole_process(
+    fn damaged_process_does_not_panic(
         stat in prop_oneof![Just(super::stat("x", 'S', 1).into_bytes()), arbitrary_bytes(proc_self_file("stat"))],
         status in prop_oneof![Just(b"Uid:\t1\t1\t1\t1\n".to_vec()), arbitrary_bytes(proc_self_file("status"))],
         cmdline in arbitrary_bytes(proc_self_file("cmdline")),
@@ -112,8 +112,8 @@ proptest! {
         if let Ok(ProcessReading::Alive(seen)) = procfs.read(7) {
             prop_assert_eq!(seen.key.pid, 7);
             prop_assert!(seen.image.comm.len() <= COMM_MAX);
-            let glance = procfs.probe(seen.key).unwrap();
-            prop_assert_eq!(glance, Liveness::Alive { parent: seen.parent });
+            let liveness = procfs.probe(seen.key).unwrap();
+            prop_assert_eq!(liveness, Liveness::Alive { parent: seen.parent });
         }
         procfs.memory(7, false);
         procfs.memory(7, true);
