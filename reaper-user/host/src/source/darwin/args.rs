@@ -1,27 +1,27 @@
-//! What a process was started with, as `KERN_PROCARGS2` gives it: bytes in, names out.
+//! Parses the arguments and the environment of a process, as `KERN_PROCARGS2` returns them.
 //!
 //! ```text
 //!   argc (4 bytes)  path as given to exec NUL  NULs up to a multiple of 8  argv[0] NUL … argv[argc-1] NUL  environment
 //! ```
 //!
-//! The process may have written over all of it but argc, and be doing so. Whatever stands there, something is made of it.
+//! The process can overwrite all of it except argc at any time. Parsing therefore accepts any bytes.
 
-/// See the module.
+/// Arguments and environment of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Arguments<'a> {
-    /// The name that was given to exec; empty if unknown.
+    /// Path as given to exec; empty if unknown.
     pub path: &'a [u8],
-    /// Each ended by NUL.
+    /// Arguments, each terminated by NUL.
     pub argv: &'a [u8],
-    /// Fewer arguments are there than are counted.
+    /// Whether there are fewer arguments than argc says.
     pub is_cut: bool,
-    /// `NAME=value`, each ended by NUL; `None` where none is shown. The kernel hides those of its own programs, and
-    /// one that was started without any is not to be told from them.
+    /// Variables `NAME=value`, each terminated by NUL; `None` if empty. The kernel hides the environment of system
+    /// programs, which then looks empty.
     pub environment: Option<&'a [u8]>,
 }
 
 impl<'a> Arguments<'a> {
-    /// Reads what is there.
+    /// Parses the bytes, as far as they go.
     pub fn parse(bytes: &'a [u8]) -> Arguments<'a> {
         let Some((argc, rest)) = bytes.split_first_chunk() else {
             return Arguments::default();
@@ -32,10 +32,10 @@ impl<'a> Arguments<'a> {
         let rest = &rest[padding..];
         let mut after = rest;
         let mut found = 0;
-        // An argument takes a byte at least, so that a count that is none ends with the bytes.
+        // Each argument takes at least one byte, so the loop ends with the bytes even if argc is wrong.
         while found < argc && !after.is_empty() {
             let (argument, next) = word(after);
-            // The last one has no end: it was cut.
+            // The last argument has no NUL, so it is cut off.
             if argument.len() == after.len() {
                 break;
             }
@@ -43,7 +43,6 @@ impl<'a> Arguments<'a> {
             found += 1;
         }
         let argv = match found < argc {
-            // As far as it goes.
             true => rest,
             false => &rest[..rest.len() - after.len()],
         };
@@ -57,7 +56,7 @@ impl<'a> Arguments<'a> {
     }
 }
 
-/// Up to a NUL or the end, and what follows behind that.
+/// Splits the bytes at the first NUL.
 fn word(bytes: &[u8]) -> (&[u8], &[u8]) {
     let end = bytes.iter().position(|byte| *byte == 0);
     match end {
@@ -66,7 +65,7 @@ fn word(bytes: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// Up to the empty string that ends it; behind that the kernel has words of its own for the program.
+/// Returns the variables up to the empty string that ends them. After it the kernel stores other strings for the program.
 fn environment(bytes: &[u8]) -> Option<&[u8]> {
     let padding = bytes.iter().take_while(|byte| **byte == 0).count();
     let bytes = &bytes[padding..];
@@ -94,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn path_arguments_and_environment_are_told_apart() {
+    fn path_arguments_and_environment_are_separated() {
         let given = bytes(
             3,
             b"/bin/sh\0\0\0\0sh\0\0-c\0A=1\0REAPER_KEEP=1\0\0ptr_munge=\0",
@@ -109,18 +108,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_said_to_be() {
+    fn cut_arguments_and_missing_environment_are_marked() {
         for (argc, rest, argv, is_cut) in [
-            // The environment is not shown.
+            // The environment is hidden.
             (2, &b"/bin/sh\0sh\0-c\0"[..], &b"sh\0-c\0"[..], false),
             (2, b"/bin/sh\0sh\0-c\0\0\0", b"sh\0-c\0", false),
-            // Counted higher than there are.
+            // argc is too high.
             (9, b"/bin/sh\0sh\0-c\0", b"sh\0-c\0", true),
             (i32::MAX, b"/bin/sh\0sh\0", b"sh\0", true),
-            // Cut in the midst of one, of the path, of the count.
+            // Cut within an argument, and within the path.
             (2, b"/bin/sh\0sh\0-", b"sh\0-", true),
             (1, b"/bin/s", b"", true),
-            // A count that is none.
+            // Invalid argc, and nothing but argc.
             (0, b"/bin/sh\0sh\0A=1\0", b"", false),
             (-1, b"/bin/sh\0sh\0A=1\0", b"", false),
             (1, b"", b"", true),
@@ -156,13 +155,13 @@ mod tests {
         }
 
         #[test]
-        fn what_was_given_is_found(
+        fn written_arguments_are_read(
             path in "[a-z/]{1,20}",
             argv in prop::collection::vec("[a-z ]{0,8}", 1..6),
             environment in prop::collection::vec("[A-Z]{1,4}=[a-z]{0,4}", 0..4),
             padding in 0..8_usize,
         ) {
-            // Which of the NULs is an empty first argument, nobody can tell.
+            // An empty first argument cannot be distinguished from the padding.
             prop_assume!(!argv[0].is_empty());
             let words = |words: &[String]| words.iter().map(|w| format!("{w}\0")).collect::<String>();
             let (argv_bytes, environment) = (words(&argv), words(&environment));

@@ -1,58 +1,60 @@
-//! Those who have come since the last pass over the process table, as events.
+//! Emits the processes that a pass over the process table has found.
 //!
-//! The kernel has for each process whom it was born to, also when that is gone: a table that only has parents would show one
-//! that was orphaned before anybody looked as a child of pid 1.
+//! The kernel stores the birth parent of each process, even after that has exited. By the parents in the table alone, a
+//! process that was orphaned before the pass would appear as a child of pid 1.
 
 use crate::source::scan::table::exit;
 use reaper_model::event::{EventKind, ExitStatus, ProcEntry, ProcessKey, Uids};
 
-/// One of them.
+/// A new process.
 pub struct Birth {
     pub key: ProcessKey,
-    /// Whom it was born to, if that was ever seen and is not its parent by now.
+    /// Birth parent, if it was ever seen and is not the current parent.
     pub birth_parent: Option<ProcessKey>,
     pub uids: Uids,
-    /// Pid of its parent by now.
+    /// Pid of the current parent.
     pub parent: u32,
-    /// `None` for one that has exited since.
+    /// `None` if it has exited already.
     pub row: Option<ProcEntry>,
 }
 
-/// All of a pass.
+/// New processes of a pass.
 #[derive(Default)]
 pub struct Births(pub Vec<Birth>);
 
 impl Births {
-    /// Makers before those they have made, as they began; then the ends of those who are gone already.
-    pub fn tell(&mut self, mut tell: impl FnMut(EventKind)) {
+    /// Emits the processes in the order of their starts, so parents first. Then emits the exits of those that have exited
+    /// already.
+    pub fn emit(&mut self, mut emit: impl FnMut(EventKind)) {
         self.0.sort_by_key(|birth| (birth.key.start, birth.key.pid));
         for birth in &self.0 {
-            if let Some(maker) = birth.birth_parent {
-                tell(birth.fork(maker));
+            if let Some(birth_parent) = birth.birth_parent {
+                emit(birth.fork(birth_parent));
             }
             if let Some(row) = &birth.row {
-                tell(EventKind::Discovered(row.clone()));
+                emit(EventKind::Discovered(row.clone()));
             }
         }
-        // Nobody is orphaned who is gone.
+        // In reverse order, so that no process becomes an orphan that has exited as well.
         for birth in self.0.iter().rev().filter(|birth| birth.row.is_none()) {
-            tell(exit(birth.key, ExitStatus::Unknown));
+            emit(exit(birth.key, ExitStatus::Unknown));
         }
     }
 
-    /// Who has those whose makers were gone before they were found: nothing else tells. `living` gives who has a pid.
-    pub fn tell_adoptions(
+    /// Emits the reparenting of processes whose birth parents had exited before the pass. `living` returns the process
+    /// that has a pid.
+    pub fn emit_adoptions(
         &self,
         living: impl Fn(u32) -> Option<ProcessKey>,
-        mut tell: impl FnMut(EventKind),
+        mut emit: impl FnMut(EventKind),
     ) {
         for birth in self.0.iter().filter(|birth| birth.row.is_some()) {
-            if let Some(maker) = birth.birth_parent
-                && living(maker.pid) != Some(maker)
+            if let Some(birth_parent) = birth.birth_parent
+                && living(birth_parent.pid) != Some(birth_parent)
             {
-                tell(EventKind::Reparent {
+                emit(EventKind::Reparent {
                     child: birth.key,
-                    old_parent: Some(maker),
+                    old_parent: Some(birth_parent),
                     adopter: living(birth.parent),
                     membership: None,
                 });
@@ -62,12 +64,12 @@ impl Births {
 }
 
 impl Birth {
-    /// What would have been told when it was made.
-    fn fork(&self, maker: ProcessKey) -> EventKind {
+    /// Returns the fork event that the kernel did not report.
+    fn fork(&self, birth_parent: ProcessKey) -> EventKind {
         EventKind::Fork {
             child: self.key,
-            parent: Some(maker),
-            creator: Some(maker),
+            parent: Some(birth_parent),
+            creator: Some(birth_parent),
             uids: self.uids,
             pidfd_inode: self.row.as_ref().map_or(0, |row| row.pidfd_inode),
             namespace_init: false,
@@ -113,25 +115,25 @@ mod tests {
         }
     }
 
-    fn birth(pid: u32, maker: Option<u32>, parent: u32, lives: bool) -> Birth {
+    fn birth(pid: u32, birth_parent: Option<u32>, parent: u32, lives: bool) -> Birth {
         Birth {
             key: key(pid),
-            birth_parent: maker.map(key),
+            birth_parent: birth_parent.map(key),
             uids: Uids::default(),
             parent,
             row: lives.then(|| row(pid, parent)),
         }
     }
 
-    fn told(mut births: Births, living: impl Fn(u32) -> Option<ProcessKey>) -> Vec<EventKind> {
-        let mut told = Vec::new();
-        births.tell(|kind| told.push(kind));
-        births.tell_adoptions(living, |kind| told.push(kind));
-        told
+    fn events(mut births: Births, living: impl Fn(u32) -> Option<ProcessKey>) -> Vec<EventKind> {
+        let mut events = Vec::new();
+        births.emit(|kind| events.push(kind));
+        births.emit_adoptions(living, |kind| events.push(kind));
+        events
     }
 
     #[test]
-    fn an_orphan_of_one_that_was_never_seen_alive_has_its_lineage() {
+    fn orphan_of_a_parent_never_seen_alive_has_its_birth_parent() {
         let (agent, forked, orphan) = (20, 30, 31);
         let births = Births(vec![
             birth(orphan, Some(forked), 1, true),
@@ -140,7 +142,7 @@ mod tests {
         let living = |pid| [1, agent, orphan].contains(&pid).then(|| key(pid));
         let known = [row(1, 0), row(agent, 1)].map(EventKind::Discovered);
         let mut tree = Tree::default();
-        for kind in known.into_iter().chain(told(births, living)) {
+        for kind in known.into_iter().chain(events(births, living)) {
             let event = Event {
                 time: 1 << 40,
                 provenance: Provenance::Procfs,
@@ -158,38 +160,38 @@ mod tests {
 
     proptest! {
         #[test]
-        fn makers_come_first_and_ends_last(
+        fn parents_come_first_and_exits_last(
             births in prop::collection::btree_map(2..40_u32, (prop::option::of(2..40_u32), any::<bool>()), 0..12),
             order in any::<prop::sample::Index>(),
         ) {
             let mut births: Vec<Birth> = births
                 .into_iter()
-                // Nobody is made by one that has begun later.
-                .map(|(pid, (maker, lives))| birth(pid, maker.filter(|m| *m < pid), 1, lives))
+                // A process starts after its birth parent.
+                .map(|(pid, (birth_parent, lives))| birth(pid, birth_parent.filter(|m| *m < pid), 1, lives))
                 .collect();
             let count = births.len();
             if count > 0 {
                 births.rotate_left(order.index(count));
             }
-            let makers: Vec<(ProcessKey, ProcessKey)> =
+            let parents: Vec<(ProcessKey, ProcessKey)> =
                 births.iter().filter_map(|birth| Some((birth.birth_parent?, birth.key))).collect();
             let dead = births.iter().filter(|birth| birth.row.is_none()).count();
-            let told = told(Births(births), |pid| (pid == 1).then(|| key(1)));
-            let at = |key: ProcessKey| told.iter().position(|kind| match kind {
+            let events = events(Births(births), |pid| (pid == 1).then(|| key(1)));
+            let at = |key: ProcessKey| events.iter().position(|kind| match kind {
                 EventKind::Fork { child, .. } => *child == key,
                 EventKind::Discovered(seen) => seen.key == key,
                 _ => false,
             });
-            for (maker, made) in makers {
-                prop_assert!(at(maker).is_none() || at(maker) < at(made));
+            for (birth_parent, child) in parents {
+                prop_assert!(at(birth_parent).is_none() || at(birth_parent) < at(child));
             }
             let is_end = |kind: &&EventKind| matches!(kind, EventKind::Exit { .. });
-            let after = told.iter().skip_while(|kind| !is_end(kind));
+            let after = events.iter().skip_while(|kind| !is_end(kind));
             let is_birth = |kind: &EventKind| {
                 matches!(kind, EventKind::Fork { .. } | EventKind::Discovered(_))
             };
             prop_assert!(!after.into_iter().any(is_birth));
-            prop_assert_eq!(told.iter().filter(is_end).count(), dead);
+            prop_assert_eq!(events.iter().filter(is_end).count(), dead);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What the kernel tells of processes on macOS, as the scan asks for it: kqueue(2), sysctl(3) and libproc.
+//! Implements the scan's kernel interface for macOS by kqueue(2), sysctl(3) and libproc.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -17,22 +17,23 @@ use crate::sys::kinfo::{Identity, KinfoProc};
 use crate::sys::pidfd::no_word_of;
 use reaper_model::event::{ProcEntry, ProcessKey};
 
-/// What the timer is called.
+/// Identifier of the timer.
 const TIMER: usize = 1;
-/// How many events are taken at a time.
+/// Number of events read at a time.
 const BATCH: usize = 64;
 
-/// A scan of this system.
+/// Scan of this system.
 pub type Scan = scan::Scan<Queue>;
 
-/// Holds what was asked for, and tells of it.
+/// Kernel queue of process events.
 pub struct Queue(Kqueue);
 
 impl Scan {
-    /// Watches nobody yet; who is there is told by the first [`Source::drain`](crate::source::Source::drain).
+    /// Opens the queue. The first [`Source::drain`](crate::source::Source::drain) reports and watches pre-existing
+    /// processes.
     ///
     /// # Errors
-    /// There is no room for another open file, or the process table cannot be read.
+    /// No file descriptor is left, or the process table cannot be read.
     pub fn open(options: &ScanOptions) -> Result<Scan, ScanError> {
         all()?;
         let queue = Kqueue::new().map_err(ScanError::Wait)?;
@@ -71,17 +72,17 @@ impl Kernel for Queue {
         darwin::identity_of_any(pid).ok()
     }
 
-    /// How one ends it tells only of those whom this user may signal.
+    /// Watches a process. The kernel reports exit statuses only of processes that this user may signal.
     fn watch(&mut self, pid: u32) -> bool {
-        // What is still to be told of one that had the pid before would be told as if it were of this one.
+        // Pending events of an earlier process with the pid would be taken for events of this one.
         let _ = self.0.kevent(&[no_word_of(pid)], &mut [], None);
         let all = FilterFlag::NOTE_EXIT | FilterFlag::NOTE_FORK | FilterFlag::NOTE_EXEC;
         [all | FilterFlag::NOTE_EXITSTATUS, all]
             .into_iter()
             .any(|what| {
                 let flags = EvFlags::EV_ADD | EvFlags::EV_CLEAR;
-                let asked = event(pid as usize, EventFilter::EVFILT_PROC, flags, what);
-                self.0.kevent(&[asked], &mut [], None).is_ok()
+                let change = event(pid as usize, EventFilter::EVFILT_PROC, flags, what);
+                self.0.kevent(&[change], &mut [], None).is_ok()
             })
     }
 
@@ -103,7 +104,7 @@ impl Kernel for Queue {
                 Ok(count) => count,
                 Err(Errno::EINTR) => continue,
                 Err(error) => {
-                    tracing::error!("what the kernel tells of processes cannot be read: {error}");
+                    tracing::error!("cannot read process events from the kernel: {error}");
                     0
                 }
             };
@@ -125,10 +126,8 @@ impl Kernel for Queue {
             0,
         );
         let set = self.0.kevent(&[timer], &mut [], None);
-        set.inspect_err(|error| {
-            tracing::error!("the next look at the processes cannot be timed: {error}")
-        })
-        .is_ok()
+        set.inspect_err(|error| tracing::error!("cannot set the timer for the next scan: {error}"))
+            .is_ok()
     }
 }
 
@@ -138,7 +137,7 @@ impl AsFd for Queue {
     }
 }
 
-/// What an event says, if it is about a process.
+/// Converts an event, if it is about a process.
 fn read_event(event: &KEvent) -> Option<KernelEvent> {
     let of_process = event.filter() == Ok(EventFilter::EVFILT_PROC);
     let pid = u32::try_from(event.ident()).ok().filter(|_| of_process)?;

@@ -1,9 +1,9 @@
-//! Processes on macOS: what the kernel tells of them, and a source of events made of that.
+//! Process table and event source on macOS, which has neither /proc nor probes.
 //!
-//! There is no /proc, and there are no probes. [`table`] answers by sysctl(3) and libproc what /proc answers elsewhere, and
-//! [`scan`] tells of what changes: the kernel sends word of forks, execs and exits, but not of who was born, which a pass over
-//! the process table finds out. What is read is understood by [`kinfo`](crate::sys::kinfo), [`args`] and [`sockets`], and made
-//! into events by [`births`], which need no macOS.
+//! [`table`] reads the process table by sysctl(3) and libproc. [`scan`] is the event source: the kernel reports forks, execs
+//! and exits, but not which process was forked, so a pass over the process table finds the new ones. The parsers
+//! [`kinfo`](crate::sys::kinfo), [`args`] and [`sockets`], and [`births`], which emits the new processes, do not need macOS,
+//! so their tests run on any system.
 
 pub mod args;
 pub mod births;

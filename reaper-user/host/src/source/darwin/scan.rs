@@ -1,10 +1,10 @@
-//! Events made of what the kernel tells (kqueue) and of passes over the process table.
+//! Event source for macOS that combines events of the kernel (kqueue) with passes over the process table.
 //!
-//! Every process is watched: its exit is an event by itself, and its fork or exec asks for a pass, which finds who was born
-//! and what runs. Nothing is done while nothing happens but a pass now and then, for what could not be watched.
+//! The scan watches every process. An exit is an event by itself. A fork or exec triggers a pass, which finds the new
+//! processes and programs. Without activity, only rare passes run, for processes that could not be watched.
 //!
-//! The kernel has for each process whom it was born to, whoever has adopted it since; so one that was left by its maker
-//! before anybody looked still belongs to that, if the maker was ever seen.
+//! The kernel stores the birth parent of each process, whichever process has adopted it since. So a process that lost its
+//! parent before a pass found it can still be attributed, if the birth parent was ever seen.
 
 #[cfg(test)]
 mod tests;
@@ -28,131 +28,133 @@ use crate::sys;
 use crate::sys::kinfo::{Identity, KinfoProc};
 use reaper_model::event::{Event, EventKind, ExitStatus, ProcEntry, ProcessKey, Provenance};
 
-/// Of how many that have exited the names are remembered, for children that are found later.
-const PAST_MAX: usize = 4096;
-/// What there is of the system, so that what is made of it can be tried elsewhere.
+/// Number of exited processes whose keys are kept, for children that are found later.
+const EXITED_MAX: usize = 4096;
+
+/// Interface to the kernel, which tests simulate on any system.
 pub trait Kernel: AsFd {
-    /// Why the table cannot be read.
+    /// Error of reading the process table.
     type Error: Display;
 
-    /// Of the monotonic clock, in ns.
+    /// Returns the time of CLOCK_MONOTONIC, in ns.
     fn now(&self) -> u64;
 
-    /// In ns since boot.
+    /// Returns the time since boot, in ns.
     fn boot_time(&self) -> u64;
 
-    /// All processes, zombies included, and how many rows of the table could not be understood.
+    /// Returns all processes, zombies included, and the number of malformed rows.
     ///
     /// # Errors
-    /// They cannot be listed.
+    /// The table cannot be read.
     fn rows(&mut self) -> Result<(Vec<KinfoProc>, usize), Self::Error>;
 
     fn key(&self, process: &KinfoProc) -> ProcessKey;
 
-    /// A living process in full; `None` if it is gone by now.
+    /// Reads a living process in full; `None` if it has exited.
     fn proc_entry(&self, process: &KinfoProc) -> Option<ProcEntry>;
 
-    /// Who has the pid, if anybody who lives does.
+    /// Returns the identity of the living process that has a pid.
     fn identity(&self, pid: u32) -> Option<Identity>;
 
-    /// The same, also of one that has exited and is not waited for.
+    /// Returns the identity of the process or zombie that has a pid.
     fn identity_of_any(&self, pid: u32) -> Option<Identity>;
 
-    /// Asks to be told of whoever has the pid, and not of who had it before; whether that is done.
+    /// Requests events of the process that has a pid, and drops those of an earlier process. Returns whether that
+    /// succeeded.
     fn watch(&mut self, pid: u32) -> bool;
 
-    /// What has been told since this was asked last.
+    /// Returns the events since the last call.
     fn read_events(&mut self) -> Vec<KernelEvent>;
 
-    /// Its descriptor is readable after this time, unless another is named before; whether that could be had.
+    /// Sets the timer that makes the descriptor readable. Returns whether that succeeded.
     fn wake_in(&mut self, time: Duration) -> bool;
 }
 
-/// What is told of one that is watched.
+/// Event of a watched process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KernelEvent {
-    /// With its status as wait(2) has it, unless that is kept from this user.
+    /// The process has exited. The wait status is `None` if it is hidden from this user.
     Exit { pid: u32, status: Option<u32> },
-    /// It has forked, or run another program.
+    /// The process has forked, or run another program.
     Change { pid: u32, exec: bool },
 }
 
-/// See the module.
+/// Source that scans the process table and receives events of the kernel.
 pub struct Scan<K> {
     kernel: K,
     table: ScanTable,
-    pace: ScanSchedule,
-    /// By pid.
+    schedule: ScanSchedule,
+    /// Watched processes by pid.
     watched: HashMap<u32, Watched>,
-    /// By what the kernel calls them, which they are known by also when they are gone.
-    names: HashMap<u64, ProcessKey>,
-    /// Those of `names` that are gone, the oldest first.
-    past: VecDeque<u64>,
-    /// When the next pass is due as the timer has it.
-    armed: u64,
-    /// Those who were not there any more in the last pass, though the kernel had not told that they have exited.
+    /// Keys by the kernel's unique id, also of some exited processes.
+    keys: HashMap<u64, ProcessKey>,
+    /// Unique ids in `keys` of exited processes, oldest first.
+    exited: VecDeque<u64>,
+    /// Time to which the timer is set, in ns of CLOCK_MONOTONIC.
+    timer_due_ns: u64,
+    /// Processes that the last pass did not find although the kernel had reported no exit.
     missing: HashSet<ProcessKey>,
-    /// Who has changed and could not be read in full at the last pass.
+    /// Pids of changed processes that the last pass could not read in full.
     unread: HashSet<u32>,
-    /// How many rows could not be understood in a pass at most: so many have been told of.
-    flawed: usize,
-    /// It has been said that passes fail.
-    failing: bool,
-    /// Who was born by then has been told of, in ns since boot.
+    /// Highest number of malformed rows in a pass. So many have been reported.
+    malformed: usize,
+    /// Whether the last pass failed, which has been logged.
+    is_failing: bool,
+    /// Time in ns since boot: processes that started earlier have been reported.
     last_scan: u64,
 }
 
-/// One of whom the kernel tells.
+/// A known process.
 struct Watched {
     key: ProcessKey,
     identity: Identity,
-    /// How many times it has told of an exec.
+    /// Number of execs that the kernel has reported.
     execs: u64,
-    /// Whether it does tell: not of one that may not be watched.
-    told: bool,
+    /// Whether the kernel reports its events. It refuses that for some processes.
+    is_reported: bool,
 }
 
 impl<K: Kernel> Scan<K> {
-    /// Watches nobody yet; who is there is told by the first [`Source::drain`].
+    /// Creates a scan. The first [`Source::drain`] reports and watches pre-existing processes.
     pub(super) fn of(kernel: K, options: &ScanOptions) -> Scan<K> {
         let mut scan = Scan {
             kernel,
             table: ScanTable::default(),
-            pace: ScanSchedule::new(
+            schedule: ScanSchedule::new(
                 sys::nanoseconds(options.min_interval),
                 sys::nanoseconds(options.max_interval),
             ),
             watched: HashMap::new(),
-            names: HashMap::new(),
-            past: VecDeque::new(),
-            armed: u64::MAX,
+            keys: HashMap::new(),
+            exited: VecDeque::new(),
+            timer_due_ns: u64::MAX,
             missing: HashSet::new(),
             unread: HashSet::new(),
-            flawed: 0,
-            failing: false,
+            malformed: 0,
+            is_failing: false,
             last_scan: 0,
         };
-        scan.arm();
+        scan.set_timer();
         scan
     }
 
-    /// Takes in what the kernel has told.
-    fn listen(&mut self, tell: &mut impl FnMut(EventKind)) {
+    /// Applies the events of the kernel.
+    fn apply_kernel_events(&mut self, emit: &mut impl FnMut(EventKind)) {
         let mut ended = HashMap::new();
-        for told in self.kernel.read_events() {
-            ended.extend(self.told(told));
+        for event in self.kernel.read_events() {
+            ended.extend(self.apply_event(event));
         }
         if ended.is_empty() {
             return;
         }
-        self.table.emit_exits(&ended, tell);
+        self.table.emit_exits(&ended, emit);
         ended.keys().for_each(|key| self.forget(key.pid));
-        self.pace.on_exit(self.kernel.now());
+        self.schedule.on_exit(self.kernel.now());
     }
 
-    /// Takes in what was told of one; gives its end, if that is what it was.
-    fn told(&mut self, told: KernelEvent) -> Option<(ProcessKey, ExitStatus)> {
-        match told {
+    /// Applies an event. Returns the process and its status if it has exited.
+    fn apply_event(&mut self, event: KernelEvent) -> Option<(ProcessKey, ExitStatus)> {
+        match event {
             KernelEvent::Exit { pid, status } => {
                 let key = self.watched.get(&pid)?.key;
                 Some((
@@ -162,46 +164,45 @@ impl<K: Kernel> Scan<K> {
             }
             KernelEvent::Change { pid, exec } => {
                 self.watched.get_mut(&pid)?.execs += u64::from(exec);
-                self.pace.on_activity();
+                self.schedule.on_activity();
                 None
             }
         }
     }
 
-    /// Looks at all processes, and tells what is other than it was. Gives how many more rows than before could not be
-    /// understood.
-    fn pass(&mut self, tell: &mut impl FnMut(EventKind)) -> usize {
-        let (began, before) = (self.kernel.now(), self.flawed);
+    /// Scans all processes and emits the differences. Returns the number of malformed rows beyond those reported before.
+    fn pass(&mut self, emit: &mut impl FnMut(EventKind)) -> usize {
+        let (began, before) = (self.kernel.now(), self.malformed);
         let now = self.kernel.boot_time();
-        let unsettled = match self.look_at_all(tell) {
+        let unsettled = match self.scan_all(emit) {
             Ok(unsettled) => {
-                (self.failing, self.last_scan) = (false, now);
+                (self.is_failing, self.last_scan) = (false, now);
                 unsettled
             }
             Err(error) => {
-                if !std::mem::replace(&mut self.failing, true) {
-                    tracing::warn!("cannot look at the processes: {error}; trying again");
+                if !std::mem::replace(&mut self.is_failing, true) {
+                    tracing::warn!("cannot scan the processes: {error}; trying again");
                 }
                 true
             }
         };
-        // Whoever forks or runs another program from now on, the kernel tells of.
-        self.pace
+        // The kernel reports forks and execs from now on, so the next pass may be far off.
+        self.schedule
             .on_pass_end(began, self.kernel.now(), PassResult::Idle);
         if unsettled {
-            self.pace.on_activity();
+            self.schedule.on_activity();
         }
-        self.flawed - before
+        self.malformed - before
     }
 
-    /// Gives whether another pass is to follow soon.
-    fn look_at_all(&mut self, tell: &mut impl FnMut(EventKind)) -> Result<bool, K::Error> {
-        let (processes, flawed) = self.kernel.rows()?;
-        self.flawed = self.flawed.max(flawed);
+    /// Scans all processes and emits the differences. Returns whether another pass must follow soon.
+    fn scan_all(&mut self, emit: &mut impl FnMut(EventKind)) -> Result<bool, K::Error> {
+        let (processes, malformed) = self.kernel.rows()?;
+        self.malformed = self.malformed.max(malformed);
         self.table.begin();
         let mut living = HashMap::with_capacity(processes.len());
         let mut births = Births::default();
-        // Before the kernel was asked to tell of them they may have forked.
+        // Processes may have forked before they were watched. Then another pass must follow.
         let mut unsettled = false;
         for process in processes.iter().filter(|process| !process.is_kernel) {
             if process.is_zombie() {
@@ -210,19 +211,20 @@ impl<K: Kernel> Scan<K> {
             }
             unsettled |= self.watch(process);
             let key = self.kernel.key(process);
-            let glimpse = glimpse(key, process, self.watched.get(&process.pid));
-            self.table.list(glimpse, false);
+            let stat_row = stat_row(key, process, self.watched.get(&process.pid));
+            self.table.list(stat_row, false);
             living.insert(process.pid, process);
         }
-        // Also of those whose pid is another's by now.
-        self.listen(tell);
+        // Before the comparison, so that the exit of a process whose pid was reused comes from the kernel's event.
+        self.apply_kernel_events(emit);
         let (watched, before) = (&self.watched, std::mem::take(&mut self.missing));
         let missing = RefCell::new(HashSet::new());
-        // Of whom the kernel tells, but not for ever: one may have been on its way out when it was asked.
+        // The kernel will report the exit of a watched process. But if the process was already exiting when it was
+        // watched, no report comes, so the second pass that misses it takes it as gone.
         let held = |key: ProcessKey| {
-            let told = watched.get(&key.pid);
-            let told = told.is_some_and(|watched| watched.key == key && watched.told);
-            told && !before.contains(&key) && missing.borrow_mut().insert(key)
+            let known = watched.get(&key.pid);
+            let known = known.is_some_and(|known| known.key == key && known.is_reported);
+            known && !before.contains(&key) && missing.borrow_mut().insert(key)
         };
         let differences = self.table.compare(held);
         self.missing = missing.into_inner();
@@ -242,41 +244,41 @@ impl<K: Kernel> Scan<K> {
         self.table
             .emit_changes(differences, rows, |kind| match kind {
                 EventKind::Discovered(row) if new.contains(&row.key) => {
-                    births.0.push(born(row, &self.watched, &self.names));
+                    births.0.push(birth(row, &self.watched, &self.keys));
                 }
                 kind @ (EventKind::Exec { .. } | EventKind::Discovered(_)) => programs.push(kind),
                 kind => rest.push(kind),
             });
-        // Whoever is a boundary by now is one to those whom it has borne.
-        programs.into_iter().for_each(&mut *tell);
-        births.tell(&mut *tell);
-        rest.into_iter().for_each(&mut *tell);
+        // A process that has become a boundary is one for its new children, so programs come before new processes.
+        programs.into_iter().for_each(&mut *emit);
+        births.emit(&mut *emit);
+        rest.into_iter().for_each(&mut *emit);
         gone.into_iter().for_each(|key| self.forget(key.pid));
         let living = |pid| self.watched.get(&pid).map(|watched| watched.key);
-        births.tell_adoptions(living, tell);
+        births.emit_adoptions(living, emit);
         Ok(unsettled)
     }
 
-    /// One that has come and exited since the last pass may have made others, and is not known yet.
+    /// Returns a zombie as a new process if it is unknown. It may be the birth parent of other new processes.
     fn find_zombie(&mut self, process: &KinfoProc) -> Option<Birth> {
         let key = self.kernel.key(process);
         let identity = self.kernel.identity_of_any(process.pid)?;
-        if self.names.contains_key(&identity.unique) {
+        if self.keys.contains_key(&identity.unique) {
             return None;
         }
-        let maker = self.names.get(&identity.parent).copied();
-        self.names.insert(identity.unique, key);
+        let birth_parent = self.keys.get(&identity.parent).copied();
+        self.keys.insert(identity.unique, key);
         self.remember(identity.unique);
         Some(Birth {
             key,
-            birth_parent: maker,
+            birth_parent,
             uids: process.uids,
             parent: process.parent,
             row: None,
         })
     }
 
-    /// Has the kernel tell of a process from now on; whether it did not yet.
+    /// Watches a process. Returns false if it is watched already.
     fn watch(&mut self, process: &KinfoProc) -> bool {
         let (key, pid) = (self.kernel.key(process), process.pid);
         if self.watched.get(&pid).is_some_and(|known| known.key == key) {
@@ -286,26 +288,26 @@ impl<K: Kernel> Scan<K> {
         let Some(identity) = self.kernel.identity(pid) else {
             return true;
         };
-        let told = self.kernel.watch(pid);
-        if !told {
-            tracing::debug!("pid {pid}: the kernel does not tell of it");
+        let is_reported = self.kernel.watch(pid);
+        if !is_reported {
+            tracing::debug!("pid {pid}: the kernel does not report its events");
         }
-        // Asked by pid, it may be of another by now: then that one is found by the next pass.
+        // If the pid was reused meanwhile, the next pass finds the new process.
         if self.kernel.identity(pid) == Some(identity) {
             let execs = 0;
             let watched = Watched {
                 key,
                 identity,
                 execs,
-                told,
+                is_reported,
             };
-            self.names.insert(identity.unique, key);
+            self.keys.insert(identity.unique, key);
             self.watched.insert(pid, watched);
         }
         true
     }
 
-    /// It is gone, or another has its pid. Its name is remembered for a while.
+    /// Removes a process that has exited. Its key is kept for a while.
     fn forget(&mut self, pid: u32) {
         if let Some(watched) = self.watched.remove(&pid) {
             self.remember(watched.identity.unique);
@@ -313,22 +315,22 @@ impl<K: Kernel> Scan<K> {
     }
 
     fn remember(&mut self, gone: u64) {
-        self.past.push_back(gone);
-        while self.past.len() > PAST_MAX {
-            let oldest = self.past.pop_front();
-            oldest.and_then(|unique| self.names.remove(&unique));
+        self.exited.push_back(gone);
+        while self.exited.len() > EXITED_MAX {
+            let oldest = self.exited.pop_front();
+            oldest.and_then(|unique| self.keys.remove(&unique));
         }
     }
 
     /// Sets the timer to the next pass.
-    fn arm(&mut self) {
-        let due = self.pace.due();
-        if due == self.armed {
+    fn set_timer(&mut self) {
+        let due = self.schedule.due();
+        if due == self.timer_due_ns {
             return;
         }
         let left = due.saturating_sub(self.kernel.now());
         if self.kernel.wake_in(Duration::from_nanos(left)) {
-            self.armed = due;
+            self.timer_due_ns = due;
         }
     }
 }
@@ -342,7 +344,7 @@ impl<K: Kernel> Source for Scan<K> {
     fn drain(&mut self, sink: &mut dyn FnMut(Event)) -> Drained {
         let mut drained = Drained::default();
         let time = self.kernel.boot_time();
-        let mut tell = |kind| {
+        let mut emit = |kind| {
             drained.records += 1;
             sink(Event {
                 time,
@@ -350,19 +352,19 @@ impl<K: Kernel> Source for Scan<K> {
                 kind,
             });
         };
-        self.listen(&mut tell);
-        if self.pace.due() <= self.kernel.now() {
-            let flawed = self.pass(&mut tell);
-            drained.malformed = flawed as u64;
-            drained.malformation = (flawed > 0).then_some(Malformation::Row);
+        self.apply_kernel_events(&mut emit);
+        if self.schedule.due() <= self.kernel.now() {
+            let malformed = self.pass(&mut emit);
+            drained.malformed = malformed as u64;
+            drained.malformation = (malformed > 0).then_some(Malformation::Row);
         }
-        self.arm();
+        self.set_timer();
         drained
     }
 
-    /// As of a pass that did not fail.
+    /// Compares with the last pass. Returns false if that failed.
     fn confirms_identity(&mut self, key: ProcessKey) -> bool {
-        if self.failing || self.unread.contains(&key.pid) {
+        if self.is_failing || self.unread.contains(&key.pid) {
             return false;
         }
         let watched = self.watched.get(&key.pid);
@@ -370,26 +372,26 @@ impl<K: Kernel> Source for Scan<K> {
     }
 
     fn scan_now(&mut self) {
-        self.pace.at_once();
+        self.schedule.set_due_now();
     }
 
     /// The next pass comes after the shortest interval, unless passes fail.
     fn scan_soon(&mut self) {
-        if !self.failing {
-            self.pace.on_activity();
-            self.arm();
+        if !self.is_failing {
+            self.schedule.on_activity();
+            self.set_timer();
         }
     }
 
-    /// Returns 0 if no pass has ended yet.
+    /// Returns 0 before the first complete pass.
     fn last_scan(&self) -> Option<u64> {
         Some(self.last_scan)
     }
 
-    /// Passes come as fast as they may while an escalation is open.
+    /// Makes passes come as fast as the cost allows while an escalation is open.
     fn announce_escalations(&mut self, open: bool) -> Result<(), SourceError> {
-        self.pace.set_escalating(open);
-        self.arm();
+        self.schedule.set_escalating(open);
+        self.set_timer();
         Ok(())
     }
 }
@@ -400,13 +402,13 @@ impl<K: Kernel> AsFd for Scan<K> {
     }
 }
 
-/// A short look at a process.
-fn glimpse(key: ProcessKey, process: &KinfoProc, watched: Option<&Watched>) -> StatRow {
+/// Converts a row of the kernel's table.
+fn stat_row(key: ProcessKey, process: &KinfoProc, watched: Option<&Watched>) -> StatRow {
     let mut comm = [0; 16];
     let shown = process.comm.len().min(comm.len());
     comm[..shown].copy_from_slice(&process.comm[..shown]);
-    // Of one that is not watched its name has to tell.
-    let watched = watched.filter(|watched| watched.told);
+    // Execs of a process that is not reported show only by its name.
+    let watched = watched.filter(|watched| watched.is_reported);
     StatRow {
         key,
         parent: process.parent,
@@ -422,17 +424,19 @@ fn glimpse(key: ProcessKey, process: &KinfoProc, watched: Option<&Watched>) -> S
     }
 }
 
-/// What is to be told of one that is found.
-fn born(
+/// Converts a new process.
+fn birth(
     row: ProcEntry,
     watched: &HashMap<u32, Watched>,
-    names: &HashMap<u64, ProcessKey>,
+    keys: &HashMap<u64, ProcessKey>,
 ) -> Birth {
     let watched = watched.get(&row.key.pid).filter(|of| of.key == row.key);
-    let maker = watched.and_then(|watched| names.get(&watched.identity.parent));
+    let birth_parent = watched.and_then(|watched| keys.get(&watched.identity.parent));
     Birth {
         key: row.key,
-        birth_parent: maker.filter(|maker| maker.pid != row.parent).copied(),
+        birth_parent: birth_parent
+            .filter(|birth_parent| birth_parent.pid != row.parent)
+            .copied(),
         uids: row.uids,
         parent: row.parent,
         row: Some(row),

@@ -1,15 +1,16 @@
-//! Whether a socket listens, by a `struct socket_fdinfo` of bsd/sys/proc_info.h: bytes in, answer out.
+//! Detects listening sockets in a `struct socket_fdinfo` of bsd/sys/proc_info.h.
 
-/// Where in it stand the family and the options.
+/// Byte offset of the address family.
 const FAMILY: usize = 184;
+/// Byte offset of the socket options.
 const OPTIONS: usize = 188;
 
-/// `AF_INET` and `AF_INET6` of this system.
+/// `AF_INET` and `AF_INET6` of macOS.
 const FAMILIES: [i32; 2] = [2, 30];
-/// `SO_ACCEPTCONN` of bsd/sys/socket.h: somebody has called listen(2).
+/// `SO_ACCEPTCONN` of bsd/sys/socket.h: listen(2) was called.
 const ACCEPTS: u16 = 2;
 
-/// `None` where too little of it is there.
+/// Returns whether it is a listening network socket; `None` if the structure is incomplete.
 pub fn listens(info: &[u8]) -> Option<bool> {
     let family = i32::from_ne_bytes(*info.get(FAMILY..)?.first_chunk()?);
     let options = u16::from_ne_bytes(*info.get(OPTIONS..)?.first_chunk()?);
@@ -24,18 +25,18 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_socket_or_too_few(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        fn any_bytes_are_a_socket_or_incomplete(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
             prop_assert_eq!(listens(&bytes).is_some(), bytes.len() >= OPTIONS + 2);
         }
     }
 
     #[test]
-    fn only_of_the_network_and_only_when_it_accepts() {
+    fn only_listening_network_sockets_are_detected() {
         for (family, options, expected) in [
             (2_i32, 2_u16, true),
             (30, 6, true),
             (2, 4, false),
-            // A local one speaks for nobody.
+            // Unix sockets do not count.
             (1, 2, false),
         ] {
             let mut info = vec![0; 792];

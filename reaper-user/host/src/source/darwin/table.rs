@@ -1,7 +1,7 @@
-//! The process table: what ran before the service, and what it may have missed.
+//! Reads the process table: pre-existing processes, and those that the source may have missed.
 //!
-//! It has the names of what reads /proc on Linux, so that whoever asks need not know where it is. Starts are known to the µs,
-//! and each process has a second name that is never used again.
+//! The types have the same names as those that read /proc on Linux, so callers need not distinguish the systems. Start
+//! times are exact to the µs, and each process has a unique id that is never reused.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -19,12 +19,12 @@ use crate::sys::darwin;
 use crate::sys::kinfo::KinfoProc;
 use reaper_model::event::{Image, ProcEntry, ProcessKey, TICK_NS};
 
-/// Reads the process table. Has no state, so threads can share it.
+/// Reader of the process table. Has no state, so threads can share it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Procfs(());
 
 impl Procfs {
-    /// One process.
+    /// Reads one process.
     ///
     /// # Errors
     /// The table cannot be read.
@@ -38,34 +38,34 @@ impl Procfs {
         })
     }
 
-    /// When a process began, in ticks of [`TICK_NS`] since boot; `None` if it is gone.
+    /// Returns the start of a process, in ticks of [`TICK_NS`] since boot; `None` if it is gone.
     pub fn start_ticks(&self, pid: u32) -> Option<u64> {
         let process = one(pid).ok()??;
         Some(key(&process).start / TICK_NS)
     }
 
-    /// ProcessMemory that this very process has resident, in bytes; `None` if it is gone or another user's.
+    /// Returns the resident memory of the process with this key, in bytes; `None` if it is gone or another user's.
     pub fn rss_of(&self, key: ProcessKey) -> Option<u64> {
         let rss = self.rss_bytes(key.pid)?;
         let alive = matches!(self.probe(key), Ok(Liveness::Alive { .. }));
-        // Still it, so that was its too.
+        // The pid still belongs to the process, so the memory read before does too.
         alive.then_some(rss)
     }
 
-    /// The pids of a process, and of all that it descends from.
+    /// Returns the pids of a process and of its ancestors.
     ///
     /// # Errors
-    /// There is no telling: the table cannot be read.
+    /// The table cannot be read.
     pub fn pid_and_ancestors(&self, mut pid: u32) -> Result<HashSet<u32>, ProcfsError> {
         let mut line = HashSet::new();
-        // Each but once, where the table changes while it is read.
+        // Each pid only once: the table can change while it is read, and form a loop.
         while pid != 0 && line.insert(pid) {
             pid = one(pid)?.map_or(0, |process| process.parent);
         }
         Ok(line)
     }
 
-    /// Who has exited and is not waited for by its parent.
+    /// Returns all zombies.
     ///
     /// # Errors
     /// The table cannot be read.
@@ -103,7 +103,7 @@ impl ProcessTable for Procfs {
         Ok(snapshot)
     }
 
-    /// The same: no read waits for the process.
+    /// Reads processes without a time limit, because no read waits for the process.
     fn snapshot_within(&self, _: Duration, pids: Vec<u32>) -> Result<Snapshot, ProcfsError> {
         self.snapshot_of(pids)
     }
@@ -125,37 +125,37 @@ impl ProcessTable for Procfs {
     }
 }
 
-/// All processes, zombies included.
+/// Returns all processes, zombies included.
 ///
 /// # Errors
-/// They cannot be listed.
+/// The table cannot be read.
 pub fn all() -> Result<Vec<KinfoProc>, ProcfsError> {
     Ok(rows()?.0)
 }
 
-/// The same, and how many rows could not be understood.
+/// Returns all processes, zombies included, and the number of malformed rows.
 ///
 /// # Errors
-/// They cannot be listed.
+/// The table cannot be read.
 pub fn rows() -> Result<(Vec<KinfoProc>, usize), ProcfsError> {
     let bytes = darwin::processes().map_err(ProcfsError::List)?;
     Ok((KinfoProc::all(&bytes).collect(), KinfoProc::flawed(&bytes)))
 }
 
-/// One of them.
+/// Returns the process that has a pid; `None` if the pid is free.
 ///
 /// # Errors
-/// The kernel does not say.
+/// The table cannot be read.
 pub fn one(pid: u32) -> Result<Option<KinfoProc>, ProcfsError> {
     let bytes = darwin::process(pid).map_err(|source| ProcfsError::Read { pid, source })?;
     Ok(KinfoProc::all(&bytes).find(|process| process.pid == pid))
 }
 
-/// The identity of a process.
+/// Returns the key of a process.
 ///
-/// The kernel has its start by the wall clock of then. It is counted from the start of pid 1, which is the same for
-/// all who ask until the next boot, whatever the clock is set to meanwhile; so it is not told twice in two ways. Where the
-/// clock was set since the boot, ages are wrong by that much.
+/// The kernel stores start times by the wall clock. The key counts from the start of pid 1, so that it stays the same
+/// until the next boot even if the clock is set. If the clock is set after boot, the ages of later processes are wrong by
+/// that difference.
 pub fn key(process: &KinfoProc) -> ProcessKey {
     static BOOT: LazyLock<u64> = LazyLock::new(|| {
         let first = one(1).ok().flatten().map(|first| first.began);
@@ -167,7 +167,7 @@ pub fn key(process: &KinfoProc) -> ProcessKey {
     }
 }
 
-/// A living process in full; `None` if it is gone by now.
+/// Reads a living process in full; `None` if it has exited.
 pub fn proc_entry(process: &KinfoProc) -> Option<ProcEntry> {
     let at = sys::boot_time();
     let identity = darwin::identity(process.pid).ok()?;
@@ -186,7 +186,7 @@ pub fn proc_entry(process: &KinfoProc) -> Option<ProcEntry> {
         tty: process.terminal,
         ..Image::default()
     };
-    // All of it was read of this process if it has its pid still.
+    // If the process still has its pid, all facts are about it.
     let same = darwin::identity(process.pid).is_ok_and(|now| now.unique == identity.unique);
     let listed = one(process.pid)
         .ok()?

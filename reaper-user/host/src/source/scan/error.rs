@@ -1,9 +1,9 @@
-//! Why the process table cannot be scanned.
+//! Errors of the scan.
 
 #[cfg(target_os = "macos")]
 use crate::source::snapshot::ProcfsError;
 
-/// See the module.
+/// Reason why the process table cannot be scanned.
 #[derive(Debug, thiserror::Error)]
 pub enum ScanError {
     #[cfg(target_os = "linux")]
@@ -17,6 +17,6 @@ pub enum ScanError {
     #[cfg(target_os = "macos")]
     #[error(transparent)]
     Table(#[from] ProcfsError),
-    #[error("cannot wait for processes to end: {0}; raise the limit of open files")]
+    #[error("cannot wait for processes to exit: {0}; raise the limit on open files (ulimit -n)")]
     Wait(#[source] nix::Error),
 }

@@ -1,19 +1,21 @@
-//! When the next pass is due: soon while something happens, rarely while nothing does, and never so often that passes
-//! take more than a fifth of a processor. Pure; times are monotonic nanoseconds.
+//! Schedules the passes of the scan.
+//!
+//! The interval is short while watched processes change and grows while they do not. Passes never take more than a fifth
+//! of a processor. Pure: times are nanoseconds of CLOCK_MONOTONIC.
 
 use std::time::Duration;
 
 use reaper_model::event::TICK_NS;
 
-/// So many times as long as a pass took nothing is done after it.
-const REST: u64 = 4;
+/// Pause after a pass, as a multiple of the time that the pass took.
+const IDLE_FACTOR: u64 = 4;
 
-/// How often it looks.
+/// Bounds on the interval between passes.
 #[derive(Clone, Copy, Debug)]
 pub struct ScanOptions {
-    /// While something happens.
+    /// Interval while watched processes change.
     pub min_interval: Duration,
-    /// While nothing does.
+    /// Interval after a long time without changes.
     pub max_interval: Duration,
 }
 
@@ -26,44 +28,47 @@ impl Default for ScanOptions {
     }
 }
 
+/// Schedule of the passes.
 pub struct ScanSchedule {
     min: u64,
     max: u64,
-    /// Between passes, as of now.
+    /// Current interval between passes.
     interval: u64,
-    /// How long the last pass took, and when it was over.
-    took: u64,
+    /// Duration of the last pass.
+    duration: u64,
+    /// End of the last pass.
     ended: u64,
-    /// A ladder is open.
-    pressing: bool,
+    /// Whether an escalation is open.
+    escalating: bool,
     due: u64,
 }
 
-/// So long a pass waits for what follows from an end that was told: signals come first.
-const AFTER_END: u64 = 1_000_000;
-/// But no longer than so, however many ends are told.
-const LATE: u64 = 5_000_000;
+/// Delay of a pass after a reported exit, in ns: signals that follow from the exit come first.
+const EXIT_DELAY_NS: u64 = 1_000_000;
+/// Longest delay of a due pass by further exits, in ns.
+const EXIT_DELAY_MAX_NS: u64 = 5_000_000;
 
-/// What a pass found.
+/// Result of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PassResult {
-    /// Nothing, and there is nobody to look after.
+    /// No process is watched.
     Idle,
+    /// Nothing has changed that concerns watched processes.
     Unchanged,
-    /// Something about those who are followed.
+    /// Something has changed that concerns watched processes.
     Changed,
 }
 
 impl ScanSchedule {
-    /// The first pass is due at once.
+    /// Creates a schedule whose first pass is due at once.
     pub fn new(min: u64, max: u64) -> ScanSchedule {
         ScanSchedule {
             min,
             max: max.max(min),
             interval: min,
-            took: 0,
+            duration: 0,
             ended: 0,
-            pressing: false,
+            escalating: false,
             due: 0,
         }
     }
@@ -72,15 +77,15 @@ impl ScanSchedule {
         self.due
     }
 
-    /// Whether it is time for a pass; `busy`: there is something to be seen to.
-    pub fn is_due(&self, now: u64, busy: bool) -> bool {
-        let grace = if busy { LATE } else { 0 };
+    /// Returns whether a pass is due. `has_exits` says that exits were just reported, which delays the pass.
+    pub fn is_due(&self, now: u64, has_exits: bool) -> bool {
+        let grace = if has_exits { EXIT_DELAY_MAX_NS } else { 0 };
         self.due.saturating_add(grace) <= now
     }
 
-    /// A pass is over.
+    /// Schedules the next pass after one has ended.
     pub fn on_pass_end(&mut self, began: u64, ended: u64, found: PassResult) {
-        (self.took, self.ended) = (ended.saturating_sub(began), ended);
+        (self.duration, self.ended) = (ended.saturating_sub(began), ended);
         self.interval = match found {
             PassResult::Changed => self.min,
             PassResult::Unchanged => self.interval.saturating_mul(2).min(self.max),
@@ -89,35 +94,35 @@ impl ScanSchedule {
         self.due = self.next();
     }
 
-    /// Something has begun: the next pass comes after the shortest interval.
+    /// Moves the next pass forward to the shortest interval.
     pub fn on_activity(&mut self) {
         self.interval = self.min;
         self.due = self.due.min(self.next());
     }
 
-    /// Something has ended, so that others have new parents: the next pass comes as soon as it may.
+    /// Moves the next pass forward as far as possible after an exit, which gives other processes new parents.
     pub fn on_exit(&mut self, now: u64) {
         self.interval = self.min;
-        let soon = self.soonest().max(now.saturating_add(AFTER_END));
+        let soon = self.soonest().max(now.saturating_add(EXIT_DELAY_NS));
         self.due = self.due.min(soon);
     }
 
-    /// The next pass is due now, whatever it costs.
-    pub fn at_once(&mut self) {
+    /// Makes the next pass due now, whatever it costs.
+    pub fn set_due_now(&mut self) {
         self.due = 0;
     }
 
-    /// Whether passes are to come as fast as they may from now on.
-    pub fn set_escalating(&mut self, pressing: bool) {
-        self.pressing = pressing;
-        if pressing {
+    /// Sets whether an escalation is open, during which passes come as fast as the cost allows.
+    pub fn set_escalating(&mut self, escalating: bool) {
+        self.escalating = escalating;
+        if escalating {
             self.on_activity();
         }
     }
 
     fn next(&self) -> u64 {
-        let interval = if self.pressing {
-            // Within the tick of its birth nobody is told of.
+        let interval = if self.escalating {
+            // A new process is reported only after the tick of its start, so shorter intervals bring nothing.
             TICK_NS
         } else {
             self.interval
@@ -125,7 +130,9 @@ impl ScanSchedule {
         self.soonest().max(self.ended.saturating_add(interval))
     }
 
+    /// Returns the earliest time that keeps the cost of passes within its bound.
     fn soonest(&self) -> u64 {
-        self.ended.saturating_add(self.took.saturating_mul(REST))
+        self.ended
+            .saturating_add(self.duration.saturating_mul(IDLE_FACTOR))
     }
 }

@@ -1,19 +1,19 @@
-//! Looks at the process table again and again: for where nobody tells what happens, and needs no privilege.
+//! Event source that scans /proc. It needs no privileges.
 //!
-//! A pass reads one file of each process and compares it with what it read before ([`super::table`]); how often is up to what
-//! happens ([`super::interval`]). The ends of those who matter are told by pidfds, without a pass.
+//! A pass reads one file of each process and compares it with the last reported state ([`super::table`]). The interval
+//! between passes depends on activity ([`super::interval`]). Pidfds report the exits of watched processes without a pass.
 //!
-//! # Who is who
-//! /proc has starts in ticks of 10 ms, in which a pid can be given away and taken again. Nobody is told of before the
-//! tick of its birth is over: whoever has that pid and that tick from then on is the last one who was born so, and a
-//! successor has another tick. And who matters is held by a pidfd from then on, by which alone it may be signalled
-//! ([`Source::confirms_identity`]).
+//! # Identity
+//! /proc shows start times in ticks of 10 ms, and a pid can be reused within one tick. Therefore a process is reported
+//! only after the tick of its start has ended. From then on, pid and tick identify the last process that started in the
+//! tick, because a later one has a later tick. A pidfd holds each watched process from then on, and it may be signalled
+//! only through this pidfd ([`Source::confirms_identity`]).
 
-mod late;
 mod pidfds;
 mod read;
 #[cfg(test)]
 mod tests;
+mod unread;
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -37,58 +37,59 @@ use crate::source::kind::SourceKind;
 use crate::source::procfs::{Procfs, ProcfsError};
 use crate::sys;
 use crate::sys::pidfd::{self, Pidfd};
-use late::UnreadTracker;
 use pidfds::{WatchedProcess, watched_as};
 use read::{Reader, ScanReading};
 use reaper_model::event::{Event, EventKind, ProcEntry, ProcessKey, Provenance, TICK_NS};
+use unread::UnreadTracker;
 
-/// How long a pass waits for a look at somebody new.
+/// Time limit for reading a new or changed process in full.
 #[cfg(not(test))]
-const PATIENCE: Duration = Duration::from_millis(100);
-/// Longer in tests: none of them has anybody who cannot be read in time, and a busy machine may keep a reader for longer.
+const READ_TIMEOUT: Duration = Duration::from_millis(100);
+/// Longer in tests, because a busy machine may delay a reader and no test depends on this limit.
 #[cfg(test)]
-const PATIENCE: Duration = Duration::from_secs(10);
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the timer is called in the epoll set; pids are smaller.
-const TIMER: u64 = u64::MAX;
+/// Id of the timer in the epoll set. The other ids are pids, which are smaller.
+const TIMER_TOKEN: u64 = u64::MAX;
 
-/// See the module.
+/// Source that scans /proc.
 pub struct Scan {
     reader: Reader,
     procfs: Procfs,
     table: ScanTable,
-    pace: ScanSchedule,
-    /// By pid.
+    schedule: ScanSchedule,
+    /// Processes whose exits matter, by pid.
     watched: HashMap<u32, WatchedProcess>,
-    /// How many of those are held, and may be at most.
-    held: usize,
+    /// Number of watched processes with a pidfd.
+    held_count: usize,
+    /// Limit on `held_count`.
     held_max: usize,
     epoll: Epoll,
     timer: TimerFd,
-    /// What the timer is set to.
-    armed: u64,
-    /// Who was there at the last pass and could not be read, or has changed and could not be read in full.
+    /// Time to which the timer is set, in ns of CLOCK_MONOTONIC.
+    timer_due_ns: u64,
+    /// Pids of processes that the last pass could not read, or that are new or changed and could not be read in full.
     unread: HashSet<u32>,
-    late: UnreadTracker,
-    /// Whose files could not be understood, which has been told, and who have not gone since.
-    flawed: HashSet<u32>,
-    /// It has been said that passes fail.
-    failing: bool,
-    /// Who was born by then has been told of, but for those who cannot be read at all, in ns since boot.
+    unread_tracker: UnreadTracker,
+    /// Pids whose `stat` file could not be parsed. This is reported once until the process exits.
+    malformed: HashSet<u32>,
+    /// Whether the last pass failed, which has been logged.
+    is_failing: bool,
+    /// Time in ns since boot: processes that started earlier have been reported, except unreadable ones.
     last_scan: u64,
-    /// Why there are no pidfds to be had at all, and why there were none for some when last asked for.
-    refused: Option<Errno>,
-    starved: Option<Errno>,
+    /// Error of a system that refuses all pidfds.
+    pidfd_refused: Option<Errno>,
+    /// Last error of opening a pidfd, while some watched process lacks one.
+    pidfd_missing: Option<Errno>,
 }
 
 impl Scan {
-    /// Opens /proc; what is there is told by the first [`Source::drain`].
+    /// Opens /proc. The first [`Source::drain`] reports the pre-existing processes.
     ///
-    /// Where the system has no pidfds to give, the ends of processes are found by looking alone, and no signal can be
-    /// sent to any of them.
+    /// If the system refuses pidfds, only passes find exits, and no process can be signalled.
     ///
     /// # Errors
-    /// /proc is not there, or not that of this pid namespace, or there is no room for open files.
+    /// /proc is not mounted or belongs to another pid namespace, or no file can be opened.
     pub fn open(options: &ScanOptions) -> Result<Scan, ScanError> {
         sys::non_initial_pid_namespace().map_err(ScanError::Proc)?;
         Scan::of(Path::new("/proc"), options)
@@ -98,7 +99,7 @@ impl Scan {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(ScanError::Wait)?;
         let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags).map_err(ScanError::Wait)?;
-        let event = EpollEvent::new(EpollFlags::EPOLLIN, TIMER);
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, TIMER_TOKEN);
         epoll.add(&timer, event).map_err(ScanError::Wait)?;
         let [min, max] = [options.min_interval, options.max_interval].map(sys::nanoseconds);
         let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(now, _)| now);
@@ -106,77 +107,77 @@ impl Scan {
             reader: Reader::open(root).map_err(ScanError::List)?,
             procfs: Procfs::new(root),
             table: ScanTable::default(),
-            pace: ScanSchedule::new(min, max),
+            schedule: ScanSchedule::new(min, max),
             watched: HashMap::new(),
-            held: 0,
-            // The rest is for those who are signalled.
+            held_count: 0,
+            // The other half is left for pidfds of processes that are signalled, and for other files.
             held_max: usize::try_from(files / 2).unwrap_or(usize::MAX),
             epoll,
             timer,
-            armed: 0,
+            timer_due_ns: 0,
             unread: HashSet::new(),
-            late: UnreadTracker::default(),
-            flawed: HashSet::new(),
-            failing: false,
+            unread_tracker: UnreadTracker::default(),
+            malformed: HashSet::new(),
+            is_failing: false,
             last_scan: 0,
-            refused: pidfd::probe().err().map(|refused| refused.0),
-            starved: None,
+            pidfd_refused: pidfd::probe().err().map(|pidfd_refused| pidfd_refused.0),
+            pidfd_missing: None,
         };
-        scan.arm();
+        scan.set_timer();
         Ok(scan)
     }
 
-    /// Looks at all processes, and tells what is other than it was. Gives who of them could not be understood for the
+    /// Scans all processes and emits the differences. Returns the pids whose `stat` file could not be parsed for the
     /// first time.
-    fn pass(&mut self, tell: &mut impl FnMut(EventKind)) -> Vec<u32> {
+    fn pass(&mut self, emit: &mut impl FnMut(EventKind)) -> Vec<u32> {
         let (began, now) = (sys::monotonic(), sys::boot_time());
-        let mut flawed = Vec::new();
-        let found = match self.look_at_all(now, &mut flawed, tell) {
+        let mut malformed = Vec::new();
+        let found = match self.scan_all(now, &mut malformed, emit) {
             Ok(found) => {
-                self.failing = false;
+                self.is_failing = false;
                 let reader = &mut self.reader;
                 let unread = self.unread.iter().copied();
-                let unread = unread.filter(|pid| reader.look(*pid) != ScanReading::Gone);
-                if !self.late.passed(unread) {
+                let unread = unread.filter(|pid| reader.read_row(*pid) != ScanReading::Gone);
+                if !self.unread_tracker.on_pass(unread) {
                     self.last_scan = now.saturating_sub(TICK_NS);
                 }
                 found
             }
             Err(error) => {
-                if !std::mem::replace(&mut self.failing, true) {
-                    tracing::warn!("cannot look at the processes: {error}; trying again");
+                if !std::mem::replace(&mut self.is_failing, true) {
+                    tracing::warn!("cannot scan the processes: {error}; trying again");
                 }
                 PassResult::Unchanged
             }
         };
-        self.pace.on_pass_end(began, sys::monotonic(), found);
-        flawed
+        self.schedule.on_pass_end(began, sys::monotonic(), found);
+        malformed
     }
 
-    fn look_at_all(
+    fn scan_all(
         &mut self,
         now: u64,
-        flawed: &mut Vec<u32>,
-        tell: &mut impl FnMut(EventKind),
+        malformed: &mut Vec<u32>,
+        emit: &mut impl FnMut(EventKind),
     ) -> Result<PassResult, PassError> {
         let Scan {
             reader,
             table,
             unread,
-            flawed: before,
+            malformed: before,
             ..
         } = self;
         let (mut still, mut exhausted) = (HashSet::new(), None);
         unread.clear();
         table.begin();
-        let listed = reader.pass(|pid, look| {
-            // One whose file can be understood now and then is told of once.
-            if look != ScanReading::Gone && before.contains(&pid) {
+        let listed = reader.pass(|pid, reading| {
+            // A malformed file is reported once, even if it can be parsed from time to time.
+            if reading != ScanReading::Gone && before.contains(&pid) {
                 still.insert(pid);
             }
-            match look {
-                ScanReading::Alive(glimpse) => {
-                    table.list(glimpse, glimpse.key.start.saturating_add(TICK_NS) > now)
+            match reading {
+                ScanReading::Alive(stat) => {
+                    table.list(stat, stat.key.start.saturating_add(TICK_NS) > now)
                 }
                 ScanReading::Kernel | ScanReading::Gone => {}
                 ScanReading::Unreadable(errno) => {
@@ -184,14 +185,14 @@ impl Scan {
                         exhausted = Some(errno);
                     }
                     unread.insert(pid);
-                    table.keep(pid);
+                    table.mark_present(pid);
                 }
                 ScanReading::Malformed => {
                     if still.insert(pid) {
-                        flawed.push(pid);
+                        malformed.push(pid);
                     }
                     unread.insert(pid);
-                    table.keep(pid);
+                    table.mark_present(pid);
                 }
             }
         });
@@ -201,13 +202,13 @@ impl Scan {
         }
         listed?;
         exhausted.map_or(Ok(()), Err)?;
-        // Also of those whose pid is another's by now.
-        let ended = self.emit_exits(tell);
+        // Before the comparison, so that the exit of a process whose pid was reused comes from its pidfd.
+        let ended = self.emit_exits(emit);
         let watched = &self.watched;
-        let held = |key| watched_as(watched, key).is_some_and(WatchedProcess::is_held);
-        let differences = self.table.compare(held);
-        let matters = |pid: u32| self.watched.contains_key(&pid);
-        let found = if ended || differences.unsettled || differences.concern(matters) {
+        let is_held = |key| watched_as(watched, key).is_some_and(WatchedProcess::is_held);
+        let differences = self.table.compare(is_held);
+        let is_watched = |pid: u32| self.watched.contains_key(&pid);
+        let found = if ended || differences.unsettled || differences.concerns(is_watched) {
             PassResult::Changed
         } else if self.watched.is_empty() && differences.new.is_empty() {
             PassResult::Idle
@@ -216,49 +217,50 @@ impl Scan {
         };
         let wanted = differences.wanted();
         self.unread.extend(&wanted);
-        let rows = self.rows(wanted)?;
+        let rows = self.read_rows(wanted)?;
         for row in &rows {
             self.unread.remove(&row.key.pid);
         }
         let gone = differences.gone.clone();
-        self.table.emit_changes(differences, rows, tell);
+        self.table.emit_changes(differences, rows, emit);
         for key in gone {
             if watched_as(&self.watched, key).is_some() {
-                self.let_go(key.pid);
+                self.release(key.pid);
             }
         }
-        self.hold_starved();
+        self.open_missing_pidfds();
         Ok(found)
     }
 
-    /// Reads some in full, with the numbers that the kernel has given them.
-    fn rows(&self, pids: Vec<u32>) -> Result<Vec<ProcEntry>, PassError> {
+    /// Reads processes in full, including the inode numbers of their pidfds.
+    fn read_rows(&self, pids: Vec<u32>) -> Result<Vec<ProcEntry>, PassError> {
         if pids.is_empty() {
             return Ok(Vec::new());
         }
-        // Opened before the row is read: that has a tick that was over by then, so it is of the same process.
-        let number = |pid: &u32| Some((*pid, Pidfd::open(*pid).ok()?.unique_inode()?));
-        let numbers: HashMap<u32, u64> = pids.iter().filter_map(number).collect();
-        let mut rows = self.procfs.snapshot_within(PATIENCE, pids)?.rows;
+        // The pidfd is opened before the row is read. The start tick in the row had ended before that, so both are of
+        // the same process.
+        let inode = |pid: &u32| Some((*pid, Pidfd::open(*pid).ok()?.unique_inode()?));
+        let inodes: HashMap<u32, u64> = pids.iter().filter_map(inode).collect();
+        let mut rows = self.procfs.snapshot_within(READ_TIMEOUT, pids)?.rows;
         for row in &mut rows {
-            row.pidfd_inode = numbers.get(&row.key.pid).copied().unwrap_or(0);
+            row.pidfd_inode = inodes.get(&row.key.pid).copied().unwrap_or(0);
         }
         Ok(rows)
     }
 
     /// Sets the timer to the next pass.
-    fn arm(&mut self) {
-        // One that lies behind would disarm it at 0.
-        let due = self.pace.due().max(1);
-        if due == self.armed {
+    fn set_timer(&mut self) {
+        // 0 would disarm the timer. A time in the past fires it at once.
+        let due = self.schedule.due().max(1);
+        if due == self.timer_due_ns {
             return;
         }
         let at = TimeSpec::nanoseconds(i64::try_from(due).unwrap_or(i64::MAX));
         let flags = TimerSetTimeFlags::TFD_TIMER_ABSTIME;
         match self.timer.set(Expiration::OneShot(at), flags) {
-            Ok(()) => self.armed = due,
+            Ok(()) => self.timer_due_ns = due,
             Err(errno) => {
-                tracing::error!("the next look at the processes cannot be timed: {errno}")
+                tracing::error!("cannot set the timer for the next scan: {errno}")
             }
         }
     }
@@ -269,11 +271,12 @@ impl Source for Scan {
         SourceKind::Scan
     }
 
-    /// Passes on the exits that pidfds report and, if a pass is due, what has changed in the process table. What follows
-    /// from the exits comes before the pass.
+    /// Passes on the exits that pidfds report and, if a pass is due, the changes in the process table.
+    ///
+    /// Exits delay a due pass for a few milliseconds, so that the engine can act on them first.
     fn drain(&mut self, sink: &mut dyn FnMut(Event)) -> Drained {
         let mut drained = Drained::default();
-        let mut tell = |kind| {
+        let mut emit = |kind| {
             drained.records += 1;
             sink(Event {
                 time: sys::boot_time(),
@@ -281,19 +284,19 @@ impl Source for Scan {
                 kind,
             });
         };
-        let busy = self.emit_exits(&mut tell);
-        let ordered = self.pace.due() == 0;
-        if ordered || self.pace.is_due(sys::monotonic(), busy) {
-            let flawed = self.pass(&mut tell);
-            drained.malformed = flawed.len() as u64;
-            drained.malformation = flawed.last().copied().map(Malformation::Stat);
+        let busy = self.emit_exits(&mut emit);
+        let ordered = self.schedule.due() == 0;
+        if ordered || self.schedule.is_due(sys::monotonic(), busy) {
+            let malformed = self.pass(&mut emit);
+            drained.malformed = malformed.len() as u64;
+            drained.malformation = malformed.last().copied().map(Malformation::Stat);
         }
-        self.arm();
+        self.set_timer();
         drained
     }
 
     fn confirms_identity(&mut self, key: ProcessKey) -> bool {
-        self.holds(key)
+        self.is_confirmed(key)
     }
 
     fn watch_exit(&mut self, key: ProcessKey, wanted: bool) {
@@ -301,30 +304,30 @@ impl Source for Scan {
     }
 
     fn scan_now(&mut self) {
-        self.pace.at_once();
+        self.schedule.set_due_now();
     }
 
     /// The next pass comes after the shortest interval, unless passes fail.
     fn scan_soon(&mut self) {
-        if !self.failing {
-            self.pace.on_activity();
-            self.arm();
+        if !self.is_failing {
+            self.schedule.on_activity();
+            self.set_timer();
         }
     }
 
-    /// Returns 0 if there is no such time yet.
+    /// Returns 0 before the first complete scan.
     fn last_scan(&self) -> Option<u64> {
         Some(self.last_scan)
     }
 
     fn pidfd_error(&self) -> Option<Errno> {
-        self.refused.or(self.starved)
+        self.pidfd_refused.or(self.pidfd_missing)
     }
 
-    /// Passes come as fast as they may while an escalation is open.
+    /// Makes passes come as fast as the cost allows while an escalation is open.
     fn announce_escalations(&mut self, open: bool) -> Result<(), SourceError> {
-        self.pace.set_escalating(open);
-        self.arm();
+        self.schedule.set_escalating(open);
+        self.set_timer();
         Ok(())
     }
 }
@@ -335,16 +338,16 @@ impl AsFd for Scan {
     }
 }
 
-/// Why a pass has come to nothing.
+/// Error that ends a pass.
 #[derive(Debug, thiserror::Error)]
 enum PassError {
-    #[error("cannot list them: {0}")]
+    #[error("cannot list /proc: {0}")]
     List(#[from] nix::Error),
     #[error(transparent)]
     Read(#[from] ProcfsError),
 }
 
-/// A key as /proc has it.
+/// Rounds the start of a key down to a tick, as /proc shows it.
 fn tick(key: ProcessKey) -> ProcessKey {
     ProcessKey {
         start: key.start - key.start % TICK_NS,

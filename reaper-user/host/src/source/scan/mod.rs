@@ -1,7 +1,7 @@
-//! Looks at the process table again and again: for where nobody tells what happens.
+//! Event source that scans the process table, for hosts where the kernel reports no events to this user.
 //!
-//! What a pass saw is compared with what the one before it saw ([`table`]); how often is up to what happens ([`interval`]).
-//! How a pass looks is each system's own.
+//! Each pass is compared with the previous one ([`table`]). The interval between passes depends on activity
+//! ([`interval`]). Each operating system has its own way to read the table.
 
 pub mod error;
 pub mod interval;

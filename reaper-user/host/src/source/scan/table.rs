@@ -1,76 +1,79 @@
-//! What the last pass over the process table saw, and what another one tells by being different.
+//! Compares each pass over the process table with the previous one and makes events of the differences.
 //!
-//! Pure: no system calls, no clock. A pass hands in one [`StatRow`] of each process; what differs from before has to be
-//! read in full by somebody else, and comes back as rows, of which events are made. What could not be read is not
-//! taken in either, so that the next pass finds it once more.
+//! Pure: no system calls, no clock. A pass provides one [`StatRow`] of each process. The caller then reads the new and
+//! changed processes in full and passes their rows back, from which the events are made. A process that could not be
+//! read stays unchanged in the table, so the next pass finds the same difference again.
 
 use hashbrown::{HashMap, HashSet};
 
 use reaper_model::event::{EventKind, ExitStatus, ProcEntry, ProcessKey};
 
-/// A short look at a process: enough to tell whether anything of it has changed.
+/// Brief facts about a process, enough to detect a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatRow {
-    /// The start is a whole tick.
+    /// Key whose start is a whole tick on Linux.
     pub key: ProcessKey,
     /// Pid of the parent, 0 for none.
     pub parent: u32,
     pub fingerprint: ImageFingerprint,
 }
 
-/// What changes when a process becomes something else than it was.
+/// Facts that change when a process runs another program, or changes its name, group or terminal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ImageFingerprint {
     pub sid: u32,
     pub pgid: u32,
     pub tty: u32,
-    /// The kernel's name for the program, filled up with NULs.
+    /// The kernel's name of the process, padded with NULs.
     pub comm: [u8; 16],
-    /// Addresses that are random at each exec, 0 where they are not shown.
+    /// Numbers that differ after each exec; 0 if unknown. On Linux they are addresses that each exec randomises.
     pub exec: [u64; 2],
 }
 
-/// What was told of a process last.
+/// Last reported state of a process.
 struct ScanRow {
     start: u64,
     parent: u32,
-    print: ImageFingerprint,
-    /// The pass in which it was there last.
+    fingerprint: ImageFingerprint,
+    /// Number of the last pass that listed it.
     pass: u64,
-    /// It has had another parent than the one told of, though that was still there.
-    moves: bool,
-    /// In how many passes in a row it was found to have changed and could not be read.
-    unread: u32,
+    /// Whether a pass has seen another parent than the reported one.
+    parent_changed: bool,
+    /// Number of successive passes in which it had changed but could not be read.
+    unread_passes: u32,
 }
 
-/// In so many passes whom one has borne that has changed and cannot be read waits for it: by what it was before, they may
-/// be taken for what they are not.
-const UNREAD_MAX: u32 = 16;
+/// Number of passes for which the new children of a process that has changed and cannot be read are held back.
+///
+/// Reported earlier, they would be taken for children of its previous program.
+const UNREAD_PASSES_MAX: u32 = 16;
 
-/// See the module.
+/// The reported processes, and the differences found by the current pass.
 #[derive(Default)]
 pub struct ScanTable {
+    /// Reported processes by pid.
     rows: HashMap<u32, ScanRow, foldhash::fast::FixedState>,
+    /// Number of the current pass.
     pass: u64,
-    /// Of this pass.
+    /// Differences found so far in the current pass.
     differences: Differences,
 }
 
-/// What a pass found to be other than before.
+/// Differences between a pass and the reported state.
 #[derive(Default)]
 pub struct Differences {
     pub new: Vec<StatRow>,
-    /// They run another program, perhaps.
+    /// Processes with another fingerprint.
     pub changed: Vec<StatRow>,
-    /// They have another parent, whose pid stands here.
+    /// Processes with another parent, and its pid.
     moved: Vec<(ProcessKey, u32)>,
     pub gone: Vec<ProcessKey>,
-    /// Something is on its way that the next pass will see.
+    /// Whether another pass is needed soon, because a difference could not be reported yet.
     pub unsettled: bool,
 }
 
 impl ImageFingerprint {
-    /// Whether an exec lies between the two, rather than a new name or another process group.
+    /// Returns whether the process has run another program, rather than changed its name or process group.
     fn is_exec(&self, before: &ImageFingerprint) -> bool {
         if self.exec == [0; 2] && before.exec == [0; 2] {
             self.comm != before.comm
@@ -81,80 +84,82 @@ impl ImageFingerprint {
 }
 
 impl Differences {
-    /// Whom a full row is wanted of.
+    /// Returns the pids of the processes to read in full.
     pub fn wanted(&self) -> Vec<u32> {
         let all = self.new.iter().chain(&self.changed);
-        all.map(|glimpse| glimpse.key.pid).collect()
+        all.map(|stat| stat.key.pid).collect()
     }
 
-    /// Whether any of this is about somebody of whom `matters` holds, or who may descend from one.
-    pub fn concern(&self, matters: impl Fn(u32) -> bool) -> bool {
-        let born = |glimpse: &StatRow| {
-            let ImageFingerprint { sid, pgid, .. } = glimpse.fingerprint;
-            [glimpse.parent, sid, pgid].into_iter().any(&matters)
+    /// Returns whether any difference concerns a watched process, or a process that may descend from one.
+    pub fn concerns(&self, is_watched: impl Fn(u32) -> bool) -> bool {
+        let born = |stat: &StatRow| {
+            let ImageFingerprint { sid, pgid, .. } = stat.fingerprint;
+            [stat.parent, sid, pgid].into_iter().any(&is_watched)
         };
-        let moved = |(key, parent): &(ProcessKey, u32)| matters(key.pid) || matters(*parent);
+        let moved = |(key, parent): &(ProcessKey, u32)| is_watched(key.pid) || is_watched(*parent);
         self.new.iter().any(born)
-            || self.changed.iter().any(|of| matters(of.key.pid))
+            || self.changed.iter().any(|of| is_watched(of.key.pid))
             || self.moved.iter().any(moved)
-            || self.gone.iter().any(|key| matters(key.pid))
+            || self.gone.iter().any(|key| is_watched(key.pid))
     }
 }
 
 impl ScanTable {
-    /// Begins a pass. One that is given up half-way changes nothing.
+    /// Begins a pass. A pass that is abandoned changes nothing.
     pub fn begin(&mut self) {
         self.pass += 1;
         self.differences = Differences::default();
     }
 
-    /// A process is there. `fresh`: the tick in which it began was not over, so that another one may still come that
-    /// has the same pid and the same start for all that can be seen. It is left for the next pass, after which nobody
-    /// can be taken for it any more.
-    pub fn list(&mut self, glimpse: StatRow, fresh: bool) {
+    /// Records that the pass has listed a process.
+    ///
+    /// `fresh` says that the tick of its start has not ended yet. Until then its pid could be reused by a process with the
+    /// same start tick, so a fresh process is left for the next pass.
+    pub fn list(&mut self, stat: StatRow, fresh: bool) {
         let StatRow {
             key,
             parent,
-            fingerprint: print,
-        } = glimpse;
+            fingerprint,
+        } = stat;
         let known = self.rows.get_mut(&key.pid);
         let Some(row) = known.filter(|row| row.start == key.start) else {
             if fresh {
                 self.differences.unsettled = true;
             } else {
-                self.differences.new.push(glimpse);
+                self.differences.new.push(stat);
             }
             return;
         };
         row.pass = self.pass;
-        if row.print != print {
-            self.differences.changed.push(glimpse);
+        if row.fingerprint != fingerprint {
+            self.differences.changed.push(stat);
         }
         if row.parent != parent {
             self.differences.moved.push((key, parent));
         }
     }
 
-    /// A process is there, and there is no telling what it is by now.
-    pub fn keep(&mut self, pid: u32) {
+    /// Records that a process exists whose current state cannot be read.
+    pub fn mark_present(&mut self, pid: u32) {
         if let Some(row) = self.rows.get_mut(&pid) {
             row.pass = self.pass;
         }
     }
 
-    /// The parent of a process as told last.
+    /// Returns the last reported parent of a process.
     pub fn parent(&self, key: ProcessKey) -> Option<u32> {
         let row = self.rows.get(&key.pid);
         row.filter(|row| row.start == key.start)
             .map(|row| row.parent)
     }
 
-    /// Removes processes whose exits the kernel has reported, and emits these: children before their parents, since no
-    /// process that has exited becomes an orphan.
+    /// Removes processes whose exits the kernel has reported, and emits the exits.
+    ///
+    /// Children come before their parents, so that no process becomes an orphan that has exited as well.
     pub fn emit_exits(
         &mut self,
         ended: &HashMap<ProcessKey, ExitStatus>,
-        mut tell: impl FnMut(EventKind),
+        mut emit: impl FnMut(EventKind),
     ) {
         let mut keys: Vec<ProcessKey> = ended.keys().copied().collect();
         keys.sort_by_key(|key| (key.start, key.pid));
@@ -163,11 +168,12 @@ impl ScanTable {
             if self.parent(key).is_some() {
                 self.rows.remove(&key.pid);
             }
-            tell(exit(key, ended[&key]));
+            emit(exit(key, ended[&key]));
         }
     }
 
-    /// Ends the pass: what it found. `held`: of whom somebody else tells the exit.
+    /// Ends the pass and returns the differences. `held` says whether the kernel will report the exit of a process, which
+    /// is then not taken as gone.
     pub fn compare(&mut self, held: impl Fn(ProcessKey) -> bool) -> Differences {
         let mut found = std::mem::take(&mut self.differences);
         let missing = self.rows.iter().filter(|(_, row)| row.pass != self.pass);
@@ -176,101 +182,107 @@ impl ScanTable {
             start: row.start,
         });
         found.gone = missing.filter(|key| !held(*key)).collect();
-        // A pass takes a while: who has lost a parent that was still listed is an orphan once that is gone. It is
-        // believed, though, if it stays so.
+        // A pass takes a while: a parent can be listed and exit before its child is listed. The child's new parent is
+        // reported once the old one is missing, or once two passes have seen it.
         let mut moved = std::mem::take(&mut found.moved);
         moved.retain(|(key, _)| {
             let parent = self.rows.get(&key.pid).map(|row| row.parent);
             let parent = parent.and_then(|pid| self.rows.get(&pid));
             let listed = parent.is_some_and(|parent| parent.pass == self.pass);
             let row = self.rows.get_mut(&key.pid);
-            let believed = row.is_none_or(|row| std::mem::replace(&mut row.moves, true));
-            found.unsettled |= listed && !believed;
-            !listed || believed
+            let confirmed = row.is_none_or(|row| std::mem::replace(&mut row.parent_changed, true));
+            found.unsettled |= listed && !confirmed;
+            !listed || confirmed
         });
         found.moved = moved;
         found
     }
 
-    /// Tells of what was found. `rows` are those that could be read of whom [`Differences::wanted`] names.
+    /// Emits the differences. `rows` are the processes of [`Differences::wanted`] that could be read.
     ///
-    /// Other programs come before births: what a process has borne since it became another is that one's, and what is below
-    /// a boundary is nobody's. Births come before exits: who has lost its makers by now may have nothing but their ids to be known by, and a
-    /// session is not over while somebody of it is about to be found. Exits come before adoptions, and children's
-    /// before those of their parents: nobody is orphaned who is gone.
+    /// The order matters:
+    ///
+    /// 1. Execs come before new processes, because a child counts as one of its parent's current program, which may be a
+    ///    boundary.
+    /// 2. New processes come before exits. A process that has lost its parent may be attributed only by ids that its
+    ///    ancestors gave it. And a session must not close before its last members are reported.
+    /// 3. Exits come before reparenting, children's before those of their parents. A process that has exited becomes no
+    ///    orphan.
     pub fn emit_changes(
         &mut self,
         mut found: Differences,
         rows: Vec<ProcEntry>,
-        mut tell: impl FnMut(EventKind),
+        mut emit: impl FnMut(EventKind),
     ) {
         let mut rows: HashMap<ProcessKey, ProcEntry> =
             rows.into_iter().map(|row| (row.key, row)).collect();
         let order = |key: &ProcessKey| (key.start, key.pid);
         let parents = self.keys_of(found.moved.iter().map(|(key, _)| key.pid));
         found.gone.sort_by_key(order);
-        let above = |key: ProcessKey| self.parent(key);
-        let gone = parents_first(&found.gone, above);
-        let taken: HashSet<u32> = found.new.iter().map(|new| new.key.pid).collect();
-        // Whoever has a pid now that was another's.
-        for key in gone.iter().rev().filter(|key| taken.contains(&key.pid)) {
+        let parent = |key: ProcessKey| self.parent(key);
+        let gone = parents_first(&found.gone, parent);
+        let new_pids: HashSet<u32> = found.new.iter().map(|new| new.key.pid).collect();
+        // Exits of processes whose pid belongs to a new process now.
+        for key in gone.iter().rev().filter(|key| new_pids.contains(&key.pid)) {
             self.rows.remove(&key.pid);
-            tell(exit(*key, ExitStatus::Unknown));
+            emit(exit(*key, ExitStatus::Unknown));
         }
-        let mut unsure = HashSet::new();
-        for glimpse in found.changed {
-            let Some(row) = self.rows.get_mut(&glimpse.key.pid) else {
+        let mut unread_parents = HashSet::new();
+        for stat in found.changed {
+            let Some(row) = self.rows.get_mut(&stat.key.pid) else {
                 continue;
             };
-            let Some(seen) = rows.remove(&glimpse.key) else {
-                row.unread = row.unread.saturating_add(1);
-                if row.unread <= UNREAD_MAX {
-                    unsure.insert(glimpse.key.pid);
+            let Some(seen) = rows.remove(&stat.key) else {
+                row.unread_passes = row.unread_passes.saturating_add(1);
+                if row.unread_passes <= UNREAD_PASSES_MAX {
+                    unread_parents.insert(stat.key.pid);
                 }
                 continue;
             };
-            row.unread = 0;
-            let before = std::mem::replace(&mut row.print, glimpse.fingerprint);
-            if glimpse.fingerprint.is_exec(&before) {
-                tell(exec(seen));
+            row.unread_passes = 0;
+            let before = std::mem::replace(&mut row.fingerprint, stat.fingerprint);
+            if stat.fingerprint.is_exec(&before) {
+                emit(exec(seen));
             } else {
-                tell(EventKind::Discovered(seen));
+                emit(EventKind::Discovered(seen));
             }
         }
         let known: HashMap<ProcessKey, u32> =
             rows.iter().map(|(key, row)| (*key, row.parent)).collect();
         found.new.sort_by_key(|new| order(&new.key));
-        let prints: HashMap<ProcessKey, ImageFingerprint> =
+        let fingerprints: HashMap<ProcessKey, ImageFingerprint> =
             found.new.iter().map(|g| (g.key, g.fingerprint)).collect();
         let born: Vec<ProcessKey> = found.new.iter().map(|new| new.key).collect();
-        let mut unread = taken.clone();
+        let mut unread_new = new_pids.clone();
         for key in parents_first(&born, |key| known.get(&key).copied()) {
-            let (Some(row), Some(print)) = (rows.remove(&key), prints.get(&key)) else {
+            let (Some(row), Some(fingerprint)) = (rows.remove(&key), fingerprints.get(&key)) else {
                 continue;
             };
-            // Without its parent nobody would know whose it is.
-            let above = row.parent;
-            if (unread.contains(&above) || unsure.contains(&above)) && above != key.pid {
+            // Without its parent it could not be attributed to a session.
+            let parent = row.parent;
+            if (unread_new.contains(&parent) || unread_parents.contains(&parent))
+                && parent != key.pid
+            {
                 continue;
             }
-            unread.remove(&key.pid);
-            self.insert(key, row.parent, *print);
-            tell(EventKind::Discovered(row));
+            unread_new.remove(&key.pid);
+            self.insert(key, row.parent, *fingerprint);
+            emit(EventKind::Discovered(row));
         }
-        for key in gone.iter().rev().filter(|key| !taken.contains(&key.pid)) {
+        for key in gone.iter().rev().filter(|key| !new_pids.contains(&key.pid)) {
             self.rows.remove(&key.pid);
-            tell(exit(*key, ExitStatus::Unknown));
+            emit(exit(*key, ExitStatus::Unknown));
         }
         for (child, adopter) in found.moved {
             let start = self.rows.get(&adopter).map(|row| row.start);
             if let Some(row) = self.rows.get_mut(&child.pid) {
-                row.moves = false;
-                if unread.contains(&adopter) {
+                row.parent_changed = false;
+                if unread_new.contains(&adopter) {
                     row.parent = 0;
                     continue;
                 }
                 row.parent = adopter;
-                tell(EventKind::Reparent {
+                emit(EventKind::Reparent {
                     child,
                     old_parent: parents.get(&child.pid).copied(),
                     adopter: start.map(|start| ProcessKey {
@@ -283,7 +295,7 @@ impl ScanTable {
         }
     }
 
-    /// The keys of the parents, as told last, of those with these pids.
+    /// Returns the keys of the last reported parents, by pid of the child.
     fn keys_of(&self, children: impl Iterator<Item = u32>) -> HashMap<u32, ProcessKey> {
         let key = |child: u32| {
             let pid = self.rows.get(&child)?.parent;
@@ -293,21 +305,21 @@ impl ScanTable {
         children.filter_map(key).collect()
     }
 
-    fn insert(&mut self, key: ProcessKey, parent: u32, print: ImageFingerprint) {
+    fn insert(&mut self, key: ProcessKey, parent: u32, fingerprint: ImageFingerprint) {
         let row = ScanRow {
             start: key.start,
             parent,
-            print,
+            fingerprint,
             pass: self.pass,
-            moves: false,
-            unread: 0,
+            parent_changed: false,
+            unread_passes: 0,
         };
         self.rows.insert(key.pid, row);
     }
 }
 
-/// The keys in the order given, but for parents, which come before their children. A loop, which only damage could
-/// make, is cut.
+/// Returns the keys in the given order, but with parents moved before their children. Cuts loops, which only damaged data
+/// can form.
 pub(super) fn parents_first(
     keys: &[ProcessKey],
     parent: impl Fn(ProcessKey) -> Option<u32>,
@@ -316,18 +328,17 @@ pub(super) fn parents_first(
     let mut placed = HashSet::with_capacity(keys.len());
     let mut all = Vec::with_capacity(keys.len());
     for key in keys {
-        let mut line = Vec::new();
+        let mut chain = Vec::new();
         let mut next = Some(*key);
         while let Some(key) = next.filter(|key| placed.insert(*key)) {
-            line.push(key);
+            chain.push(key);
             next = parent(key).and_then(|pid| by_pid.get(&pid)).copied();
         }
-        all.extend(line.into_iter().rev());
+        all.extend(chain.into_iter().rev());
     }
     all
 }
 
-/// The end of a process, as /proc or a pidfd has it.
 pub fn exit(key: ProcessKey, ended: ExitStatus) -> EventKind {
     EventKind::Exit {
         key,

@@ -1,4 +1,4 @@
-//! The scan of macOS on a system of its own making, so that what it makes of the kernel's word is tried anywhere.
+//! Tests of the scan for macOS with a simulated kernel, which run on any system.
 
 mod mac;
 
@@ -16,7 +16,7 @@ use mac::{MS, Mac, Shared};
 use reaper_model::Tree;
 use reaper_model::event::{Event, EventKind, ExitStatus, ProcessKey};
 
-/// A scan of such a system, and the tree that comes of it.
+/// A scan of a simulated system, and the process tree that its events build.
 struct World {
     mac: Rc<RefCell<Mac>>,
     scan: Scan<Shared>,
@@ -24,9 +24,9 @@ struct World {
 }
 
 impl World {
-    /// With pid 1, a shell 10 and an agent 20.
+    /// Creates a world with pid 1, a shell (10) and an agent (20).
     fn new() -> World {
-        // No start is a whole tick, as if it were of a clock that knows no more.
+        // No start is a whole tick, which would count as inexact.
         let mac = Mac {
             now: MS / 1000,
             ..Mac::default()
@@ -53,30 +53,30 @@ impl World {
         change(&mut self.mac.borrow_mut());
     }
 
-    /// What is told now.
+    /// Drains the scan and returns the events.
     fn drain(&mut self) -> Vec<EventKind> {
-        let mut told = Vec::new();
+        let mut events = Vec::new();
         let tree = &mut self.tree;
         self.scan.drain(&mut |event: Event| {
             tree.apply(&event, &mut Vec::new());
-            told.push(event.kind);
+            events.push(event.kind);
         });
-        told
+        events
     }
 
-    /// What is told by when the next pass is over.
+    /// Drains the scan, runs the next pass and returns the events of both.
     fn after_a_pass(&mut self) -> Vec<EventKind> {
-        let mut told = self.drain();
+        let mut events = self.drain();
         self.with(|mac| mac.now += mac.wakes_in.as_nanos() as u64);
-        told.extend(self.drain());
-        told
+        events.extend(self.drain());
+        events
     }
 
     fn key(&self, pid: u32) -> ProcessKey {
         let mac = self.mac.borrow();
         ProcessKey {
             pid,
-            start: mac.all[&pid].process.began * 1000,
+            start: mac.all[&pid].info.began * 1000,
         }
     }
 
@@ -85,7 +85,7 @@ impl World {
     }
 }
 
-fn exits(told: &[EventKind]) -> Vec<(u32, ExitStatus)> {
+fn exits(events: &[EventKind]) -> Vec<(u32, ExitStatus)> {
     let exit = |kind: &EventKind| match kind {
         EventKind::Exit {
             key,
@@ -94,44 +94,45 @@ fn exits(told: &[EventKind]) -> Vec<(u32, ExitStatus)> {
         } => Some((key.pid, *ended)),
         _ => None,
     };
-    told.iter().filter_map(exit).collect()
+    events.iter().filter_map(exit).collect()
 }
 
 #[test]
-fn who_is_there_is_told_at_first_and_watched() {
+fn pre_existing_processes_are_reported_and_watched() {
     let mut w = World::new();
     let (shell, agent) = (w.key(10), w.key(20));
     assert_eq!(w.tree.get(agent).unwrap().parent, Some(shell));
     assert_eq!(w.program(agent), b"claude");
     assert_eq!(w.mac.borrow().watched.len(), 3);
     assert!(w.scan.confirms_identity(agent));
-    // One more pass for what was forked before the kernel was asked, and then peace.
+    // One more pass finds processes forked before their parents were watched. Then passes are rare.
     assert!(w.after_a_pass().is_empty() && w.after_a_pass().is_empty());
     assert_eq!(w.mac.borrow().wakes_in, ScanOptions::default().max_interval);
 }
 
 #[test]
-fn word_of_a_fork_and_of_an_exec_brings_the_next_pass_on() {
+fn fork_and_exec_trigger_a_pass() {
     let mut w = World::new();
     w.after_a_pass();
     w.with(|mac| mac.fork(30, 20));
-    assert!(w.drain().is_empty(), "the kernel does not say who was born");
+    assert!(w.drain().is_empty(), "the kernel reports no child");
     assert!(w.mac.borrow().wakes_in <= ScanOptions::default().min_interval);
     w.after_a_pass();
     let child = w.key(30);
     assert_eq!(w.tree.get(child).unwrap().birth_parent, Some(w.key(20)));
     assert_eq!(w.program(child), b"claude");
     w.with(|mac| mac.exec(30, "node"));
-    let told = w.after_a_pass();
+    let events = w.after_a_pass();
     assert!(
-        told.iter()
+        events
+            .iter()
             .any(|kind| matches!(kind, EventKind::Exec { key, .. } if *key == child))
     );
     assert_eq!(w.program(child), b"node");
 }
 
 #[test]
-fn ends_are_told_at_once_the_children_s_first_and_the_orphans_after_them() {
+fn exits_are_reported_at_once_and_children_first() {
     let mut w = World::new();
     w.with(|mac| {
         mac.fork(30, 20);
@@ -149,9 +150,9 @@ fn ends_are_told_at_once_the_children_s_first_and_the_orphans_after_them() {
         signal: 9,
         core: false,
     };
-    let told = exits(&w.drain());
+    let events = exits(&w.drain());
     assert_eq!(
-        told,
+        events,
         [
             (40, ExitStatus::Exited(0)),
             (30, ExitStatus::Exited(3)),
@@ -166,15 +167,15 @@ fn ends_are_told_at_once_the_children_s_first_and_the_orphans_after_them() {
 }
 
 #[test]
-fn lineage_outlives_a_maker_that_was_seen_or_is_a_zombie_and_no_other() {
-    for (maker_seen, waited_for, known) in [
+fn birth_parent_is_known_if_it_was_seen_or_is_a_zombie() {
+    for (parent_seen, waited_for, known) in [
         (true, true, true),
         (false, false, true),
         (false, true, false),
     ] {
         let mut w = World::new();
         w.with(|mac| mac.fork(30, 20));
-        if maker_seen {
+        if parent_seen {
             w.after_a_pass();
         }
         w.with(|mac| {
@@ -187,36 +188,36 @@ fn lineage_outlives_a_maker_that_was_seen_or_is_a_zombie_and_no_other() {
         w.after_a_pass();
         let orphan = w.tree.get(w.key(40)).unwrap();
         assert_eq!(orphan.parent, Some(w.key(1)));
-        let maker = orphan.birth_parent.map(|maker| maker.pid);
+        let parent = orphan.birth_parent.map(|parent| parent.pid);
         assert_eq!(
-            maker,
+            parent,
             Some(if known { 30 } else { 1 }),
-            "{maker_seen} {waited_for}"
+            "{parent_seen} {waited_for}"
         );
         assert_eq!(orphan.orphaned.is_some(), known);
     }
 }
 
 #[test]
-fn who_runs_another_program_is_told_to_before_what_it_has_borne() {
+fn exec_comes_before_new_children() {
     let mut w = World::new();
     w.with(|mac| {
         mac.exec(20, "tmux");
         mac.fork(30, 20);
     });
-    let told = w.after_a_pass();
+    let events = w.after_a_pass();
     let (agent, child) = (w.key(20), w.key(30));
-    let exec = told
+    let exec = events
         .iter()
         .position(|kind| matches!(kind, EventKind::Exec { key, .. } if *key == agent));
-    let birth = told
+    let birth = events
         .iter()
         .position(|kind| matches!(kind, EventKind::Discovered(row) if row.key == child));
-    assert!(exec.is_some() && exec < birth, "{told:?}");
+    assert!(exec.is_some() && exec < birth, "{events:?}");
 }
 
 #[test]
-fn a_pid_that_is_another_s_by_now_is_two_processes() {
+fn reused_pid_is_two_processes() {
     let mut w = World::new();
     w.with(|mac| mac.fork(30, 20));
     w.after_a_pass();
@@ -234,15 +235,15 @@ fn a_pid_that_is_another_s_by_now_is_two_processes() {
     assert_eq!(
         exits(&w.after_a_pass()),
         [],
-        "the first one's end is not the second's"
+        "the exit of the first process is not one of the second"
     );
 }
 
 #[test]
-fn of_whom_the_kernel_tells_nothing_the_passes_do() {
+fn passes_find_changes_of_unwatchable_processes() {
     let mut w = World::new();
     w.with(|mac| {
-        mac.refused.insert(30);
+        mac.unwatchable.insert(30);
         mac.fork(30, 20);
     });
     w.after_a_pass();
@@ -258,7 +259,7 @@ fn of_whom_the_kernel_tells_nothing_the_passes_do() {
 }
 
 #[test]
-fn nobody_is_vouched_for_while_the_table_cannot_be_read() {
+fn no_process_is_confirmed_while_the_table_is_unreadable() {
     let mut w = World::new();
     let agent = w.key(20);
     w.with(|mac| mac.fails = true);
@@ -270,23 +271,23 @@ fn nobody_is_vouched_for_while_the_table_cannot_be_read() {
 }
 
 #[test]
-fn one_that_cannot_be_read_is_looked_for_again() {
+fn unreadable_process_is_retried() {
     let mut w = World::new();
     w.with(|mac| {
-        mac.hidden.insert(30);
+        mac.unreadable.insert(30);
         mac.fork(30, 20);
     });
     w.after_a_pass();
     let child = w.key(30);
     assert!(w.tree.get(child).is_none() && !w.scan.confirms_identity(child));
-    w.with(|mac| mac.hidden.clear());
+    w.with(|mac| mac.unreadable.clear());
     w.scan.scan_now();
     w.drain();
     assert_eq!(w.tree.get(child).unwrap().parent, Some(w.key(20)));
 }
 
 #[derive(Clone, Debug)]
-enum Deed {
+enum Act {
     Fork {
         of: prop::sample::Index,
     },
@@ -297,49 +298,49 @@ enum Deed {
     Exit {
         of: prop::sample::Index,
     },
-    Look,
+    Pass,
 }
 
-fn deed() -> impl Strategy<Value = Deed> {
-    let one = any::<prop::sample::Index>;
+fn act() -> impl Strategy<Value = Act> {
+    let process = any::<prop::sample::Index>;
     prop_oneof![
-        3 => one().prop_map(|of| Deed::Fork { of }),
-        2 => (one(), any::<bool>()).prop_map(|(of, program)| Deed::Exec { of, program }),
-        3 => one().prop_map(|of| Deed::Exit { of }),
-        2 => Just(Deed::Look),
+        3 => process().prop_map(|of| Act::Fork { of }),
+        2 => (process(), any::<bool>()).prop_map(|(of, program)| Act::Exec { of, program }),
+        3 => process().prop_map(|of| Act::Exit { of }),
+        2 => Just(Act::Pass),
     ]
 }
 
 proptest! {
-    /// Pids are given away again at once, which is the worst that can be.
+    /// Pids are reused at once, which is the worst case.
     #[test]
-    fn whatever_happened_a_last_look_has_it_right(deeds in prop::collection::vec(deed(), 0..40)) {
+    fn last_passes_find_the_tree_after_any_changes(acts in prop::collection::vec(act(), 0..40)) {
         let mut w = World::new();
-        for deed in deeds {
+        for act in acts {
             let others: Vec<u32> = w.mac.borrow().all.keys().copied().filter(|pid| *pid > 1).collect();
-            let one = |of: &prop::sample::Index| (!others.is_empty()).then(|| *of.get(&others));
-            match &deed {
-                Deed::Fork { of } => {
-                    let parent = one(of).unwrap_or(1);
+            let process = |of: &prop::sample::Index| (!others.is_empty()).then(|| *of.get(&others));
+            match &act {
+                Act::Fork { of } => {
+                    let parent = process(of).unwrap_or(1);
                     let free = (30..).find(|pid| !others.contains(pid)).unwrap();
                     w.with(|mac| mac.fork(free, parent));
                 }
-                Deed::Exec { of, program } => {
+                Act::Exec { of, program } => {
                     let program = if *program { "node" } else { "sh" };
-                    one(of).into_iter().for_each(|pid| w.with(|mac| mac.exec(pid, program)));
+                    process(of).into_iter().for_each(|pid| w.with(|mac| mac.exec(pid, program)));
                 }
-                Deed::Exit { of } => one(of).into_iter().for_each(|pid| w.with(|mac| mac.exit(pid, 0))),
-                Deed::Look => drop(w.after_a_pass()),
+                Act::Exit { of } => process(of).into_iter().for_each(|pid| w.with(|mac| mac.exit(pid, 0))),
+                Act::Pass => drop(w.after_a_pass()),
             }
         }
-        // One for what is new, and two for what has to be seen twice.
+        // One pass for new processes, and two for changes that a second pass must confirm.
         for _ in 0..3 {
             w.scan.scan_now();
             w.drain();
         }
         let mac = w.mac.borrow();
-        for one in mac.all.values() {
-            let KinfoProc { pid, parent, comm, began, .. } = &one.process;
+        for process in mac.all.values() {
+            let KinfoProc { pid, parent, comm, began, .. } = &process.info;
             let node = w.tree.get(ProcessKey { pid: *pid, start: began * 1000 });
             prop_assert!(node.is_some(), "{pid} is not known");
             let node = node.unwrap();

@@ -1,4 +1,4 @@
-//! Those who matter are held, each by a pidfd, which tells of its end.
+//! Holds watched processes by pidfds, which report their exits.
 
 use hashbrown::HashMap;
 use nix::errno::Errno;
@@ -13,9 +13,9 @@ use reaper_model::event::{EventKind, ExitStatus, ProcessKey};
 
 /// A process whose exit matters.
 pub(super) struct WatchedProcess {
-    /// A whole tick.
+    /// Start in ns since boot, a whole tick.
     start: u64,
-    /// `None`: there is no room for it.
+    /// `None` if no pidfd could be opened.
     pidfd: Option<Pidfd>,
 }
 
@@ -25,7 +25,7 @@ impl WatchedProcess {
     }
 }
 
-/// Returns what is known of a process, whose start is a whole tick, if its exit matters.
+/// Returns the entry of a process if it is watched. The start in `key` must be a whole tick.
 pub(super) fn watched_as(
     watched: &HashMap<u32, WatchedProcess>,
     key: ProcessKey,
@@ -35,22 +35,22 @@ pub(super) fn watched_as(
         .filter(|known| known.start == key.start)
 }
 
-/// Why one is not held.
+/// Reason why no pidfd of a process can be opened.
 enum PidfdFailure {
-    /// It is another by now, or nobody.
+    /// The process has exited.
     Gone,
-    /// It cannot be, for now or for good.
+    /// The kernel refuses it, temporarily or permanently.
     Refused(Errno),
 }
 
 impl Scan {
-    /// Holds a pidfd on a process, so that its exit is an event, or lets it go.
+    /// Starts or stops watching a process. A watched process is held by a pidfd, which reports its exit.
     pub(super) fn set_exit_watch(&mut self, key: ProcessKey, wanted: bool) {
         let key = tick(key);
         let known = watched_as(&self.watched, key);
         if !wanted {
             if known.is_some() {
-                self.let_go(key.pid);
+                self.release(key.pid);
             }
             return;
         }
@@ -58,36 +58,38 @@ impl Scan {
         if known.is_some_and(WatchedProcess::is_held) {
             return;
         }
-        let pidfd = match self.hold(key) {
+        let pidfd = match self.open_pidfd(key) {
             Ok(pidfd) => Some(pidfd),
-            // The next pass finds that out.
+            // The next pass finds the exit.
             Err(PidfdFailure::Gone) => return,
             Err(PidfdFailure::Refused(errno)) => {
-                if self.refused.is_none() && self.starved.replace(errno).is_none() {
+                if self.pidfd_refused.is_none() && self.pidfd_missing.replace(errno).is_none() {
                     tracing::warn!(
-                        "pid {}: its end cannot be waited for: {errno}; raise the limit of open files",
+                        "pid {}: cannot wait for its exit: {errno}; raise the limit on open files (ulimit -n)",
                         key.pid
                     );
                 }
                 None
             }
         };
-        // One that had the pid before has exited.
-        self.let_go(key.pid);
-        self.held += usize::from(pidfd.is_some());
+        // An earlier process with this pid has exited.
+        self.release(key.pid);
+        self.held_count += usize::from(pidfd.is_some());
         let start = key.start;
         self.watched
             .insert(key.pid, WatchedProcess { start, pidfd });
         if news {
-            self.pace.on_activity();
-            self.arm();
+            self.schedule.on_activity();
+            self.set_timer();
         }
     }
 
-    /// Whether this process is held and has not exited: then its pid is its own, and was since it was told of; and what it
-    /// is was read, if the last pass found that to be something else.
-    pub(super) fn holds(&self, key: ProcessKey) -> bool {
-        if self.failing || self.unread.contains(&key.pid) {
+    /// Returns whether the process is held by a pidfd and has not exited. Then its pid has been its own since it was
+    /// reported.
+    ///
+    /// Returns false if its current program could not be read.
+    pub(super) fn is_confirmed(&self, key: ProcessKey) -> bool {
+        if self.is_failing || self.unread.contains(&key.pid) {
             return false;
         }
         let known = watched_as(&self.watched, tick(key));
@@ -95,20 +97,20 @@ impl Scan {
         pidfd.is_some_and(|pidfd| !pidfd.has_exited())
     }
 
-    /// Opens a pidfd on this very process, and has its end wake whoever waits.
-    fn hold(&mut self, key: ProcessKey) -> Result<Pidfd, PidfdFailure> {
-        if let Some(errno) = self.refused {
+    /// Opens a pidfd of the process with this key, and adds it to the epoll set.
+    fn open_pidfd(&mut self, key: ProcessKey) -> Result<Pidfd, PidfdFailure> {
+        if let Some(errno) = self.pidfd_refused {
             return Err(PidfdFailure::Refused(errno));
         }
-        if self.held >= self.held_max {
+        if self.held_count >= self.held_max {
             return Err(PidfdFailure::Refused(Errno::EMFILE));
         }
         let pidfd = Pidfd::open(key.pid).map_err(|errno| match errno {
-            // Nobody, or a thread, which is no process.
+            // No process has the pid, or it is the id of a thread.
             Errno::ESRCH | Errno::EINVAL | Errno::ENOENT => PidfdFailure::Gone,
             errno => PidfdFailure::Refused(errno),
         })?;
-        match self.reader.look(key.pid) {
+        match self.reader.read_row(key.pid) {
             ScanReading::Alive(now) if now.key == key && !pidfd.has_exited() => {}
             ScanReading::Unreadable(errno) => return Err(PidfdFailure::Refused(errno)),
             _ => return Err(PidfdFailure::Gone),
@@ -120,14 +122,15 @@ impl Scan {
         Ok(pidfd)
     }
 
-    pub(super) fn let_go(&mut self, pid: u32) {
+    pub(super) fn release(&mut self, pid: u32) {
         let known = self.watched.remove(&pid);
-        // Closing it takes it out of the set.
-        self.held -= usize::from(known.is_some_and(|known| known.is_held()));
+        // Dropping the pidfd also removes it from the epoll set.
+        self.held_count -= usize::from(known.is_some_and(|known| known.is_held()));
     }
 
-    /// Tells of the ends that pidfds know, if there are any. Who is left by them has another parent now.
-    pub(super) fn emit_exits(&mut self, tell: &mut impl FnMut(EventKind)) -> bool {
+    /// Emits the exits that pidfds report, and returns whether there were any. A pass then follows soon, because the
+    /// children have new parents.
+    pub(super) fn emit_exits(&mut self, emit: &mut impl FnMut(EventKind)) -> bool {
         let mut ended = HashMap::new();
         loop {
             let mut events = [EpollEvent::empty(); 64];
@@ -143,9 +146,9 @@ impl Scan {
                     pid,
                     start: known.start,
                 };
-                let how = how(&mut self.reader, key, known.pidfd.as_ref());
-                ended.insert(key, how.unwrap_or(ExitStatus::Unknown));
-                self.let_go(pid);
+                let status = status(&mut self.reader, key, known.pidfd.as_ref());
+                ended.insert(key, status.unwrap_or(ExitStatus::Unknown));
+                self.release(pid);
             }
             if ended.len() == before {
                 break;
@@ -154,14 +157,14 @@ impl Scan {
         if ended.is_empty() {
             return false;
         }
-        self.table.emit_exits(&ended, tell);
-        self.pace.on_exit(sys::monotonic());
+        self.table.emit_exits(&ended, emit);
+        self.schedule.on_exit(sys::monotonic());
         true
     }
 
-    /// There may be room now for those for whom there was none.
-    pub(super) fn hold_starved(&mut self) {
-        if self.starved.is_none() {
+    /// Retries to open pidfds for watched processes that lack one.
+    pub(super) fn open_missing_pidfds(&mut self) {
+        if self.pidfd_missing.is_none() {
             return;
         }
         let unheld = self.watched.iter().filter(|(_, of)| of.pidfd.is_none());
@@ -172,9 +175,9 @@ impl Scan {
             })
             .collect();
         if unheld.is_empty() {
-            self.starved = None;
+            self.pidfd_missing = None;
         }
-        if self.held < self.held_max {
+        if self.held_count < self.held_max {
             unheld
                 .into_iter()
                 .for_each(|key| self.set_exit_watch(key, true));
@@ -182,8 +185,10 @@ impl Scan {
     }
 }
 
-/// How a held process has ended: the kernel tells that of one that has been waited for, /proc of one that has not.
-fn how(reader: &mut Reader, key: ProcessKey, pidfd: Option<&Pidfd>) -> Option<ExitStatus> {
-    let told = || pidfd.and_then(Pidfd::exit_status);
-    told().or_else(|| reader.status(key)).or_else(told)
+/// Returns the exit status of a held process. The pidfd provides it if the process has been waited for, /proc if not.
+fn status(reader: &mut Reader, key: ProcessKey, pidfd: Option<&Pidfd>) -> Option<ExitStatus> {
+    let from_pidfd = || pidfd.and_then(Pidfd::exit_status);
+    from_pidfd()
+        .or_else(|| reader.status(key))
+        .or_else(from_pidfd)
 }

@@ -1,4 +1,4 @@
-//! Short looks at all processes: one file each, through one buffer, with nothing allocated for any of them.
+//! Reads the `stat` files of all processes through one buffer, without allocating memory.
 
 use std::fs::File;
 use std::io;
@@ -17,27 +17,27 @@ use crate::source::scan::table::{ImageFingerprint, StatRow};
 use crate::sys::proc_file::{Stat, number};
 use reaper_model::event::{ExitStatus, ProcessKey, TICK_NS};
 
-/// More than a `stat` file can hold: 52 numbers of up to 20 digits, and a name of 64 bytes.
+/// Bound on the size of a `stat` file: 52 numbers of up to 20 digits, and a name of 64 bytes.
 const STAT_MAX: usize = 2048;
-/// Bytes of directory entries that are listed at a time, as the C library does: some thousand processes.
-const LIST_ROOM: usize = 32 << 10;
+/// Size in bytes of the buffer for directory entries, as in the C library. It holds about a thousand processes.
+const LIST_BUFFER_SIZE: usize = 32 << 10;
 
-/// What a short look found.
+/// Result of reading one pid.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ScanReading {
     Alive(StatRow),
     /// A thread of the kernel.
     Kernel,
-    /// Nothing of it runs any more, or there is no such process.
+    /// All of its threads have exited, or no process has the pid.
     Gone,
-    /// There is no telling.
+    /// The file could not be read, so the process may be alive.
     Unreadable(Errno),
     Malformed,
 }
 
 pub struct Reader {
     proc: OwnedFd,
-    list: Box<[MaybeUninit<u8>; LIST_ROOM]>,
+    list: Box<[MaybeUninit<u8>; LIST_BUFFER_SIZE]>,
     buffer: Box<[u8; STAT_MAX]>,
 }
 
@@ -46,15 +46,15 @@ impl Reader {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         Ok(Reader {
             proc: open(root, flags, Mode::empty())?,
-            list: Box::new([MaybeUninit::uninit(); LIST_ROOM]),
+            list: Box::new([MaybeUninit::uninit(); LIST_BUFFER_SIZE]),
             buffer: Box::new([0; STAT_MAX]),
         })
     }
 
-    /// Looks at all there are.
+    /// Reads all processes and passes each to `take`.
     ///
     /// # Errors
-    /// They cannot be listed to the end: who was not among them may be there all the same.
+    /// The listing of /proc failed. Processes that were not passed may exist.
     pub fn pass(&mut self, mut take: impl FnMut(u32, ScanReading)) -> nix::Result<()> {
         let Reader { proc, list, buffer } = self;
         lseek(&*proc, 0, Whence::SeekSet)?;
@@ -62,36 +62,36 @@ impl Reader {
         while let Some(entry) = entries.next() {
             let entry = entry.map_err(|errno| Errno::from_raw(errno.raw_os_error()))?;
             if let Some(pid) = number(entry.file_name().to_bytes()) {
-                take(pid, look(proc, pid, buffer));
+                take(pid, read_row(proc, pid, buffer));
             }
         }
         Ok(())
     }
 
-    /// Looks at one.
-    pub fn look(&mut self, pid: u32) -> ScanReading {
-        look(&self.proc, pid, &mut self.buffer)
+    /// Reads one process.
+    pub fn read_row(&mut self, pid: u32) -> ScanReading {
+        read_row(&self.proc, pid, &mut self.buffer)
     }
 
-    /// How a process has ended that nobody has waited for yet, if that may be known.
+    /// Returns the exit status of a zombie, if this user may read it.
     pub fn status(&mut self, key: ProcessKey) -> Option<ExitStatus> {
-        let length = read(&self.proc, key.pid, &mut self.buffer).ok()?;
-        let stat = whole(&self.buffer[..length])?;
+        let length = read_stat(&self.proc, key.pid, &mut self.buffer).ok()?;
+        let stat = parse_complete(&self.buffer[..length])?;
         let is_it = stat.is_leader_dead() && stat.start.checked_mul(TICK_NS) == Some(key.start);
-        // Without permission the kernel shows 0 for both.
+        // Without permission the kernel shows 0 in both fields.
         let shown = stat.exit_code != 0 || stat.wchan != 0;
         let status = u32::try_from(stat.exit_code).ok()?;
         (is_it && shown).then(|| ExitStatus::from_wait_status(status))
     }
 }
 
-fn look(proc: &OwnedFd, pid: u32, buffer: &mut [u8; STAT_MAX]) -> ScanReading {
-    let length = match read(proc, pid, buffer) {
+fn read_row(proc: &OwnedFd, pid: u32, buffer: &mut [u8; STAT_MAX]) -> ScanReading {
+    let length = match read_stat(proc, pid, buffer) {
         Ok(length) => length,
         Err(Errno::ENOENT | Errno::ESRCH) => return ScanReading::Gone,
         Err(errno) => return ScanReading::Unreadable(errno),
     };
-    let glimpse = |stat: &Stat<'_>| {
+    let row = |stat: &Stat<'_>| {
         let mut comm = [0; 16];
         let shown = stat.comm.len().min(comm.len());
         comm[..shown].copy_from_slice(&stat.comm[..shown]);
@@ -110,20 +110,20 @@ fn look(proc: &OwnedFd, pid: u32, buffer: &mut [u8; STAT_MAX]) -> ScanReading {
             },
         })
     };
-    match whole(&buffer[..length]) {
+    match parse_complete(&buffer[..length]) {
         None => ScanReading::Malformed,
         Some(stat) if stat.is_kernel_thread() => ScanReading::Kernel,
         Some(stat) if stat.is_over() => ScanReading::Gone,
-        Some(stat) => glimpse(&stat).map_or(ScanReading::Malformed, ScanReading::Alive),
+        Some(stat) => row(&stat).map_or(ScanReading::Malformed, ScanReading::Alive),
     }
 }
 
-/// The file of this process, if there is nothing missing at its end.
-fn whole(bytes: &[u8]) -> Option<Stat<'_>> {
+/// Parses a `stat` file; `None` if it is cut off.
+fn parse_complete(bytes: &[u8]) -> Option<Stat<'_>> {
     bytes.ends_with(b"\n").then(|| Stat::parse(bytes))?
 }
 
-fn read(proc: &OwnedFd, pid: u32, buffer: &mut [u8; STAT_MAX]) -> nix::Result<usize> {
+fn read_stat(proc: &OwnedFd, pid: u32, buffer: &mut [u8; STAT_MAX]) -> nix::Result<usize> {
     let mut path = [0; 24];
     let length = path.len();
     let mut rest = &mut path[..];
@@ -137,7 +137,7 @@ fn read(proc: &OwnedFd, pid: u32, buffer: &mut [u8; STAT_MAX]) -> nix::Result<us
     loop {
         match io::Read::read(&mut &file, &mut buffer[..]) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            read => return read.map_err(errno),
+            result => return result.map_err(errno),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A system of its own making.
+//! Simulated macOS kernel.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
@@ -13,41 +13,41 @@ use reaper_model::event::{Image, ProcEntry, ProcessKey, Uids};
 
 pub const MS: u64 = 1_000_000;
 
-/// Processes, and a kernel that tells of them as macOS's does.
+/// Simulated processes, and a kernel that reports their events as macOS does.
 #[derive(Default)]
 pub struct Mac {
     pub now: u64,
-    pub all: BTreeMap<u32, One>,
+    pub all: BTreeMap<u32, FakeProcess>,
     pub last_unique: u64,
-    /// Of whom it tells, by their unique numbers.
+    /// Unique ids of the watched processes.
     pub watched: HashSet<u64>,
-    pub told: Vec<KernelEvent>,
-    /// Pids of whom it does not tell.
-    pub refused: HashSet<u32>,
+    pub events: Vec<KernelEvent>,
+    /// Pids of processes that it refuses to watch.
+    pub unwatchable: HashSet<u32>,
     /// Pids whose programs cannot be read.
-    pub hidden: HashSet<u32>,
-    /// The table cannot be read.
+    pub unreadable: HashSet<u32>,
+    /// Whether the table cannot be read.
     pub fails: bool,
     pub wakes_in: Duration,
 }
 
-pub struct One {
-    pub process: KinfoProc,
+pub struct FakeProcess {
+    pub info: KinfoProc,
     pub identity: Identity,
 }
 
 impl Mac {
     pub fn fork(&mut self, pid: u32, parent: u32) {
-        // The clock has moved on since the last one.
+        // Each process starts at a different time.
         self.now += 2 * MS;
         self.last_unique += 1;
-        let maker = self.all.get(&parent);
+        let creator = self.all.get(&parent);
         let identity = Identity {
             unique: self.last_unique,
-            parent: maker.map_or(0, |maker| maker.identity.unique),
+            parent: creator.map_or(0, |creator| creator.identity.unique),
         };
-        let comm = maker.map_or_else(|| b"launchd".to_vec(), |maker| maker.process.comm.clone());
-        let process = KinfoProc {
+        let comm = creator.map_or_else(|| b"launchd".to_vec(), |creator| creator.info.comm.clone());
+        let info = KinfoProc {
             pid,
             parent,
             began: self.now / 1000,
@@ -59,55 +59,55 @@ impl Mac {
             state: 2,
             is_kernel: false,
         };
-        self.tell(
+        self.report(
             parent,
             KernelEvent::Change {
                 pid: parent,
                 exec: false,
             },
         );
-        self.all.insert(pid, One { process, identity });
+        self.all.insert(pid, FakeProcess { info, identity });
     }
 
     pub fn exec(&mut self, pid: u32, program: &str) {
         self.now += MS;
-        if let Some(one) = self.all.get_mut(&pid) {
-            one.process.comm = program.into();
+        if let Some(process) = self.all.get_mut(&pid) {
+            process.info.comm = program.into();
         }
-        self.tell(pid, KernelEvent::Change { pid, exec: true });
+        self.report(pid, KernelEvent::Change { pid, exec: true });
     }
 
-    /// `status` as wait(2) has it. Its children are pid 1's.
+    /// Ends and reaps a process, with a wait status. Pid 1 adopts its children.
     pub fn exit(&mut self, pid: u32, status: u32) {
         self.end(pid, status);
         self.all.remove(&pid);
     }
 
-    /// The same, and nobody has waited for it.
+    /// Ends a process, which becomes a zombie.
     pub fn end(&mut self, pid: u32, status: u32) {
         self.now += MS;
         let status = Some(status);
-        self.tell(pid, KernelEvent::Exit { pid, status });
-        for one in self.all.values_mut() {
-            if one.process.parent == pid {
-                one.process.parent = 1;
+        self.report(pid, KernelEvent::Exit { pid, status });
+        for process in self.all.values_mut() {
+            if process.info.parent == pid {
+                process.info.parent = 1;
             }
-            if one.process.pid == pid {
-                one.process.state = ZOMBIE;
-                self.watched.remove(&one.identity.unique);
+            if process.info.pid == pid {
+                process.info.state = ZOMBIE;
+                self.watched.remove(&process.identity.unique);
             }
         }
     }
 
-    pub fn tell(&mut self, pid: u32, what: KernelEvent) {
-        let one = self.all.get(&pid);
-        if one.is_some_and(|one| self.watched.contains(&one.identity.unique)) {
-            self.told.push(what);
+    pub fn report(&mut self, pid: u32, what: KernelEvent) {
+        let process = self.all.get(&pid);
+        if process.is_some_and(|process| self.watched.contains(&process.identity.unique)) {
+            self.events.push(what);
         }
     }
 }
 
-/// As the scan has it.
+/// Handle of the simulated kernel for the scan.
 pub struct Shared(pub Rc<RefCell<Mac>>);
 
 impl AsFd for Shared {
@@ -132,7 +132,7 @@ impl Kernel for Shared {
         if mac.fails {
             return Err("no memory");
         }
-        Ok((mac.all.values().map(|one| one.process.clone()).collect(), 0))
+        Ok((mac.all.values().map(|p| p.info.clone()).collect(), 0))
     }
 
     fn key(&self, process: &KinfoProc) -> ProcessKey {
@@ -143,7 +143,7 @@ impl Kernel for Shared {
     }
 
     fn proc_entry(&self, process: &KinfoProc) -> Option<ProcEntry> {
-        if self.0.borrow().hidden.contains(&process.pid) {
+        if self.0.borrow().unreadable.contains(&process.pid) {
             return None;
         }
         let identity = self.identity(process.pid)?;
@@ -168,8 +168,11 @@ impl Kernel for Shared {
 
     fn identity(&self, pid: u32) -> Option<Identity> {
         let mac = self.0.borrow();
-        let one = mac.all.get(&pid).filter(|one| !one.process.is_zombie());
-        one.map(|one| one.identity)
+        let process = mac
+            .all
+            .get(&pid)
+            .filter(|process| !process.info.is_zombie());
+        process.map(|process| process.identity)
     }
 
     fn identity_of_any(&self, pid: u32) -> Option<Identity> {
@@ -178,18 +181,18 @@ impl Kernel for Shared {
 
     fn watch(&mut self, pid: u32) -> bool {
         let mut mac = self.0.borrow_mut();
-        mac.told.retain(|told| match told {
+        mac.events.retain(|events| match events {
             KernelEvent::Exit { pid: of, .. } | KernelEvent::Change { pid: of, .. } => *of != pid,
         });
-        let unique = mac.all.get(&pid).map(|one| one.identity.unique);
-        let Some(unique) = unique.filter(|_| !mac.refused.contains(&pid)) else {
+        let unique = mac.all.get(&pid).map(|process| process.identity.unique);
+        let Some(unique) = unique.filter(|_| !mac.unwatchable.contains(&pid)) else {
             return false;
         };
         mac.watched.insert(unique)
     }
 
     fn read_events(&mut self) -> Vec<KernelEvent> {
-        std::mem::take(&mut self.0.borrow_mut().told)
+        std::mem::take(&mut self.0.borrow_mut().events)
     }
 
     fn wake_in(&mut self, time: Duration) -> bool {

@@ -1,7 +1,7 @@
-mod flawed;
-mod late;
-mod pace;
+mod interval;
+mod malformed;
 mod read;
 mod real;
 mod table;
 mod unchanged;
+mod unread;

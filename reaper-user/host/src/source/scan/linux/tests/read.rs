@@ -1,4 +1,4 @@
-//! A /proc made by hand, with what kernels and containers can throw at its readers.
+//! Tests of reading `stat` files, with unusual contents that kernels and containers can produce.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -10,7 +10,7 @@ use crate::source::scan::linux::read::{Reader, ScanReading};
 use crate::sys::proc_file::Stat;
 use reaper_model::event::{ExitStatus, ProcessKey, TICK_NS};
 
-/// A /proc of files, and a reader.
+/// A directory that stands for /proc, and a reader.
 struct Fake {
     dir: tempfile::TempDir,
     reader: Reader,
@@ -29,13 +29,13 @@ impl Fake {
         std::fs::write(dir.join("stat"), stat).unwrap();
     }
 
-    fn look(&mut self, stat: impl AsRef<[u8]>) -> ScanReading {
+    fn read(&mut self, stat: impl AsRef<[u8]>) -> ScanReading {
         self.process(7, stat);
-        self.reader.look(7)
+        self.reader.read_row(7)
     }
 }
 
-/// Fields as proc(5) numbers them, up to the last.
+/// Returns a `stat` file with some fields changed. Fields are numbered as in proc(5).
 fn stat(comm: &str, change: &[(usize, &str)]) -> String {
     let mut fields: Vec<String> = (3..=52).map(|field| field.to_string()).collect();
     let common = [(3, "S"), (9, "4194304"), (8, "-1"), (20, "1")];
@@ -58,44 +58,47 @@ fn names_may_hold_anything() {
         "7 (x) Z 1",
         "\u{fffd}",
     ] {
-        let ScanReading::Alive(glimpse) = fake.look(stat(comm, &[])) else {
+        let ScanReading::Alive(row) = fake.read(stat(comm, &[])) else {
             panic!("{comm:?}");
         };
         let start = 22 * TICK_NS;
-        assert_eq!(glimpse.key, ProcessKey { pid: 7, start });
-        assert_eq!(glimpse.parent, 4);
-        let print = glimpse.fingerprint;
+        assert_eq!(row.key, ProcessKey { pid: 7, start });
+        assert_eq!(row.parent, 4);
+        let print = row.fingerprint;
         assert_eq!((print.pgid, print.sid, print.tty), (5, 6, 7));
         assert_eq!(print.exec, [28, 48]);
         assert_eq!(&print.comm[..comm.len()], comm.as_bytes());
     }
-    // Those of the kernel's workers are longer than others.
+    // Names of kernel workers are longer than others.
     let long = "x".repeat(64);
     assert!(
-        matches!(fake.look(stat(&long, &[])), ScanReading::Alive(g) if g.fingerprint.comm == [b'x'; 16])
+        matches!(fake.read(stat(&long, &[])), ScanReading::Alive(g) if g.fingerprint.comm == [b'x'; 16])
     );
 }
 
 #[test]
-fn who_is_there_and_who_is_not() {
+fn zombies_kernel_threads_and_free_pids_are_recognised() {
     let mut fake = Fake::new();
-    assert_eq!(fake.look(stat("x", &[(3, "Z")])), ScanReading::Gone);
-    assert_eq!(fake.look(stat("x", &[(3, "X")])), ScanReading::Gone);
-    // Others of its threads run on.
-    let leader = fake.look(stat("x", &[(3, "Z"), (20, "2")]));
+    assert_eq!(fake.read(stat("x", &[(3, "Z")])), ScanReading::Gone);
+    assert_eq!(fake.read(stat("x", &[(3, "X")])), ScanReading::Gone);
+    // Other threads of the process run.
+    let leader = fake.read(stat("x", &[(3, "Z"), (20, "2")]));
     assert!(matches!(leader, ScanReading::Alive(_)));
-    assert_eq!(fake.look(stat("k", &[(9, "2129984")])), ScanReading::Kernel);
-    assert_eq!(fake.reader.look(8), ScanReading::Gone);
-    // Negative where nothing is to be told.
-    let inner = fake.look(stat("x", &[(4, "0"), (5, "-1"), (6, "-1"), (7, "-1")]));
+    assert_eq!(fake.read(stat("k", &[(9, "2129984")])), ScanReading::Kernel);
+    assert_eq!(fake.reader.read_row(8), ScanReading::Gone);
+    // Fields without a value are negative.
+    let inner = fake.read(stat("x", &[(4, "0"), (5, "-1"), (6, "-1"), (7, "-1")]));
     assert!(matches!(inner, ScanReading::Alive(g) if g.parent == 0 && g.fingerprint.sid == 0));
-    // As wrapped as the kernel can make it.
+    // Counters that have wrapped around.
     let most = "18446744073709551615";
-    let wrapped = fake.look(stat("x", &[(14, most), (15, most), (20, most), (52, "-9")]));
+    let wrapped = fake.read(stat("x", &[(14, most), (15, most), (20, most), (52, "-9")]));
     assert!(matches!(wrapped, ScanReading::Alive(_)));
     // A directory where a file should be.
     std::fs::create_dir_all(fake.dir.path().join("9/stat")).unwrap();
-    assert_eq!(fake.reader.look(9), ScanReading::Unreadable(Errno::EISDIR));
+    assert_eq!(
+        fake.reader.read_row(9),
+        ScanReading::Unreadable(Errno::EISDIR)
+    );
 }
 
 #[test]
@@ -115,11 +118,11 @@ fn each_pass_lists_all_processes_or_fails() {
     assert_eq!(gone, Err(Errno::ENOENT));
 }
 
-/// As somebody who may not read what is others'.
-fn as_nobody<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+/// Runs `work` as a user without permission to read the files of others.
+fn as_unprivileged<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|threads| {
         let work = || {
-            // Of this thread alone; it does nothing for who is not root.
+            // Changes this thread only, and has no effect unless the user is root.
             nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65534));
             work()
         };
@@ -128,7 +131,7 @@ fn as_nobody<T: Send>(work: impl FnOnce() -> T + Send) -> T {
 }
 
 #[test]
-fn what_may_not_be_read_is_not_gone() {
+fn process_without_read_permission_is_not_gone() {
     let mut fake = Fake::new();
     for (pid, closed) in [(7, "7"), (8, "8/stat")] {
         fake.process(pid, stat("x", &[]));
@@ -138,21 +141,21 @@ fn what_may_not_be_read_is_not_gone() {
     }
     let open = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(fake.dir.path(), open).unwrap();
-    let looks = as_nobody(|| [7, 8, 9].map(|pid| fake.reader.look(pid)));
+    let rows = as_unprivileged(|| [7, 8, 9].map(|pid| fake.reader.read_row(pid)));
     let denied = || ScanReading::Unreadable(Errno::EACCES);
-    assert_eq!(looks, [denied(), denied(), ScanReading::Gone]);
-    // So that it can be removed by who is not root.
+    assert_eq!(rows, [denied(), denied(), ScanReading::Gone]);
+    // Lets users other than root remove the directory.
     let open = std::fs::Permissions::from_mode(0o700);
     std::fs::set_permissions(fake.dir.path().join("7"), open).unwrap();
 }
 
 #[test]
-fn what_is_no_whole_file_is_malformed() {
+fn incomplete_or_invalid_file_is_malformed() {
     let mut fake = Fake::new();
     let whole = stat("x", &[]);
     for length in 0..whole.len() {
         assert_eq!(
-            fake.look(&whole[..length]),
+            fake.read(&whole[..length]),
             ScanReading::Malformed,
             "{length}"
         );
@@ -161,21 +164,21 @@ fn what_is_no_whole_file_is_malformed() {
         (4, "4294967296"),
         (4, "x"),
         (22, "18446744073709551616"),
-        // More ns than there are.
+        // The start overflows in ns.
         (22, "18446744073709551615"),
         (28, "0x7f"),
     ] {
-        let look = fake.look(stat("x", &[(field, value)]));
-        assert_eq!(look, ScanReading::Malformed, "{field} {value}");
+        let read = fake.read(stat("x", &[(field, value)]));
+        assert_eq!(read, ScanReading::Malformed, "{field} {value}");
     }
-    assert_eq!(fake.look("\n"), ScanReading::Malformed);
-    assert_eq!(fake.look(")(\n"), ScanReading::Malformed);
-    assert_eq!(fake.look("7 (x) S 1 2 3\n"), ScanReading::Malformed);
-    assert_eq!(fake.look([b'x'; 10_000]), ScanReading::Malformed);
+    assert_eq!(fake.read("\n"), ScanReading::Malformed);
+    assert_eq!(fake.read(")(\n"), ScanReading::Malformed);
+    assert_eq!(fake.read("7 (x) S 1 2 3\n"), ScanReading::Malformed);
+    assert_eq!(fake.read([b'x'; 10_000]), ScanReading::Malformed);
 }
 
 #[test]
-fn a_pass_looks_at_all_and_at_nothing_else() {
+fn pass_reads_all_pids_and_nothing_else() {
     let mut fake = Fake::new();
     for pid in [1, 20, 4_194_304] {
         fake.process(pid, stat("x", &[]));
@@ -183,12 +186,12 @@ fn a_pass_looks_at_all_and_at_nothing_else() {
     for other in ["self", "1x", "-1", "99999999999", "sys"] {
         std::fs::create_dir_all(fake.dir.path().join(other)).unwrap();
     }
-    // Gone since it was listed.
+    // This process exits after it was listed.
     std::fs::create_dir_all(fake.dir.path().join("30")).unwrap();
     for _ in 0..2 {
         let mut all = Vec::new();
         fake.reader
-            .pass(|pid, look| all.push((pid, matches!(look, ScanReading::Alive(_)))))
+            .pass(|pid, read| all.push((pid, matches!(read, ScanReading::Alive(_)))))
             .unwrap();
         all.sort_unstable();
         assert_eq!(all, [(1, true), (20, true), (30, false), (4_194_304, true)]);
@@ -196,7 +199,7 @@ fn a_pass_looks_at_all_and_at_nothing_else() {
 }
 
 #[test]
-fn how_one_has_ended_is_known_where_the_kernel_shows_it() {
+fn exit_status_of_a_zombie_is_read_if_the_kernel_shows_it() {
     let mut fake = Fake::new();
     let mut status = |change: &[(usize, &str)], start: u64| {
         fake.process(7, stat("x", change));
@@ -218,20 +221,20 @@ fn how_one_has_ended_is_known_where_the_kernel_shows_it() {
         Some(ExitStatus::Exited(0))
     );
     let hidden = [zombie, (35, "0"), (52, "0")];
-    assert_eq!(status(&hidden, 22), None, "not ours to know");
-    assert_eq!(status(&[zombie, (52, "9")], 23), None, "another");
-    assert_eq!(status(&[(52, "9")], 22), None, "it lives");
+    assert_eq!(status(&hidden, 22), None, "hidden from this user");
+    assert_eq!(status(&[zombie, (52, "9")], 23), None, "another process");
+    assert_eq!(status(&[(52, "9")], 22), None, "still alive");
 }
 
 proptest! {
     #[test]
-    fn nothing_is_too_odd_to_be_read(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-        Fake::new().look(&bytes);
+    fn arbitrary_bytes_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        Fake::new().read(&bytes);
     }
 
     #[test]
-    fn what_is_read_of_real_ones_that_were_damaged_is_theirs(bytes in mutated(proc_self_file("stat"))) {
-        if let ScanReading::Alive(found) = Fake::new().look(&bytes) {
+    fn damaged_real_files_yield_the_fields_they_contain(bytes in mutated(proc_self_file("stat"))) {
+        if let ScanReading::Alive(found) = Fake::new().read(&bytes) {
             let stat = Stat::parse(&bytes).unwrap();
             prop_assert_eq!(found.key.start, stat.start * TICK_NS);
             prop_assert_eq!(found.parent, stat.parent);
@@ -239,7 +242,7 @@ proptest! {
     }
 
     #[test]
-    fn numbers_may_be_any(fields in prop::collection::vec("-?[0-9]{1,21}|[A-Z]", 0..60)) {
-        Fake::new().look(format!("7 (x) {}\n", fields.join(" ")));
+    fn arbitrary_fields_do_not_panic(fields in prop::collection::vec("-?[0-9]{1,21}|[A-Z]", 0..60)) {
+        Fake::new().read(format!("7 (x) {}\n", fields.join(" ")));
     }
 }

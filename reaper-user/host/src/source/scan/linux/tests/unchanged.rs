@@ -1,4 +1,4 @@
-//! What a pass over processes costs that are what they were.
+//! Tests the cost of a pass over unchanged processes.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ fn process(root: &Path, pid: u32) {
 }
 
 #[test]
-fn nothing_is_allocated_for_them_nor_for_the_pass() {
+fn pass_over_unchanged_processes_allocates_nothing() {
     for count in [10, 1000] {
         let dir = tempfile::tempdir().unwrap();
         (1..=count).for_each(|pid| process(dir.path(), pid));

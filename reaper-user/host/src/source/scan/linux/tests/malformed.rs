@@ -1,10 +1,10 @@
-//! Files that cannot be understood: what is said of them, and how often.
+//! Tests that malformed `stat` files are reported once.
 
 use crate::source::scan::{Scan, ScanOptions};
 use crate::source::{Drained, Malformation, Source};
 use reaper_model::event::Event;
 
-/// A /proc of files, and a scan of it.
+/// A directory that stands for /proc, and a scan of it.
 struct World {
     dir: tempfile::TempDir,
     scan: Scan,
@@ -23,41 +23,41 @@ impl World {
         std::fs::write(dir.join("stat"), stat).unwrap();
     }
 
-    /// What another pass says of them: how many, and the last.
-    fn told(&mut self) -> (u64, Option<Malformation>) {
+    /// Runs a pass, and returns the number of newly malformed files and the last of them.
+    fn malformed(&mut self) -> (u64, Option<Malformation>) {
         self.scan.scan_now();
         let drained = self.scan.drain(&mut |event: Event| panic!("{event:?}"));
         let Drained {
             malformed,
-            malformation: flaw,
+            malformation,
             ..
         } = drained;
-        (malformed, flaw)
+        (malformed, malformation)
     }
 }
 
 #[test]
-fn each_is_told_of_once() {
+fn malformed_file_is_reported_once_until_its_process_exits() {
     let mut w = World::new();
-    assert_eq!(w.told(), (0, None));
+    assert_eq!(w.malformed(), (0, None));
     w.stat(7, "7 (x) S 1");
-    assert_eq!(w.told(), (1, Some(Malformation::Stat(7))));
-    assert_eq!(w.told(), (0, None));
+    assert_eq!(w.malformed(), (1, Some(Malformation::Stat(7))));
+    assert_eq!(w.malformed(), (0, None));
     w.stat(8, "");
-    assert_eq!(w.told(), (1, Some(Malformation::Stat(8))), "another");
-    // A zombie is nothing to be told of, and one that may be understood now and then is the same.
+    assert_eq!(w.malformed(), (1, Some(Malformation::Stat(8))));
+    // A file that can be parsed in between is not reported again.
     let zombie = format!("7 (x) Z 1{}\n", " 0".repeat(48));
     let kernels = zombie.replace(" Z 1 0 0 0 0 0", " S 1 0 0 0 0 2129984");
     w.stat(8, &kernels);
-    assert_eq!(w.told(), (0, None));
+    assert_eq!(w.malformed(), (0, None));
     w.stat(8, "8 (x");
-    assert_eq!(w.told(), (0, None));
-    // Whoever has its pid after it is not.
+    assert_eq!(w.malformed(), (0, None));
+    // Once the process is a zombie or gone, a later process with its pid is reported again.
     w.stat(7, &zombie);
-    assert_eq!(w.told(), (0, None));
+    assert_eq!(w.malformed(), (0, None));
     std::fs::remove_dir_all(w.dir.path().join("8")).unwrap();
-    assert_eq!(w.told(), (0, None));
+    assert_eq!(w.malformed(), (0, None));
     w.stat(7, "7 (x) S 1");
     w.stat(8, "8 (x");
-    assert_eq!(w.told().0, 2);
+    assert_eq!(w.malformed().0, 2);
 }

@@ -1,13 +1,13 @@
-//! Up to when all have been told of, while some cannot be read.
+//! Tests of the time of the last complete scan while processes cannot be read.
 
 use std::path::{Path, PathBuf};
 
 use crate::source::Source;
-use crate::source::scan::linux::late::PASSES_MAX;
+use crate::source::scan::linux::unread::PASSES_MAX;
 use crate::source::scan::{Scan, ScanOptions};
 use reaper_model::event::EventKind;
 
-/// A process whose uids are in its `status`, which is a file only later.
+/// Adds a process that cannot be read, because its `status` is a directory.
 fn unread(root: &Path, pid: u32) -> PathBuf {
     let dir = root.join(pid.to_string());
     std::fs::create_dir_all(dir.join("status")).unwrap();
@@ -17,8 +17,8 @@ fn unread(root: &Path, pid: u32) -> PathBuf {
     dir
 }
 
-/// Looks once more: who was found, and until when all have been told of.
-fn look(scan: &mut Scan) -> (usize, u64) {
+/// Runs a pass, and returns the number of discovered processes and the time of the last complete scan.
+fn scan_once(scan: &mut Scan) -> (usize, u64) {
     let mut found = 0;
     scan.scan_now();
     scan.drain(&mut |event| found += usize::from(matches!(event.kind, EventKind::Discovered(_))));
@@ -26,35 +26,35 @@ fn look(scan: &mut Scan) -> (usize, u64) {
 }
 
 #[test]
-fn who_is_new_and_cannot_be_read_is_waited_for() {
+fn unreadable_new_process_holds_back_the_last_scan() {
     let root = tempfile::tempdir().unwrap();
     let mut scan = Scan::of(root.path(), &ScanOptions::default()).unwrap();
-    let (_, empty) = look(&mut scan);
+    let (_, empty) = scan_once(&mut scan);
     assert!(empty > 0);
     let dir = unread(root.path(), 7);
-    assert_eq!(look(&mut scan), (0, empty));
-    assert_eq!(look(&mut scan), (0, empty));
+    assert_eq!(scan_once(&mut scan), (0, empty));
+    assert_eq!(scan_once(&mut scan), (0, empty));
     std::fs::remove_dir(dir.join("status")).unwrap();
     std::fs::write(dir.join("status"), "Uid:\t1\t1\t1\t1\n").unwrap();
-    let (found, all) = look(&mut scan);
+    let (found, all) = scan_once(&mut scan);
     assert!(found == 1 && all > empty, "{found}");
 }
 
 #[test]
-fn but_not_for_ever_nor_once_it_is_gone() {
+fn last_scan_waits_for_limited_passes_and_not_after_an_exit() {
     let root = tempfile::tempdir().unwrap();
     let mut scan = Scan::of(root.path(), &ScanOptions::default()).unwrap();
-    let (_, empty) = look(&mut scan);
+    let (_, empty) = scan_once(&mut scan);
     unread(root.path(), 7);
     for _ in 0..PASSES_MAX {
-        assert_eq!(look(&mut scan), (0, empty));
+        assert_eq!(scan_once(&mut scan), (0, empty));
     }
-    let (_, given_up) = look(&mut scan);
+    let (_, given_up) = scan_once(&mut scan);
     assert!(given_up > empty);
-    // Another is waited for again.
+    // Another unreadable process holds it back again.
     let other = unread(root.path(), 8);
-    let (_, waits) = look(&mut scan);
+    let (_, waits) = scan_once(&mut scan);
     assert_eq!(waits, given_up);
     std::fs::remove_dir_all(other).unwrap();
-    assert!(look(&mut scan).1 > waits);
+    assert!(scan_once(&mut scan).1 > waits);
 }
