@@ -162,7 +162,7 @@ fn half_a_set_of_maps() {
         for map in &listed(&maps)[left..] {
             fs::remove_file(map).expect("remove a pin");
         }
-        goes_on(&mut life, &["maps-", "is without the map", "begun anew"]);
+        goes_on(&mut life, &["maps-", "lacks the map", "replacing all maps"]);
     }
 }
 
@@ -174,7 +174,7 @@ fn half_a_set_of_probes() {
         for pin in &listed(&probes)[left..] {
             fs::remove_file(pin).expect("remove a pin");
         }
-        goes_on(&mut life, &["probes-", "attached anew"]);
+        goes_on(&mut life, &["probes-", "attaching all again"]);
     }
     // Another thing in a link's place.
     let mut life = crashed();
@@ -182,7 +182,7 @@ fn half_a_set_of_probes() {
     let link = probes.join("sched_process_exec");
     fs::remove_file(&link).expect("remove a pin");
     fs::hard_link(life.pins.one("maps-").join("NAMES"), &link).expect("pin a map there");
-    goes_on(&mut life, &["probes-", "attached anew"]);
+    goes_on(&mut life, &["probes-", "attaching all again"]);
 }
 
 /// Probes that write into maps which nobody can reach any more are at work for nobody.

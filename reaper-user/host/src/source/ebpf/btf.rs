@@ -1,18 +1,20 @@
-//! Layout of the running kernel's structures, read from its BTF (the crate `btf-rs` parses all of
-//! it ahead, which took 140 ms and 41 MB for one kernel; this takes a few ms and a table of offsets).
+//! Reads the layout of the running kernel's structures from its type information (BTF).
 //!
-//! A blob is a header, a section of types and a section of strings. Types are numbered from 1 in the
-//! order in which they stand; each is 12 bytes (name, kind with a count, size or another type) and
-//! what its kind adds. The blob is not trusted: every read is bounds-checked, every walk is bounded.
+//! The crate `btf-rs` parses all types ahead, which took 140 ms and 41 MB for one kernel. This module takes a few ms and
+//! a table of offsets.
+//!
+//! A blob has a header, a section of types and a section of strings. Types are numbered from 1 in their order in the
+//! blob. Each has 12 bytes (name, kind with a count, size or another type), followed by data that depends on its kind.
+//! The blob is not trusted: every read is bounds-checked, and every walk is bounded.
 
 use std::path::{Path, PathBuf};
 
 use reaper_common::{ABSENT, Offsets};
 
-/// Where the kernel shows its BTF.
+/// Path of the running kernel's BTF.
 pub const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
 
-/// Why the kernel's type information is of no use.
+/// Reason why the kernel's type information cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum BtfError {
     #[error("cannot read {}: {source}", path.display())]
@@ -20,26 +22,26 @@ pub enum BtfError {
         path: PathBuf,
         source: std::io::Error,
     },
-    /// Not BTF, or damaged; says what is wrong and where.
+    /// The blob is damaged or no BTF.
     #[error("malformed btf at byte {at}: {what}")]
     Malformed { at: usize, what: &'static str },
-    /// The structure or `structure.member` that is not there.
+    /// Missing structure or `structure.member`.
     #[error("the kernel's btf has no {0}")]
     Missing(String),
-    /// Neither a whole number of bytes where one is needed nor a single bit where one is.
+    /// The offset is not a whole number of bytes, or a bitfield is not a single bit.
     #[error("{0} is laid out in an unexpected way in the kernel's btf")]
     Shape(String),
 }
 
 const MAGIC: u16 = 0xeb9f;
 const HEADER: usize = 24;
-/// Size of what every type has.
+/// Size in bytes of the fixed part of a type.
 const TYPE: usize = 12;
-/// Average size of a type of a kernel, with what its kind adds.
+/// Average size in bytes of a type in a kernel's BTF.
 const TYPICAL: usize = 24;
-/// Members looked at for one path, nested ones included; the largest of a kernel has some hundreds.
+/// Limit on the members visited for one path, including nested ones. The kernel's largest structures have some hundreds.
 const MEMBERS_MAX: u32 = 100_000;
-/// Typedefs and qualifiers on the way to a type, and anonymous structures within each other.
+/// Limit on the typedefs and qualifiers before a type, and on the depth of nested anonymous structures.
 const DEPTH_MAX: u32 = 32;
 
 mod kind {
@@ -52,12 +54,12 @@ mod kind {
     pub const FUNC_PROTO: u8 = 13;
     pub const ENUM64: u8 = 19;
 
-    /// Kinds that only stand before another type: typedef, volatile, const, restrict, type tag.
+    /// Returns whether the kind only refers to another type: typedef, volatile, const, restrict, type tag.
     pub fn is_alias(kind: u8) -> bool {
         matches!(kind, 8..=11 | 18)
     }
 
-    /// Bytes that follow the fixed part, `None` for a kind that is not known.
+    /// Returns the number of bytes after the fixed part; `None` if the kind is unknown.
     pub fn extra(kind: u8, count: usize) -> Option<usize> {
         Some(match kind {
             2 | 7..=12 | 16 | 18 => 0,
@@ -70,20 +72,19 @@ mod kind {
     }
 }
 
-/// Type information that has been looked through once. Drop it when the questions are answered:
-/// it holds the whole blob, some MB.
+/// Indexed type information. Holds the whole blob of some MB, so drop it after use.
 pub struct Btf {
     blob: Vec<u8>,
-    /// The fixed part of each type, by id; id 0 is `void` and stands nowhere.
+    /// Fixed part of each type by id. Id 0 is `void`, which is not in the blob.
     types: Vec<Type>,
-    /// The section of strings.
+    /// Range of the section of strings in the blob.
     strings: std::ops::Range<usize>,
 }
 
 /// The fixed part of a type.
 #[derive(Clone, Copy)]
 struct Type {
-    /// Byte offset of what follows the fixed part.
+    /// Byte offset of the data after the fixed part.
     body: u32,
     name: u32,
     count: u32,
@@ -114,10 +115,10 @@ struct Member {
 }
 
 impl Btf {
-    /// Reads and indexes the file at `path`, in general [`VMLINUX`].
+    /// Reads and indexes the file at `path`, usually [`VMLINUX`].
     ///
     /// # Errors
-    /// If it cannot be read or is malformed.
+    /// The file cannot be read or is malformed.
     pub fn load(path: &Path) -> Result<Btf, BtfError> {
         let blob = std::fs::read(path).map_err(|source| BtfError::Read {
             path: path.into(),
@@ -126,7 +127,7 @@ impl Btf {
         Btf::parse(blob)
     }
 
-    /// Indexes a blob of this machine's byte order.
+    /// Indexes a blob in this machine's byte order.
     ///
     /// # Errors
     /// [`BtfError::Malformed`].
@@ -174,10 +175,10 @@ impl Btf {
         })
     }
 
-    /// Where the probes find what they read.
+    /// Returns the offsets of the structure members that the probes read.
     ///
     /// # Errors
-    /// Names the structure and member that this kernel lacks.
+    /// The kernel lacks a structure or member, which the error names.
     pub fn offsets(&self) -> Result<Offsets, BtfError> {
         let [task, signal, cred, tty, driver, pid, upid, namespace, mm] = self.structures([
             "task_struct",
@@ -278,8 +279,7 @@ impl Btf {
         })
     }
 
-    /// Number of arguments that a `tp_btf` program on this tracepoint gets, `None` if there is no such
-    /// tracepoint.
+    /// Returns the number of arguments that a `tp_btf` program on this tracepoint gets; `None` if the kernel lacks it.
     pub fn tracepoint_args(&self, tracepoint: &str) -> Option<usize> {
         let typedef = self.get(
             self.ids(kind::TYPEDEF, &format!("btf_trace_{tracepoint}"))
@@ -289,26 +289,26 @@ impl Btf {
         let proto = self
             .get(pointer.value)
             .filter(|t| t.kind == kind::FUNC_PROTO)?;
-        // The first is the tracer's own data, which no program sees.
+        // The first argument is the tracer's own data, which programs do not get.
         (proto.count as usize).checked_sub(1)
     }
 
-    /// Whether the kernel has a function of this name, such as a kfunc.
+    /// Returns whether the kernel has a function of this name, such as a kfunc.
     pub fn has_func(&self, name: &str) -> bool {
         self.func_id(name).is_some()
     }
 
-    /// Id of the kernel's function of this name.
+    /// Returns the id of the kernel's function of this name.
     pub fn func_id(&self, name: &str) -> Option<u32> {
         self.ids(kind::FUNC, name).next()
     }
 
-    /// Whether the kernel has a structure of this name.
+    /// Returns whether the kernel has a structure of this name.
     pub fn has_struct(&self, name: &str) -> bool {
         self.structures([name]).is_ok()
     }
 
-    /// Whether an enum has a value of this name, such as `BPF_FUNC_loop` of `bpf_func_id`.
+    /// Returns whether an enum has a value of this name, such as `BPF_FUNC_loop` of `bpf_func_id`.
     pub fn has_enum_value(&self, name: &str, value: &str) -> bool {
         [(kind::ENUM, 8), (kind::ENUM64, 12)]
             .into_iter()
@@ -323,7 +323,7 @@ impl Btf {
             })
     }
 
-    /// The structures of these names, found in one pass.
+    /// Finds the structures of these names in one pass.
     fn structures<'a, const N: usize>(
         &'a self,
         names: [&'a str; N],
@@ -355,7 +355,7 @@ impl Btf {
         self.types.get(id as usize).filter(|_| id != 0).copied()
     }
 
-    /// Whether the string at `offset` is `name`; what has no name has the empty string.
+    /// Returns whether the string at `offset` is `name`. Anonymous types have the empty string.
     fn named(&self, offset: u32, name: &str) -> bool {
         let strings = self.blob.get(self.strings.clone()).unwrap_or_default();
         let rest = strings.get(offset as usize..).unwrap_or_default();
@@ -363,7 +363,7 @@ impl Btf {
             .is_some_and(|rest| rest.first() == Some(&0))
     }
 
-    /// The type behind typedefs and qualifiers.
+    /// Returns the type behind typedefs and qualifiers.
     fn resolve(&self, mut id: u32) -> Option<Type> {
         for _ in 0..DEPTH_MAX {
             match self.get(id)? {
@@ -374,7 +374,7 @@ impl Btf {
         None
     }
 
-    /// A member of a structure or union, those of anonymous ones within it included.
+    /// Finds a member of a structure or union, also in anonymous structures and unions within it.
     fn member(&self, id: u32, name: &str, depth: u32, budget: &mut u32) -> Option<Member> {
         let ty = self
             .resolve(id)
@@ -411,7 +411,7 @@ impl Btf {
     }
 }
 
-/// A structure by its name; kernels may carry more than one type under it.
+/// A structure by its name. A kernel can have several types of one name.
 struct Structure<'a> {
     btf: &'a Btf,
     name: &'a str,
@@ -419,7 +419,7 @@ struct Structure<'a> {
 }
 
 impl Structure<'_> {
-    /// Byte offset of a member, which may be a dotted path through embedded structures.
+    /// Returns the byte offset of a member. `path` may be a dotted path through embedded structures.
     fn offset(&self, path: &str) -> Result<u32, BtfError> {
         match self.find(path)? {
             Member { bit, width: 0, .. } if bit % 8 == 0 => Ok(bit / 8),
@@ -427,7 +427,7 @@ impl Structure<'_> {
         }
     }
 
-    /// Byte and mask of a bitfield of one bit, bits numbered from the lowest.
+    /// Returns the byte offset and the mask of a one-bit field. Bits are numbered from the lowest.
     fn bit(&self, path: &str) -> Result<(u32, u32), BtfError> {
         match self.find(path)? {
             Member { bit, width: 1, .. } => Ok((bit / 8, 1 << (bit % 8))),
@@ -464,7 +464,7 @@ impl Structure<'_> {
     }
 }
 
-/// [`ABSENT`] for a member that this kernel does not have.
+/// Replaces the error of a missing member by [`ABSENT`].
 fn optional(offset: Result<u32, BtfError>) -> Result<u32, BtfError> {
     match offset {
         Err(BtfError::Missing(_)) => Ok(ABSENT),
@@ -476,8 +476,8 @@ fn u32_at(blob: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(*blob.get(at..)?.first_chunk()?))
 }
 
-/// The fixed part of the type at a byte offset. Newer kernels use 24 bits for the count and 7 for the
-/// kind, where older ones leave the upper bits zero.
+/// Reads the fixed part of the type at a byte offset. Newer kernels use 24 bits for the count and 7 for the kind. Older
+/// ones leave the upper bits zero.
 fn type_at(blob: &[u8], at: usize) -> Option<Type> {
     let fixed: &[u8; TYPE] = blob.get(at..)?.first_chunk()?;
     let [n0, n1, n2, n3, i0, i1, i2, i3, v0, v1, v2, v3] = *fixed;

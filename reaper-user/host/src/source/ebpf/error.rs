@@ -1,4 +1,4 @@
-//! Why the probes cannot be used, in one sentence each, with what to do.
+//! Errors of the probes and of their pins.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,11 +7,11 @@ use reaper_common::ABI_VERSION;
 
 use super::btf::BtfError;
 
-/// See the module.
+/// Reason why the probes cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum EbpfError {
     #[error(
-        "the kernel's type information is not to be had: {0}; a kernel with CONFIG_DEBUG_INFO_BTF=y is needed"
+        "cannot use the kernel's type information: {0}; use a kernel with CONFIG_DEBUG_INFO_BTF=y"
     )]
     Btf(#[source] BtfError),
     #[error(
@@ -19,7 +19,8 @@ pub enum EbpfError {
     )]
     NotPermitted(#[source] BoxError),
     #[error(
-        "the kernel probes are denied to root too: by a container's seccomp profile or a security module, or before Linux 5.11 for want of locked memory; run on the host, with `ulimit -l unlimited` ({0})"
+        "loading the kernel probes is denied even to root, by a container's seccomp profile, a security module, or before Linux \
+         5.11 the limit on locked memory; run on the host, with `ulimit -l unlimited` ({0})"
     )]
     Denied(#[source] BoxError),
     #[error(
@@ -27,12 +28,13 @@ pub enum EbpfError {
     )]
     Lockdown { mode: String, source: BoxError },
     #[error(
-        "the probes' object has abi version {found}, this program needs {ABI_VERSION}: rebuild it with `cargo xtask build-ebpf`"
+        "the object file of the probes has ABI version {found}, but this program needs {ABI_VERSION}: \
+         rebuild it with `cargo xtask build-ebpf`"
     )]
     Abi { found: u16 },
-    #[error("the probes' object has no {what}: this is not an object of this program")]
+    #[error("the object file of the probes has no {what}: it was not built for this program")]
     InvalidObject { what: String },
-    #[error("cannot read the probes' object {}: {source}", path.display())]
+    #[error("cannot read the object file of the probes, {}: {source}", path.display())]
     Object {
         path: PathBuf,
         source: std::io::Error,
@@ -41,29 +43,29 @@ pub enum EbpfError {
         "/proc cannot be used: {0}; mount this namespace's own, as `unshare --mount-proc` does"
     )]
     Proc(#[source] std::io::Error),
-    #[error("the kernel does not take the probes: {0}")]
+    #[error("the kernel rejects the probes: {0}")]
     Refused(#[source] BoxError),
-    #[error("a map of the probes cannot be used: {0}")]
+    #[error("cannot use a map of the probes: {0}")]
     Map(#[source] BoxError),
     #[error(
-        "what is pinned here numbers processes by another pid namespace: run it there, name another `pin_dir`, or run `reaper unpin`"
+        "the pinned probes belong to another pid namespace: run the service there, set another `pin_dir`, or run `reaper unpin`"
     )]
     OtherNamespace,
     #[error(transparent)]
     Pin(#[from] PinError),
 }
 
-/// Why what is pinned cannot be used or removed.
+/// Reason why pins cannot be used or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum PinError {
     #[error("{} holds {name}: stop it first", holder(*.pid))]
     Locked { name: String, pid: Option<u32> },
-    #[error("{} is {what}: no reaper has pinned it; move it, or give another pin_dir", path.display())]
+    #[error("{} is {what}: reaper did not pin it; move it, or set another `pin_dir`", path.display())]
     UnknownPins { path: PathBuf, what: String },
     #[error("cannot use {}: {source}", path.display())]
     Io { path: PathBuf, source: io::Error },
     #[error(
-        "{} is not in a BPF file system: mount one (mount -t bpf bpf /sys/fs/bpf), or name another `pin_dir`",
+        "{} is not in a BPF file system: mount one (mount -t bpf bpf /sys/fs/bpf), or set another `pin_dir`",
         path.display()
     )]
     NotBpffs { path: PathBuf },
@@ -78,7 +80,7 @@ fn holder(pid: Option<u32>) -> String {
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 impl EbpfError {
-    pub(super) fn foreign(what: &str) -> EbpfError {
+    pub(super) fn invalid_object(what: &str) -> EbpfError {
         EbpfError::InvalidObject {
             what: what.to_owned(),
         }
@@ -88,7 +90,7 @@ impl EbpfError {
         EbpfError::Map(error.into())
     }
 
-    /// Sorts a failure to load by what its reader can do about it.
+    /// Classifies an error of loading by what the user can do about it.
     pub(super) fn load(error: BoxError) -> EbpfError {
         let errno = errno_of(&*error);
         if !matches!(errno, Some(libc::EPERM | libc::EACCES))
@@ -107,7 +109,7 @@ impl EbpfError {
     }
 }
 
-/// The errno at the bottom of a chain of errors.
+/// Returns the errno at the end of a chain of errors.
 fn errno_of(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -119,10 +121,10 @@ fn errno_of(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
     None
 }
 
-/// The first and the last line of an error: between them the verifier prints thousands.
+/// Shortens an error to its first and last line. The verifier prints thousands in between.
 fn brief(error: BoxError) -> BoxError {
     let text = error.to_string();
-    // All of it for whoever asks for the probes' diagnostics.
+    // The whole text goes to the probes' debug log.
     tracing::debug!(target: "reaper_ebpf", "{text}");
     let mut lines = text.lines().filter(|line| !line.trim().is_empty());
     let first = lines.next().unwrap_or_default().to_owned();
@@ -138,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_may_load_probes_is_not_told_to_become_root() {
+    fn error_for_root_does_not_advise_to_become_root() {
         let refused = |errno| EbpfError::load(std::io::Error::from_raw_os_error(errno).into());
         let may = crate::sys::host::is_root_with_bpf();
         match refused(libc::EPERM) {

@@ -1,5 +1,7 @@
-//! Calls of the kernel's own functions, which the compiler cannot make: the probes call numbers, and
-//! here these become the ids that the functions have in the running kernel.
+//! Patches calls of kernel functions (kfuncs) into the probes.
+//!
+//! The compiler cannot emit these calls. The probes call placeholder numbers instead, which this module replaces by the
+//! BTF ids of the functions in the running kernel.
 
 use object::elf::{EM_BPF, FileHeader64, SHF_EXECINSTR, SHT_PROGBITS};
 use object::endian::LittleEndian;
@@ -8,7 +10,7 @@ use reaper_common::{KFUNC_SEND_SIGNAL_TASK, KFUNC_TASK_FROM_PID, KFUNC_TASK_RELE
 
 use super::btf::Btf;
 
-/// The functions, and the numbers that stand for them.
+/// Placeholder numbers and names of the functions.
 const KFUNCS: [(usize, &str); 3] = [
     (KFUNC_TASK_FROM_PID, "bpf_task_from_pid"),
     (KFUNC_TASK_RELEASE, "bpf_task_release"),
@@ -22,16 +24,17 @@ const PSEUDO_KFUNC_CALL: u8 = 2;
 const LOAD_DOUBLE: u8 = 0x18;
 const SLOT: usize = 8;
 
-/// Whether a kernel can signal from the hooks that the probes are on: it has the functions, and runs
-/// `sched_process_exit` where signals still can be sent. From 6.16 on that has two arguments, and comes before the process
-/// gives its memory back.
+/// Returns whether the probes can send signals: the kernel has the functions and runs `sched_process_exit` early enough.
+///
+/// Since Linux 6.16 this tracepoint has two arguments and runs before the process frees its memory, when signals can
+/// still be sent.
 pub fn has_all(btf: &Btf) -> bool {
     KFUNCS.iter().all(|(_, name)| btf.has_func(name))
         && btf.tracepoint_args("sched_process_exit") == Some(2)
 }
 
-/// Puts the ids of this kernel in the place of the numbers; `None` if the object is none, or the kernel
-/// lacks a function.
+/// Replaces the placeholder numbers by the ids of this kernel; `None` if the object is malformed or the kernel lacks a
+/// function.
 pub fn patch(object: &[u8], btf: &Btf) -> Option<Vec<u8>> {
     let ids = KFUNCS.map(|(number, name)| Some((number as u32, btf.func_id(name)?)));
     let mut patched = object.to_vec();
@@ -56,7 +59,7 @@ pub fn patch(object: &[u8], btf: &Btf) -> Option<Vec<u8>> {
     ids.iter().all(Option::is_some).then_some(patched)
 }
 
-/// Where the instructions are in the object.
+/// Returns the byte ranges of the instructions in the object.
 fn code(object: &[u8]) -> Option<Vec<(usize, usize)>> {
     let endian = LittleEndian;
     let header = FileHeader64::<LittleEndian>::parse(object).ok()?;

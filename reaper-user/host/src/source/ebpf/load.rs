@@ -1,4 +1,4 @@
-//! From the object to programs that the verifier has judged.
+//! Prepares the object file of the probes for the running kernel, and loads it.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::resume_unwind;
@@ -19,10 +19,10 @@ use super::kfunc;
 use crate::source::probes::ProbeOptions;
 use crate::sys;
 
-/// The probes as they were built; `cargo xtask build-ebpf` makes this file.
+/// Object file of the probes, built by `cargo xtask build-ebpf`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("reaper.bpf.o");
 
-/// Maps that are pinned and taken up by the service that comes next: name, kind, and sizes of keys and values.
+/// Maps that are pinned, for the next service to resume: name, kind, and sizes of keys and values.
 pub(super) const MAPS: [(&str, MapType, u32, u32); 9] = [
     ("EVENTS", MapType::RingBuf, 0, 0),
     ("MEMBERS", MapType::Hash, 16, 24),
@@ -35,43 +35,43 @@ pub(super) const MAPS: [(&str, MapType, u32, u32); 9] = [
     ("DROPS", MapType::Array, 4, 8),
 ];
 
-/// What differs between the kernels that the object runs on.
+/// Properties of the running kernel on which the probes depend.
 struct KernelFeatures {
     offsets: Offsets,
-    /// `sched_process_exit` says whether the group is dead (6.16).
+    /// Whether `sched_process_exit` has the argument `group_dead` (Linux 6.16).
     exit_has_group_dead: bool,
-    /// Programs may call `bpf_loop` (5.17).
+    /// Whether programs may call `bpf_loop` (Linux 5.17).
     has_bpf_loop: bool,
-    /// `cgroup_attach_task` is as the probe expects it: all kernels with cgroups.
+    /// Whether `cgroup_attach_task` has the arguments that the probe expects, as in all kernels with cgroups.
     reports_moves: bool,
-    /// The object with the ids of the kernel's functions, if it has them and they are wanted.
+    /// Object with the ids of the kernel's functions patched in, if the kernel has them and signals are wanted.
     patched: Option<Vec<u8>>,
 }
 
-/// An object ready to be loaded: what of it differs from kernel to kernel is settled.
+/// An object file that is prepared for the running kernel.
 pub(super) struct PreparedObject {
     object: Vec<u8>,
     btf: aya::Btf,
     offsets: Offsets,
     settings: Settings,
     has_bpf_loop: bool,
-    /// Whether the probes tell of processes that go to another cgroup.
+    /// Whether the probes report processes that move to another cgroup.
     pub reports_moves: bool,
-    /// Whether the probes signal others than the current process.
+    /// Whether the probes can signal processes other than the current one.
     pub can_signal: bool,
     log: bool,
     ring_size: u32,
     max_members: u32,
-    /// Name of exactly these probes: of the object and of all that is put into it.
+    /// Hash of the object and of all constants that are put into it.
     pub identity: String,
 }
 
 impl PreparedObject {
-    /// Reads the object and the running kernel's type information. The size of the ring is that of the one
-    /// that is there, if there is one.
+    /// Reads the object and the running kernel's type information. `ring_size` must be that of a pinned ring if there is
+    /// one.
     ///
     /// # Errors
-    /// Either cannot be used.
+    /// The object or the type information cannot be used.
     pub fn new(options: &ProbeOptions, ring_size: u32) -> Result<PreparedObject, EbpfError> {
         let object = match &options.object {
             None => OBJECT.to_vec(),
@@ -81,7 +81,7 @@ impl PreparedObject {
             })?,
         };
         check_abi(&object)?;
-        // Each of these reads all of the kernel's type information, some 5 MB: side by side, then.
+        // Both read all of the kernel's type information, about 5 MB, so they run in parallel.
         let (kernel, btf) = std::thread::scope(|scope| {
             let kernel = scope.spawn(|| KernelFeatures::read(&object, options.kernel_reap));
             let btf = aya::Btf::from_sys_fs();
@@ -126,27 +126,27 @@ impl PreparedObject {
         })
     }
 
-    /// Inode of the pid namespace by which processes are numbered, 0 for the first one.
+    /// Returns the inode of the pid namespace of the reported pids, 0 for the initial one.
     pub fn pid_namespace(&self) -> u32 {
         self.settings.pid_namespace
     }
 
-    /// Whether the probes tell only of those who are followed.
+    /// Returns whether the probes report only tracked processes.
     pub fn is_filtered(&self) -> bool {
         self.settings.filter != 0
     }
 
-    /// Creates the maps, or takes those that are pinned at `maps`.
+    /// Creates the maps, or opens those that are pinned in the directory `maps`.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel rejects the object or a map.
     pub fn load(&self, maps: Option<&Path>) -> Result<LoadedObject<'_>, EbpfError> {
         let level = if self.log {
             aya_log::Level::Trace as u8
         } else {
             0
         };
-        // The bytes of both, as the probes lay them out.
+        // Both structures have the layout that the probes expect.
         let (offsets, settings) = (sys::bytes_of(&self.offsets), sys::bytes_of(&self.settings));
         let mut loader = EbpfLoader::new();
         loader
@@ -170,7 +170,7 @@ impl PreparedObject {
         })
     }
 
-    /// The programs for this kernel, and where they go.
+    /// Returns the programs for this kernel and their hooks.
     fn probes(&self) -> Vec<(&'static str, &'static str)> {
         let fork = match self.can_signal {
             true => "process_fork_killing",
@@ -197,19 +197,19 @@ impl PreparedObject {
     }
 }
 
-/// An object with its maps.
+/// An object with its maps, whose programs can be loaded and attached.
 pub(super) struct LoadedObject<'a> {
     pub ebpf: Ebpf,
     pub prepared: &'a PreparedObject,
 }
 
 impl LoadedObject<'_> {
-    /// Where the probes go.
+    /// Returns the hooks of the probes.
     pub fn hooks(&self) -> impl Iterator<Item = &'static str> + use<> {
         self.prepared.probes().into_iter().map(|(_, hook)| hook)
     }
 
-    /// File descriptors of the probes, those that were loaded.
+    /// Returns file descriptors of the loaded probes.
     pub fn probe_fds(&mut self) -> Vec<OwnedFd> {
         let fd = |(program, _)| {
             let program = tracepoint(&mut self.ebpf, program).ok()?;
@@ -218,7 +218,7 @@ impl LoadedObject<'_> {
         self.prepared.probes().into_iter().filter_map(fd).collect()
     }
 
-    /// Pins the programs that are attached, below a directory.
+    /// Pins the loaded programs in a directory.
     ///
     /// # Errors
     /// As `BPF_OBJ_PIN` of bpf(2).
@@ -231,32 +231,32 @@ impl LoadedObject<'_> {
         Ok(())
     }
 
-    /// A map of the object.
+    /// Takes a map out of the object.
     ///
     /// # Errors
-    /// The object has none of this name.
+    /// The object has no map of this name.
     pub fn take_map(&mut self, name: &str) -> Result<MapData, EbpfError> {
         let map = self.ebpf.take_map(name);
-        match map.ok_or_else(|| EbpfError::foreign(name))? {
+        match map.ok_or_else(|| EbpfError::invalid_object(name))? {
             aya::maps::Map::Array(map)
             | aya::maps::Map::HashMap(map)
             | aya::maps::Map::RingBuf(map) => Ok(map),
-            _ => Err(EbpfError::foreign(name)),
+            _ => Err(EbpfError::invalid_object(name)),
         }
     }
 
-    /// Has the verifier judge the probes, which takes most of the time until events come: all of them at once, each in a
-    /// thread of its own.
+    /// Loads the probes in parallel, one thread for each. The verifier takes most of the time of setup.
     ///
     /// # Errors
-    /// It refuses one of them.
+    /// The verifier rejects a probe.
     pub fn load_probes(&mut self) -> Result<(), EbpfError> {
         let LoadedObject { ebpf, prepared } = self;
         let probes = prepared.probes();
         let mut programs: Vec<_> = ebpf.programs_mut().collect();
         let load = |name: &str, hook: &str, program: Option<&mut Program>| {
             let program = program.and_then(|program| program.try_into().ok());
-            let program: &mut BtfTracePoint = program.ok_or_else(|| EbpfError::foreign(name))?;
+            let program: &mut BtfTracePoint =
+                program.ok_or_else(|| EbpfError::invalid_object(name))?;
             let loaded = program.load(hook, &prepared.btf);
             loaded.map_err(|e| EbpfError::load(e.into()))
         };
@@ -273,11 +273,11 @@ impl LoadedObject<'_> {
         })
     }
 
-    /// Attaches the probes that were loaded. Gives each one's hook and link, which detaches it when it is
-    /// dropped and not pinned.
+    /// Attaches the loaded probes, and returns the hook and the link of each. Dropping a link detaches the probe unless it
+    /// is pinned.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel refuses to attach a probe.
     pub fn attach(&mut self) -> Result<Vec<(&'static str, FdLink)>, EbpfError> {
         let attach = |(program, hook)| {
             let program = tracepoint(&mut self.ebpf, program)?;
@@ -288,10 +288,10 @@ impl LoadedObject<'_> {
         self.prepared.probes().into_iter().map(attach).collect()
     }
 
-    /// The program that lists all processes.
+    /// Loads the program that lists all processes.
     ///
     /// # Errors
-    /// The kernel refuses it.
+    /// The verifier rejects it.
     pub fn load_task_iter(&mut self) -> Result<(), EbpfError> {
         let table = task_iter(&mut self.ebpf)?;
         table
@@ -300,12 +300,12 @@ impl LoadedObject<'_> {
     }
 }
 
-/// Name of the pin of a hook's program.
+/// Returns the name of the pin of a hook's program.
 pub(super) fn program_pin(hook: &str) -> String {
     format!("{hook}-program")
 }
 
-/// The program that lists all processes.
+/// Returns the program that lists all processes.
 pub(super) fn task_iter(ebpf: &mut Ebpf) -> Result<&mut Iter, EbpfError> {
     program(ebpf, "process_table")
 }
@@ -321,7 +321,7 @@ where
     let program = ebpf
         .program_mut(name)
         .and_then(|found| found.try_into().ok());
-    program.ok_or_else(|| EbpfError::foreign(name))
+    program.ok_or_else(|| EbpfError::invalid_object(name))
 }
 
 impl KernelFeatures {
@@ -342,17 +342,17 @@ impl KernelFeatures {
     }
 }
 
-/// Refuses an object that was built for other records than this program knows.
+/// Refuses an object of another ABI version.
 fn check_abi(object: &[u8]) -> Result<(), EbpfError> {
-    let file = object::File::parse(object).map_err(|_| EbpfError::foreign("ELF header"))?;
+    let file = object::File::parse(object).map_err(|_| EbpfError::invalid_object("ELF header"))?;
     let section = file
         .section_by_name(ABI_SECTION)
-        .ok_or_else(|| EbpfError::foreign(ABI_SECTION))?;
+        .ok_or_else(|| EbpfError::invalid_object(ABI_SECTION))?;
     match section.data() {
         Ok(&[low, high]) if u16::from_le_bytes([low, high]) == ABI_VERSION => Ok(()),
         Ok(&[low, high]) => Err(EbpfError::Abi {
             found: u16::from_le_bytes([low, high]),
         }),
-        _ => Err(EbpfError::foreign(ABI_SECTION)),
+        _ => Err(EbpfError::invalid_object(ABI_SECTION)),
     }
 }

@@ -1,8 +1,8 @@
-//! The kernel's own word: loads the probes, attaches them, and reads their ring.
+//! Event source with the highest priority: eBPF probes in the kernel.
 //!
-//! The order matters and is the same every time: the structures' layout is read from BTF, handed to
-//! the probes as constants, the programs are loaded (here the verifier judges them) and attached;
-//! only then may anybody read /proc, so that nothing falls between the two.
+//! The order of setup matters. The layout of kernel structures is read from BTF and passed to the probes as constants.
+//! Then the programs are loaded, which the verifier checks, and attached. Only after that may /proc be read for
+//! pre-existing processes, so that no process is missed in between.
 
 pub mod btf;
 pub(super) mod error;
@@ -40,10 +40,10 @@ use state::{KernelMaps, MemberMap};
 
 pub use error::{EbpfError, PinError};
 
-/// Whether the probes load here: they are judged by the verifier and dropped again.
+/// Checks that the probes can be loaded on this host. Passes them through the verifier and drops them again.
 ///
 /// # Errors
-/// Why they do not.
+/// The probes cannot be loaded.
 pub fn probe() -> Result<(), EbpfError> {
     let prepared = PreparedObject::new(
         &ProbeOptions {
@@ -59,21 +59,20 @@ pub fn probe() -> Result<(), EbpfError> {
     loaded.load_task_iter()
 }
 
-/// The probes at work, and what they share with the service. Dropping it detaches them, unless they
-/// are pinned.
+/// Source that reads the events of attached probes. Dropping it detaches them unless they are pinned.
 pub struct EbpfSource {
     ring: Ring,
     state: KernelMaps,
-    /// Holds the program that lists all processes, which can be run from any thread.
+    /// Holder of the program that lists all processes. Any thread can run it.
     task_iter: Arc<Mutex<Ebpf>>,
-    /// Hold the probes: also where they are pinned, since somebody may remove the pins.
+    /// Links that keep the probes attached, even if a user removes their pins.
     links: Vec<FdLink>,
-    place: Option<PinDir>,
-    /// The programs at work, for what the kernel counts of them.
+    pin_dir: Option<PinDir>,
+    /// Attached programs, of which the kernel counts missed runs.
     probes: Vec<OwnedFd>,
-    /// Maps and ring are those of a service before this one.
+    /// Whether the maps and the ring are those of an earlier service.
     resumed: bool,
-    /// Whether maps were found of a version that cannot be gone on from.
+    /// Whether maps of another ABI version were found, which cannot be resumed.
     replaced_other_abi: bool,
     can_signal: bool,
     reports_moves: bool,
@@ -81,16 +80,16 @@ pub struct EbpfSource {
 }
 
 impl EbpfSource {
-    /// Loads and attaches the probes, or takes up what a service before this one has left at work.
+    /// Loads and attaches the probes, or resumes the pinned probes of an earlier service.
     ///
-    /// Where nothing can be pinned, it says so and goes on without.
+    /// If pinning fails, it logs a warning and continues without pins.
     ///
     /// # Errors
-    /// Each names what is missing and what to do about it. [`PinError::Locked`]: another service has it.
+    /// The probes cannot be loaded, or another service holds the pins ([`PinError::Locked`]).
     pub fn open(options: &ProbeOptions, names: &NameTable) -> Result<EbpfSource, EbpfError> {
-        let why_not = match &options.pin {
+        let pin_error = match &options.pin {
             None => None,
-            Some(pin) => match EbpfSource::pinned(options, names, pin) {
+            Some(pin) => match EbpfSource::open_pinned(options, names, pin) {
                 Err(EbpfError::Pin(error)) if !matches!(error, PinError::Locked { .. }) => {
                     Some(error)
                 }
@@ -99,34 +98,34 @@ impl EbpfSource {
         };
         let prepared = PreparedObject::new(options, options.ring_size)?;
         let mut loaded = prepared.load(None)?;
-        let (ring, state) = shared(&prepared, &mut loaded, names)?;
+        let (ring, state) = shared_maps(&prepared, &mut loaded, names)?;
         loaded.load_probes()?;
         let links = loaded.attach()?;
-        if let Some(error) = why_not {
-            tracing::warn!("{error}; what happens while this service is down will not be known");
+        if let Some(error) = pin_error {
+            tracing::warn!("{error}; events will be lost while the service is down");
         }
         EbpfSource::new(loaded, ring, state, links)
     }
 
-    fn pinned(
+    fn open_pinned(
         options: &ProbeOptions,
         names: &NameTable,
         pin: &PinOptions,
     ) -> Result<EbpfSource, EbpfError> {
-        let mut place = PinDir::take(pin)?;
-        let found = place.found_maps()?;
-        place.fresh = found.is_none();
-        let source = EbpfSource::pinned_at_place(options, names, &place, found)?;
+        let mut pin_dir = PinDir::acquire(pin)?;
+        let found = pin_dir.find_maps()?;
+        pin_dir.is_fresh = found.is_none();
+        let source = EbpfSource::load_pinned(options, names, &pin_dir, found)?;
         Ok(EbpfSource {
-            place: Some(place),
+            pin_dir: Some(pin_dir),
             ..source
         })
     }
 
-    fn pinned_at_place(
+    fn load_pinned(
         options: &ProbeOptions,
         names: &NameTable,
-        place: &PinDir,
+        pin_dir: &PinDir,
         found: Option<(PathBuf, u32)>,
     ) -> Result<EbpfSource, EbpfError> {
         let (maps, ring_size) = match &found {
@@ -136,21 +135,21 @@ impl EbpfSource {
         let prepared = PreparedObject::new(options, ring_size)?;
         let mut loaded = prepared.load(maps)?;
         if maps.is_none() {
-            place.pin_maps(&loaded)?;
+            pin_dir.pin_maps(&loaded)?;
         }
-        let (ring, state) = shared(&prepared, &mut loaded, names)?;
-        if !place.has_probes(&loaded, &prepared.identity) {
+        let (ring, state) = shared_maps(&prepared, &mut loaded, names)?;
+        if !pin_dir.has_probes(&loaded, &prepared.identity) {
             loaded.load_probes()?;
             let links = loaded.attach()?;
-            place.pin_probes(&prepared.identity, &mut loaded, links)?;
+            pin_dir.pin_probes(&prepared.identity, &mut loaded, links)?;
         }
-        let replaced = place.remove_others(&prepared.identity)?;
-        let probes = place.probe_fds(&loaded, &prepared.identity);
+        let replaced = pin_dir.remove_others(&prepared.identity)?;
+        let probes = pin_dir.probe_fds(&loaded, &prepared.identity);
         Ok(EbpfSource {
             probes,
             resumed: maps.is_some(),
             replaced_other_abi: replaced > 0,
-            links: place.links(&loaded, &prepared.identity),
+            links: pin_dir.links(&loaded, &prepared.identity),
             ..EbpfSource::new(loaded, ring, state, Vec::new())?
         })
     }
@@ -170,7 +169,7 @@ impl EbpfSource {
             filters: loaded.prepared.is_filtered(),
             task_iter: Arc::new(Mutex::new(loaded.ebpf)),
             links: links.into_iter().map(|(_, link)| link).collect(),
-            place: None,
+            pin_dir: None,
             resumed: false,
             replaced_other_abi: false,
         })
@@ -203,8 +202,8 @@ impl Source for EbpfSource {
         self.state.lost_total()
     }
 
-    /// The kernel does not run a probe while another runs on the same processor; 5.12 and later count that. Such an
-    /// event is not reported, and no mark is inherited.
+    /// Returns the number of runs that the kernel skipped because another probe ran on the same processor. Linux 5.12 and
+    /// later count them. A skipped event is not reported, and a skipped fork passes on no membership.
     fn skipped(&self) -> u64 {
         let misses = |probe: &OwnedFd| {
             let path = format!("/proc/self/fdinfo/{}", probe.as_raw_fd());
@@ -233,18 +232,18 @@ impl Source for EbpfSource {
         self.state.failure().map(SourceError::from)
     }
 
-    /// Returns true: the probes report an exit before the pid can be reused.
+    /// Returns true, because the probes report an exit before the pid can be reused.
     fn confirms_identity(&mut self, _: ProcessKey) -> bool {
         true
     }
 
-    /// After `true` the ring has to be drained once more, a little later: a probe may have committed a record without a
-    /// wake-up because of what was announced before.
+    /// Announces whether the service is idle. After `true` the caller must drain the ring once more, a little later: a probe
+    /// that still saw the old announcement may have committed a record without waking the service.
     fn announce_idle(&mut self, idle: bool) -> Result<(), SourceError> {
         Ok(self.state.set_control(CONTROL_IDLE, idle.into())?)
     }
 
-    /// While an escalation is open, each record wakes the reader.
+    /// Announces whether an escalation is open. While one is, each record wakes the reader.
     fn announce_escalations(&mut self, open: bool) -> Result<(), SourceError> {
         Ok(self.state.set_control(CONTROL_ESCALATIONS, open.into())?)
     }
@@ -271,7 +270,7 @@ impl Probes for EbpfSource {
 
     fn reader(&self) -> Result<Box<dyn KernelReader>, SourceError> {
         Ok(Box::new(Reader {
-            table: Arc::clone(&self.task_iter),
+            task_iter: Arc::clone(&self.task_iter),
             member_map: self.state.member_map()?,
         }))
     }
@@ -294,18 +293,21 @@ impl Probes for EbpfSource {
     }
 
     fn pinned_at(&self) -> Option<&Path> {
-        self.place.as_ref().map(PinDir::path)
+        self.pin_dir.as_ref().map(PinDir::path)
     }
 
     fn keep_pinned(&mut self) {
-        if let Some(place) = &mut self.place {
-            place.fresh = false;
+        if let Some(pin_dir) = &mut self.pin_dir {
+            pin_dir.is_fresh = false;
         }
     }
 
     fn unpin(&mut self) -> Result<(), SourceError> {
         self.links.clear();
-        let removed = self.place.take().map_or(Ok(()), |place| place.remove());
+        let removed = self
+            .pin_dir
+            .take()
+            .map_or(Ok(()), |pin_dir| pin_dir.remove());
         Ok(removed.map_err(EbpfError::from)?)
     }
 }
@@ -316,15 +318,15 @@ impl Diagnostics for aya_log::EbpfLogger<&'static dyn log::Log> {
     }
 }
 
-/// The program that lists all processes, and the map of members.
+/// Reader of the kernel's process list and of the map of members.
 struct Reader {
-    table: Arc<Mutex<Ebpf>>,
+    task_iter: Arc<Mutex<Ebpf>>,
     member_map: MemberMap,
 }
 
 impl KernelReader for Reader {
     fn processes(&self) -> Result<Vec<ListedProcess>, SourceError> {
-        let bytes = list(&mut locked(&self.table))?;
+        let bytes = list_processes(&mut locked(&self.task_iter))?;
         let (mut rows, mut rest) = (Vec::new(), &bytes[..]);
         while !rest.is_empty() {
             let (row, next) =
@@ -343,13 +345,13 @@ impl KernelReader for Reader {
     }
 }
 
-fn locked(table: &Mutex<Ebpf>) -> MutexGuard<'_, Ebpf> {
-    // Nothing is half done in it where a thread has panicked.
-    table.lock().unwrap_or_else(PoisonError::into_inner)
+fn locked(task_iter: &Mutex<Ebpf>) -> MutexGuard<'_, Ebpf> {
+    // A thread that panicked has left the program usable.
+    task_iter.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the program that lists all processes writes.
-fn list(ebpf: &mut Ebpf) -> Result<Vec<u8>, EbpfError> {
+/// Runs the program that lists all processes, and returns its output.
+fn list_processes(ebpf: &mut Ebpf) -> Result<Vec<u8>, EbpfError> {
     let refused = |e: Box<dyn std::error::Error + Send + Sync>| EbpfError::Refused(e);
     let program = load::task_iter(ebpf)?;
     let link = program.attach().and_then(|id| program.take_link(id));
@@ -361,8 +363,8 @@ fn list(ebpf: &mut Ebpf) -> Result<Vec<u8>, EbpfError> {
     Ok(bytes)
 }
 
-/// What the probes and the service share, with the names in place before a probe can ask for one.
-fn shared(
+/// Opens the ring and the maps, and writes the names before any probe can look one up.
+fn shared_maps(
     prepared: &PreparedObject,
     loaded: &mut LoadedObject<'_>,
     names: &NameTable,
@@ -372,12 +374,12 @@ fn shared(
     if !state.set_namespace(prepared.pid_namespace())? {
         return Err(EbpfError::OtherNamespace);
     }
-    state.withdraw()?;
+    state.reset_controls()?;
     state.write_names(names)?;
     loaded.load_task_iter()?;
     if prepared.pid_namespace() != 0 {
-        // How deep that lies is what the probes learn from this.
-        list(&mut loaded.ebpf)?;
+        // The probes learn the nesting level of the pid namespace from this run.
+        list_processes(&mut loaded.ebpf)?;
     }
     Ok((ring, state))
 }

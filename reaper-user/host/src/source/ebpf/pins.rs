@@ -1,14 +1,14 @@
-//! What stays when the service goes: programs, links, maps and ring, pinned in a BPF file system.
+//! Pins programs, links, maps and the ring buffer in a BPF file system, so that they outlive the service.
 //!
 //! ```text
-//! /sys/fs/bpf/reaper/     the pin directory
-//!   host/                 one for each scope; locked by the service whose it is
-//!     maps-4/             of an ABI version: EVENTS MEMBERS SESSIONS NAMES NAME_INDEX CONTROL DROPS
-//!     probes-1f6b7aa9…/   of an object and its settings: a program and a link for each hook
+//! /sys/fs/bpf/reaper/     pin directory
+//!   host/                 one directory for each scope, locked by its service
+//!     maps-4/             one for each ABI version: EVENTS MEMBERS SESSIONS NAMES NAME_INDEX CONTROL DROPS …
+//!     probes-1f6b7aa9…/   one for each object with its settings: a program and a link for each hook
 //! ```
 //!
-//! Directories are made under another name and then renamed, and renamed again before they are removed, so
-//! that they are there whole or not at all. The kernel forgets all of it when it boots.
+//! Directories are filled under a temporary name and then renamed. Before removal they are renamed again. So each is
+//! either complete or absent. A reboot removes all pins.
 
 use std::fs::{self, File};
 use std::io;
@@ -27,26 +27,27 @@ use super::load::{LoadedObject, MAPS, program_pin};
 use crate::source::probes::PinOptions;
 use crate::sys::{self, bpffs};
 
-const MAPS_OF: &str = "maps-";
-const PROBES_OF: &str = "probes-";
-/// Beginning of the names of directories that are not finished, or about to be removed.
-const UNFINISHED: &str = "new-";
-/// Beginnings of the names of all directories below that of a scope, in any version.
-const BEGINNINGS: [&str; 3] = [MAPS_OF, PROBES_OF, UNFINISHED];
+const MAPS_PREFIX: &str = "maps-";
+const PROBES_PREFIX: &str = "probes-";
+/// Prefix of directories that are incomplete or about to be removed.
+const UNFINISHED_PREFIX: &str = "new-";
+/// Prefixes of all entries in the directory of a scope, in any version of this program.
+const PREFIXES: [&str; 3] = [MAPS_PREFIX, PROBES_PREFIX, UNFINISHED_PREFIX];
 
-/// What was removed.
+/// Result of removing pins.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Removed {
     /// Names of the scopes.
     pub scopes: Vec<String>,
-    /// Programs, links and maps.
+    /// Number of removed programs, links and maps.
     pub entries: usize,
 }
 
-/// Removes all that is pinned in a pin directory, whatever version pinned it. What is no scope's is left.
+/// Removes the pins of all scopes in a pin directory, made by any version. Leaves everything else.
 ///
 /// # Errors
-/// A running service holds some of it, which is left; or the directory cannot be used.
+/// A running service holds a scope, or an entry is not from this program: then nothing is removed. Also fails if the
+/// directory cannot be used or an entry cannot be removed.
 pub fn remove(dir: &Path) -> Result<Removed, PinError> {
     let mut removed = Removed::default();
     let Some(mut scopes) = entries(dir)? else {
@@ -70,52 +71,52 @@ pub fn remove(dir: &Path) -> Result<Removed, PinError> {
     Ok(removed)
 }
 
-/// Whether a directory of this name is that of a scope, in any version.
+/// Returns whether this is the name of a scope's directory, in any version.
 fn is_scope(name: &str) -> bool {
     name == "host" || name.starts_with("scope-")
 }
 
-/// Refuses what no version has made: somebody else's pins, in a directory that was named by mistake.
+/// Refuses a directory with entries that no version has made. The user may have named a wrong directory.
 fn check(scope: &Path) -> Result<(), PinError> {
-    let foreign = |path: &Path, what: &str| PinError::UnknownPins {
+    let unknown = |path: &Path, what: &str| PinError::UnknownPins {
         path: path.into(),
         what: what.into(),
     };
     if !fs::symlink_metadata(scope).is_ok_and(|meta| meta.is_dir()) {
-        return Err(foreign(scope, "no directory"));
+        return Err(unknown(scope, "not a directory"));
     }
     for entry in entries(scope)?.unwrap_or_default() {
         let name = name_of(&entry);
-        if !BEGINNINGS.iter().any(|known| name.starts_with(known)) {
-            return Err(foreign(&entry, "none of maps-*, probes-* and new-*"));
+        if !PREFIXES.iter().any(|known| name.starts_with(known)) {
+            return Err(unknown(&entry, "neither maps-*, probes-* nor new-*"));
         }
     }
     Ok(())
 }
 
-/// The place of one service's pins, held for as long as this lives.
+/// Directory of one service's pins, locked until this is dropped.
 pub struct PinDir {
     path: PathBuf,
-    /// What is pinned is of no use to anybody yet, and goes when this does.
-    pub(super) fresh: bool,
+    /// Whether the pins hold nothing worth keeping yet, so that dropping this removes them.
+    pub(super) is_fresh: bool,
     _lock: Flock<File>,
 }
 
 impl Drop for PinDir {
     fn drop(&mut self) {
-        if self.fresh {
-            // Half of it would be in the way; the next start says so if it is.
+        if self.is_fresh {
+            // If this fails, the next start reports what is in its way.
             let _ = self.remove();
         }
     }
 }
 
 impl PinDir {
-    /// Makes the place if it is not there, and takes it.
+    /// Creates the directory if it is missing, and locks it.
     ///
     /// # Errors
-    /// There is no BPF file system that can be written, or another service has it.
-    pub fn take(options: &PinOptions) -> Result<PinDir, PinError> {
+    /// There is no writable BPF file system, or another service holds the lock.
+    pub fn acquire(options: &PinOptions) -> Result<PinDir, PinError> {
         bpffs::mount_default_for(&options.dir);
         let path = options.dir.join(&options.name);
         let parent = bpffs::existing_part(&options.dir);
@@ -125,16 +126,16 @@ impl PinDir {
             });
         }
         fs::create_dir_all(&path).map_err(|e| io_error(&path, e))?;
-        let place = PinDir {
+        let pin_dir = PinDir {
             _lock: lock(&path)?,
-            fresh: false,
+            is_fresh: false,
             path,
         };
-        // Whoever was making these, or removing them, did not get to the end.
-        for unfinished in named(&place.path, UNFINISHED)? {
+        // An earlier service was killed while it created or removed these.
+        for unfinished in with_prefix(&pin_dir.path, UNFINISHED_PREFIX)? {
             remove_tree(&unfinished)?;
         }
-        Ok(place)
+        Ok(pin_dir)
     }
 
     pub fn path(&self) -> &Path {
@@ -142,37 +143,35 @@ impl PinDir {
     }
 
     fn maps(&self) -> PathBuf {
-        self.path.join(format!("{MAPS_OF}{ABI_VERSION}"))
+        self.path.join(format!("{MAPS_PREFIX}{ABI_VERSION}"))
     }
 
-    /// The directory of the maps, if a service before this one left them, and the size of the ring there.
+    /// Returns the directory of the maps that an earlier service left, and the size of their ring.
     ///
-    /// Where some of them are missing, the others are of no use: it says so, and there are none.
+    /// If some maps are missing, the others are useless. Then logs a warning and returns `None`.
     ///
     /// # Errors
-    /// There is something else in their place.
-    pub fn found_maps(&self) -> Result<Option<(PathBuf, u32)>, PinError> {
+    /// The directory has an entry that is not one of the maps.
+    pub fn find_maps(&self) -> Result<Option<(PathBuf, u32)>, PinError> {
         let maps = self.maps();
         let Some(pinned) = entries(&maps)? else {
             return Ok(None);
         };
         let mut ring = 0;
         for path in &pinned {
-            let foreign = |what: &str| PinError::UnknownPins {
+            let unknown = |what: &str| PinError::UnknownPins {
                 path: path.clone(),
                 what: what.into(),
             };
             let name = name_of(path);
             let Some((_, kind, key, value)) = MAPS.into_iter().find(|map| map.0 == name) else {
-                return Err(foreign("none of the maps that belong there"));
+                return Err(unknown("not one of the expected maps"));
             };
-            let map = MapData::from_pin(path).map_err(|_| foreign("no map"))?;
-            let info = map
-                .info()
-                .map_err(|_| foreign("a map that cannot be read"))?;
+            let map = MapData::from_pin(path).map_err(|_| unknown("not a map"))?;
+            let info = map.info().map_err(|_| unknown("an unreadable map"))?;
             let sizes = (info.key_size(), info.value_size());
             if info.map_type().ok() != Some(kind) || sizes != (key, value) {
-                return Err(foreign("a map of another kind"));
+                return Err(unknown("a map of another kind"));
             }
             if name == "EVENTS" {
                 ring = info.max_entries();
@@ -180,7 +179,7 @@ impl PinDir {
         }
         if let Some(missing) = MAPS.iter().find(|map| !pinned.contains(&maps.join(map.0))) {
             tracing::warn!(
-                "{} is without the map {}, so it is begun anew: what happened before now is not known",
+                "{} lacks the map {}; replacing all maps: earlier events are lost",
                 maps.display(),
                 missing.0
             );
@@ -189,14 +188,13 @@ impl PinDir {
         Ok(Some((maps, ring)))
     }
 
-    /// Pins the maps of an object that was loaded, in place of what is left of others; where they are from
-    /// now on.
+    /// Pins the maps of a loaded object, replacing any remains of others, and returns their directory.
     ///
     /// # Errors
-    /// The file system is full, or cannot be written.
+    /// The file system is full or not writable.
     pub(super) fn pin_maps(&self, loaded: &LoadedObject<'_>) -> Result<PathBuf, PinError> {
         let maps = self.maps();
-        self.whole(&maps, |unfinished| {
+        self.create_atomically(&maps, |unfinished| {
             for (name, ..) in MAPS {
                 let path = unfinished.join(name);
                 let map = loaded.ebpf.map(name);
@@ -208,14 +206,14 @@ impl PinDir {
         Ok(maps)
     }
 
-    /// Whether exactly these probes are at work already, each of them, and with the maps that are pinned.
+    /// Returns whether all of exactly these probes are pinned and attached, and use the pinned maps.
     pub(super) fn has_probes(&self, loaded: &LoadedObject<'_>, identity: &str) -> bool {
         let probes = self.probes(identity);
         let used = loaded.hooks().map(|hook| maps_of(&probes, hook));
         let Some(used) = used.collect::<Option<Vec<_>>>() else {
             if probes.is_dir() {
                 tracing::warn!(
-                    "{} is without some of its probes, so they are attached anew: what happened before now may not be known",
+                    "{} lacks some probes; attaching all again: earlier events may be lost",
                     probes.display()
                 );
             }
@@ -225,7 +223,7 @@ impl PinDir {
         ring.is_ok_and(|ring| used.iter().all(|maps| maps.contains(&ring.id())))
     }
 
-    /// File descriptors of the probes that are pinned.
+    /// Returns file descriptors of the pinned probes.
     pub(super) fn probe_fds(&self, loaded: &LoadedObject<'_>, identity: &str) -> Vec<OwnedFd> {
         let probes = self.probes(identity);
         let fd = |hook: &str| {
@@ -235,7 +233,7 @@ impl PinDir {
         loaded.hooks().filter_map(fd).collect()
     }
 
-    /// The attachments that are pinned, to be held besides.
+    /// Opens the pinned links, so that the probes stay attached even if the pins are removed.
     pub(super) fn links(&self, loaded: &LoadedObject<'_>, identity: &str) -> Vec<FdLink> {
         let probes = self.probes(identity);
         let link = |hook: &str| PinnedLink::from_pin(probes.join(hook)).ok();
@@ -243,14 +241,14 @@ impl PinDir {
     }
 
     fn probes(&self, identity: &str) -> PathBuf {
-        self.path.join(format!("{PROBES_OF}{identity}"))
+        self.path.join(format!("{PROBES_PREFIX}{identity}"))
     }
 
-    /// Pins probes that have been attached, in place of what is left of others. Only then may those go that
-    /// were there before, so that there is no moment at which none is at work.
+    /// Pins attached probes, replacing any remains of the same ones. Call [`PinDir::remove_others`] only afterwards, so that
+    /// some probes are attached at all times.
     ///
     /// # Errors
-    /// As [`PinDir::pin_maps`]; then the links are gone.
+    /// As [`PinDir::pin_maps`]. The links are dropped then.
     pub(super) fn pin_probes(
         &self,
         identity: &str,
@@ -258,7 +256,7 @@ impl PinDir {
         links: Vec<(&'static str, FdLink)>,
     ) -> Result<(), PinError> {
         let probes = self.probes(identity);
-        self.whole(&probes, |unfinished| {
+        self.create_atomically(&probes, |unfinished| {
             let programs = loaded.pin_programs(unfinished);
             programs.map_err(|e| pin_error(unfinished, &e))?;
             for (hook, link) in links {
@@ -269,59 +267,59 @@ impl PinDir {
         })
     }
 
-    /// Removes the probes of other objects, and the maps of other ABI versions; says how many of the
-    /// latter there were.
+    /// Removes the probes of other objects, and the maps of other ABI versions. Returns the number of the latter.
     ///
     /// # Errors
-    /// Something cannot be removed.
+    /// An entry cannot be removed.
     pub fn remove_others(&self, identity: &str) -> Result<usize, PinError> {
         let (own, maps) = (self.probes(identity), self.maps());
-        let others = named(&self.path, PROBES_OF)?;
+        let others = with_prefix(&self.path, PROBES_PREFIX)?;
         for probes in others.iter().filter(|path| **path != own) {
-            remove_whole(probes)?;
+            remove_atomically(probes)?;
         }
-        let others = named(&self.path, MAPS_OF)?;
+        let others = with_prefix(&self.path, MAPS_PREFIX)?;
         let others = others.iter().filter(|path| **path != maps);
-        others.map(|maps| remove_whole(maps).map(|_| 1)).sum()
+        others.map(|maps| remove_atomically(maps).map(|_| 1)).sum()
     }
 
-    /// Removes all of it: nothing is at work any more, but for what this process holds.
+    /// Removes all pins of the scope. Only probes held by this process stay attached.
     ///
     /// # Errors
-    /// Something cannot be removed.
+    /// An entry cannot be removed.
     pub fn remove(&self) -> Result<(), PinError> {
         remove_scope(&self.path)?;
-        // Others may be in the pin directory still.
+        // This fails if other scopes remain in the pin directory.
         if let Some(dir) = self.path.parent() {
             let _ = fs::remove_dir(dir);
         }
         Ok(())
     }
 
-    /// Makes a directory that is there with all that `fill` puts into it, or not at all. What was there
-    /// before is removed.
-    fn whole(
+    /// Creates a directory with the entries that `fill` adds, atomically. Removes an existing one.
+    fn create_atomically(
         &self,
         path: &Path,
         fill: impl FnOnce(&Path) -> Result<(), PinError>,
     ) -> Result<(), PinError> {
-        let unfinished = self.path.join(format!("{UNFINISHED}{}", name_of(path)));
-        let made = fs::create_dir(&unfinished).map_err(|e| io_error(&unfinished, e));
-        let made = made.and_then(|()| fill(&unfinished));
-        let made = made.and_then(|()| {
-            let before = set_aside(path)?;
+        let unfinished = self
+            .path
+            .join(format!("{UNFINISHED_PREFIX}{}", name_of(path)));
+        let result = fs::create_dir(&unfinished).map_err(|e| io_error(&unfinished, e));
+        let result = result.and_then(|()| fill(&unfinished));
+        let result = result.and_then(|()| {
+            let before = rename_for_removal(path)?;
             fs::rename(&unfinished, path).map_err(|e| io_error(path, e))?;
             remove_tree(&before).map(drop)
         });
-        if made.is_err() {
-            // It is in the way of the next attempt only, which removes it too.
+        if result.is_err() {
+            // If this fails, the next start removes it.
             let _ = remove_tree(&unfinished);
         }
-        made
+        result
     }
 }
 
-/// What is in a directory; `None` if there is none.
+/// Returns the entries of a directory; `None` if it does not exist.
 fn entries(dir: &Path) -> Result<Option<Vec<PathBuf>>, PinError> {
     let read = match fs::read_dir(dir) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -331,54 +329,54 @@ fn entries(dir: &Path) -> Result<Option<Vec<PathBuf>>, PinError> {
     paths.map(Some).map_err(|e| io_error(dir, e))
 }
 
-/// What is in a scope's directory and has a name that begins so.
-fn named(scope: &Path, beginning: &str) -> Result<Vec<PathBuf>, PinError> {
-    let mut named = entries(scope)?.unwrap_or_default();
-    named.retain(|path| name_of(path).starts_with(beginning));
-    Ok(named)
+/// Returns the entries of a scope's directory whose names have a prefix.
+fn with_prefix(scope: &Path, prefix: &str) -> Result<Vec<PathBuf>, PinError> {
+    let mut with_prefix = entries(scope)?.unwrap_or_default();
+    with_prefix.retain(|path| name_of(path).starts_with(prefix));
+    Ok(with_prefix)
 }
 
-/// The ids of the maps that the probe uses that is pinned for a hook; `None` if none is attached.
+/// Returns the ids of the maps that the pinned probe of a hook uses; `None` if no probe is attached.
 fn maps_of(probes: &Path, hook: &str) -> Option<Vec<u32>> {
     let link = PinnedLink::from_pin(probes.join(hook)).ok()?;
     let program = ProgramInfo::from_pin(probes.join(program_pin(hook))).ok()?;
-    // What is no link has no such program.
+    // An object that is not a link has no program id.
     let attached = FdLink::from(link).info().ok()?.program_id() == program.id();
     program.map_ids().ok()?.filter(|_| attached)
 }
 
-/// Removes what is pinned for a scope; gives the number of files.
+/// Removes the pins of a scope, and returns the number of files.
 fn remove_scope(path: &Path) -> Result<usize, PinError> {
-    // Maps that are left are gone on from; probes without them would be at work for nobody.
-    for of in [PROBES_OF, MAPS_OF] {
-        for entry in named(path, of)? {
-            set_aside(&entry)?;
+    // Probes first: if the rest fails, remaining maps can be resumed, but probes without maps are useless.
+    for of in [PROBES_PREFIX, MAPS_PREFIX] {
+        for entry in with_prefix(path, of)? {
+            rename_for_removal(&entry)?;
         }
     }
     let mut files = 0;
-    for entry in named(path, UNFINISHED)? {
+    for entry in with_prefix(path, UNFINISHED_PREFIX)? {
         files += remove_tree(&entry)?;
     }
     remove_unless_used(path)?;
     Ok(files)
 }
 
-/// Removes a directory that is there whole or not at all; gives the number of files.
-fn remove_whole(path: &Path) -> Result<usize, PinError> {
-    remove_tree(&set_aside(path)?)
+/// Removes a directory atomically, and returns the number of files.
+fn remove_atomically(path: &Path) -> Result<usize, PinError> {
+    remove_tree(&rename_for_removal(path)?)
 }
 
-/// Renames a directory, if it is there, to what [`PinDir::take`] removes; gives that name.
-fn set_aside(path: &Path) -> Result<PathBuf, PinError> {
-    let aside = path.with_file_name(format!("{UNFINISHED}no-{}", name_of(path)));
-    remove_tree(&aside)?;
-    match fs::rename(path, &aside) {
+/// Renames a directory, if it exists, to a name that [`PinDir::acquire`] removes, and returns this name.
+fn rename_for_removal(path: &Path) -> Result<PathBuf, PinError> {
+    let renamed = path.with_file_name(format!("{UNFINISHED_PREFIX}no-{}", name_of(path)));
+    remove_tree(&renamed)?;
+    match fs::rename(path, &renamed) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(io_error(path, e)),
-        _ => Ok(aside),
+        _ => Ok(renamed),
     }
 }
 
-/// Removes a directory that is empty, and no mount point.
+/// Removes a directory unless it has entries or is a mount point.
 fn remove_unless_used(path: &Path) -> Result<(), PinError> {
     use io::ErrorKind::{DirectoryNotEmpty, ResourceBusy};
     match fs::remove_dir(path) {
@@ -387,8 +385,8 @@ fn remove_unless_used(path: &Path) -> Result<(), PinError> {
     }
 }
 
-/// Removes what is there, if anything is, with all that is in it; gives the number of files. Links are
-/// followed nowhere.
+/// Removes a file or a directory with all its contents, if it exists, and returns the number of files. Does not follow
+/// symbolic links.
 fn remove_tree(path: &Path) -> Result<usize, PinError> {
     let is_dir = match fs::symlink_metadata(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(0),
@@ -417,7 +415,7 @@ fn lock(path: &Path) -> Result<Flock<File>, PinError> {
     })
 }
 
-/// Returns the process that holds a lock on a file, where /proc tells.
+/// Returns the process that holds a lock on a file, if /proc shows it.
 fn lock_holder(file: &File) -> Option<u32> {
     sys::lock_holder(&file.metadata().ok()?).ok()?
 }

@@ -1,4 +1,4 @@
-//! A record of the probes as an event of the model.
+//! Converts records of the probes to events of the model.
 
 use std::sync::{Arc, LazyLock};
 
@@ -16,9 +16,9 @@ use reaper_model::facts::Fact;
 
 static PAGE_SIZE: LazyLock<u64> = LazyLock::new(crate::sys::page_size);
 
-/// Decodes bytes of the ring and hands on what they tell of; gives the number of records lost before them.
+/// Decodes a record of the ring, passes its events to `sink`, and returns the number of records lost before it.
 pub fn events(bytes: &[u8], sink: &mut impl FnMut(Event)) -> Result<u64, DecodeError> {
-    let mut tell = |header: &Header, kind| {
+    let mut emit = |header: &Header, kind| {
         sink(Event {
             time: header.time_ns,
             provenance: Provenance::Kernel,
@@ -27,15 +27,15 @@ pub fn events(bytes: &[u8], sink: &mut impl FnMut(Event)) -> Result<u64, DecodeE
     };
     let header = match decode(bytes)? {
         Record::Fork(r) => {
-            tell(&r.header, fork(&r));
+            emit(&r.header, fork(&r));
             if r.flags & PROCESS_OTHER_CGROUP != 0 {
-                // To which, the record does not say.
-                tell(&r.header, moved(r.child, 0, r.member));
+                // The record does not say to which cgroup.
+                emit(&r.header, moved(r.child, 0, r.member));
             }
             if r.signal != 0 {
-                tell(&r.header, signalled(r.creator, r.signal));
+                emit(&r.header, signalled(r.creator, r.signal));
                 if r.flags & PROCESS_CHILD_SIGNALLED != 0 {
-                    tell(&r.header, signalled(r.child, r.signal));
+                    emit(&r.header, signalled(r.child, r.signal));
                 }
             }
             r.header
@@ -57,9 +57,9 @@ pub fn events(bytes: &[u8], sink: &mut impl FnMut(Event)) -> Result<u64, DecodeE
                 image: Arc::new(image(&r, filename, exe, argv)),
                 membership: Some(membership(r.member)),
             };
-            tell(&r.header, kind);
+            emit(&r.header, kind);
             if r.signal != 0 {
-                tell(&r.header, signalled(r.process, r.signal));
+                emit(&r.header, signalled(r.process, r.signal));
             }
             r.header
         }
@@ -71,7 +71,7 @@ pub fn events(bytes: &[u8], sink: &mut impl FnMut(Event)) -> Result<u64, DecodeE
                 peak_rss: r.peak_rss_pages * *PAGE_SIZE,
                 membership: Some(membership(r.member)),
             };
-            tell(&r.header, kind);
+            emit(&r.header, kind);
             r.header
         }
         Record::Reparent(r) => {
@@ -81,14 +81,17 @@ pub fn events(bytes: &[u8], sink: &mut impl FnMut(Event)) -> Result<u64, DecodeE
                 adopter: model_key(r.adopter),
                 membership: Some(membership(r.member)),
             };
-            tell(&r.header, kind);
+            emit(&r.header, kind);
             if r.signal != 0 {
-                tell(&r.header, signalled(r.child, r.signal));
+                emit(&r.header, signalled(r.child, r.signal));
             }
             r.header
         }
         Record::Move(r) => {
-            tell(&r.header, moved(r.process, told(r.cgroup_id), r.member));
+            emit(
+                &r.header,
+                moved(r.process, usable_cgroup_id(r.cgroup_id), r.member),
+            );
             r.header
         }
     };
@@ -121,7 +124,7 @@ fn moved(process: RawKey, cgroup_id: u64, member: Member) -> EventKind {
 fn signalled(process: RawKey, signal: u32) -> EventKind {
     EventKind::SignalSent {
         key: key(process),
-        // No signal has a higher number.
+        // Signal numbers fit in a byte.
         signal: signal as u8,
     }
 }
@@ -133,7 +136,7 @@ pub(super) fn key(raw: RawKey) -> ProcessKey {
     }
 }
 
-/// What the map of members says.
+/// Converts an entry of the map of members.
 pub(super) fn membership(member: Member) -> Membership {
     Membership {
         session: model_key(member.session),
@@ -164,20 +167,20 @@ fn image(fixed: &ExecRecord, filename: &[u8], exe: &[u8], argv: &[u8]) -> Image 
             ENVIRONMENT_KEEP => Fact::Known(true),
             _ => Fact::Unread,
         },
-        cgroup_id: told(fixed.cgroup_id),
+        cgroup_id: usable_cgroup_id(fixed.cgroup_id),
         pgid: fixed.pgid,
         sid: fixed.sid,
         tty: fixed.tty,
     }
 }
 
-/// The id of a cgroup, 0 where it tells nothing.
-fn told(cgroup_id: u64) -> u64 {
+/// Returns a cgroup id, or 0 if the host's cgroups do not identify systemd units.
+fn usable_cgroup_id(cgroup_id: u64) -> u64 {
     if has_systemd_units() { cgroup_id } else { 0 }
 }
 
-/// Components from the last to the first, each with a NUL, as a path. One that was cut short begins
-/// with `…`, so that it is not taken for a whole one.
+/// Builds a path from its components, which are given from last to first, each with a NUL. A truncated path begins with
+/// `…`, so that it is not taken for a complete one.
 fn path(components: &[u8], cut: bool) -> Vec<u8> {
     let mut path = Vec::with_capacity(components.len() + 4);
     if cut {

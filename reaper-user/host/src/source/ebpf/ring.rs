@@ -1,8 +1,8 @@
-//! Reading the ring: up to where it is known to stand, and giving room back only when all that followed
-//! from the records there has been seen to.
+//! Reads the ring buffer of the probes.
 //!
-//! Where the reader stands is kept in the ring itself. A service that is killed leaves what it had not
-//! given back for the next one, which reads it again: events come at least once.
+//! Reading does not free records. The service frees them once it has saved all that follows from them. The ring stores
+//! the position up to which records are freed, so the service that follows a killed one reads the others again. Each
+//! event is therefore delivered at least once.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -18,29 +18,29 @@ use crate::source::probes::EventRing;
 use crate::sys::{RingMemory, RingRecord};
 use reaper_model::event::Event;
 
-/// Looks at a record that is still being written before the thread sleeps.
+/// Number of polls of an uncommitted record before the thread sleeps.
 const SPINS: u32 = 4096;
-/// How long it sleeps.
-const NAP: Duration = Duration::from_micros(50);
-/// After so many naps, with as many looks between two of them, what is still being written is no record: some seconds. For one of
-/// them a host may well keep a processor that is at it.
-const NAPS_MAX: u32 = 10_000;
-/// In so many parts of the ring a place is known where a record begins.
+/// Duration of this sleep.
+const PAUSE: Duration = Duration::from_micros(50);
+/// Number of sleeps after which an uncommitted record counts as damaged: some seconds. A hypervisor can well take the
+/// processor from a writing probe for one second.
+const PAUSES_MAX: u32 = 10_000;
+/// Number of parts of the ring, in each of which the reader remembers the start of a record.
 const PARTS: u64 = 8;
 
-/// The ring's reader. There is one.
+/// The only reader of the ring buffer.
 pub struct Ring {
     map: MapData,
     reader: Reader,
 }
 
-/// What it reads, and how far it is.
+/// Memory of the ring buffer, and the position in it.
 struct Reader {
     memory: Arc<RingMemory>,
-    /// Up to where records have been handed over, in bytes since the ring was made.
-    read: u64,
-    /// Where records began that have been handed over, a part of the ring apart, the oldest first.
-    begun: VecDeque<u64>,
+    /// Position up to which records have been drained, in bytes since the creation of the ring.
+    position: u64,
+    /// Start positions of drained records, at least a part of the ring apart, oldest first.
+    record_starts: VecDeque<u64>,
 }
 
 impl Ring {
@@ -52,8 +52,8 @@ impl Ring {
         Ok(Ring { map, reader })
     }
 
-    /// How far probes have reserved room, in bytes since the ring was made. Whatever happened before
-    /// this call is in the ring before this position.
+    /// Returns the position up to which probes have reserved space, in bytes since the creation of the ring. All earlier
+    /// events have their records before it.
     pub(super) fn produced(&self) -> u64 {
         self.reader.memory.produced()
     }
@@ -70,11 +70,11 @@ impl EventRing for Ring {
     }
 
     fn position(&self) -> u64 {
-        self.reader.read
+        self.reader.position
     }
 
     fn restart_position(&self) -> u64 {
-        self.reader.behind()
+        self.reader.restart_position()
     }
 
     fn unreleased(&self) -> u64 {
@@ -95,66 +95,71 @@ impl EventRing for Ring {
 impl Reader {
     fn new(memory: RingMemory) -> Reader {
         Reader {
-            read: memory.consumed(),
+            position: memory.consumed(),
             memory: Arc::new(memory),
-            begun: VecDeque::new(),
+            record_starts: VecDeque::new(),
         }
     }
 
     /// See [`EventRing::restart_position`].
-    fn behind(&self) -> u64 {
-        let most = self.read.saturating_sub(self.memory.size() / 4);
-        let begun = self.begun.iter().rev().find(|at| **at <= most);
-        // The first one is closer only where the others have been skipped.
-        let begun = begun.or(self.begun.front());
-        // Nothing is given back by this.
-        begun.copied().unwrap_or_default()
+    fn restart_position(&self) -> u64 {
+        let most = self.position.saturating_sub(self.memory.size() / 4);
+        let start = self.record_starts.iter().rev().find(|at| **at <= most);
+        // If no start is old enough, the oldest one is used. That happens early on, or after a skip.
+        let start = start.or(self.record_starts.front());
+        // Position 0 frees nothing.
+        start.copied().unwrap_or_default()
     }
 
-    /// A record has been read, and the next one begins there.
-    fn go_on_at(&mut self, next: u64) {
-        self.read = next;
+    /// Moves to the start of the next record.
+    fn advance_to(&mut self, next: u64) {
+        self.position = next;
         let part = self.memory.size() / PARTS;
-        if self.begun.back().is_none_or(|last| next - last >= part) {
-            self.begun.push_back(next);
-            // The last of them lie in more than the quarter that is held in any case.
-            if self.begun.len() as u64 > PARTS {
-                self.begun.pop_front();
+        if self
+            .record_starts
+            .back()
+            .is_none_or(|last| next - last >= part)
+        {
+            self.record_starts.push_back(next);
+            // The remaining starts reach back further than the quarter of the ring that is never freed.
+            if self.record_starts.len() as u64 > PARTS {
+                self.record_starts.pop_front();
             }
         }
     }
 
-    /// Hands over the records before a position, where one begins, in order, waiting for those still being written:
-    /// a probe takes well under a microsecond between reserving room and committing. Where there is no record, all up
-    /// to that position is skipped.
-    fn drain_until(&mut self, position: u64, mut sink: impl FnMut(Event)) -> Drained {
+    /// Passes on the records before the position `until`, at which a record begins.
+    ///
+    /// Waits for uncommitted records: a probe takes well under a microsecond between reserving and committing. If the data
+    /// is no valid record, skips everything before `until`.
+    fn drain_until(&mut self, until: u64, mut sink: impl FnMut(Event)) -> Drained {
         let mut drained = Drained::default();
-        // At the record that is read from here.
-        let (mut at, mut spins) = (self.read, 0_u32);
-        while position.wrapping_sub(self.read).cast_signed() > 0 {
-            let (bytes, next) = match self.memory.record(self.read) {
+        // Number of polls of the record at position `at`.
+        let (mut at, mut spins) = (self.position, 0_u32);
+        while until.wrapping_sub(self.position).cast_signed() > 0 {
+            let (bytes, next) = match self.memory.record(self.position) {
                 RingRecord::Written { next, .. } | RingRecord::Discarded { next }
-                    if next > position =>
+                    if next > until =>
                 {
-                    self.skip_to(position, &mut drained);
+                    self.skip_to(until, &mut drained);
                     break;
                 }
                 RingRecord::Written { bytes, next } => (bytes, next),
                 RingRecord::Discarded { next } => {
-                    self.go_on_at(next);
+                    self.advance_to(next);
                     continue;
                 }
                 RingRecord::BeingWritten => {
-                    if at != self.read {
-                        (at, spins) = (self.read, 0);
+                    if at != self.position {
+                        (at, spins) = (self.position, 0);
                     }
-                    // It may be this thread that keeps the probe from the processor.
+                    // This thread may occupy the processor that the probe needs.
                     spins += 1;
                     if spins.is_multiple_of(SPINS) {
-                        std::thread::sleep(NAP);
+                        std::thread::sleep(PAUSE);
                     }
-                    if spins > NAPS_MAX * SPINS {
-                        self.skip_to(position, &mut drained);
+                    if spins > PAUSES_MAX * SPINS {
+                        self.skip_to(until, &mut drained);
                     }
                     std::hint::spin_loop();
                     continue;
@@ -168,16 +173,16 @@ impl Reader {
                     drained.malformation = Some(Malformation::Record(defect));
                 }
             }
-            self.go_on_at(next);
+            self.advance_to(next);
         }
         drained
     }
 
-    /// What stands here is no record, so that nothing before that position can be found.
+    /// Skips invalid data up to a position, because no start of a record can be found before it.
     fn skip_to(&mut self, position: u64, drained: &mut Drained) {
         drained.malformed += 1;
-        drained.malformation = Some(Malformation::Ring(position - self.read));
-        self.go_on_at(position);
+        drained.malformation = Some(Malformation::Ring(position - self.position));
+        self.advance_to(position);
     }
 }
 

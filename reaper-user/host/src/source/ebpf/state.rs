@@ -1,4 +1,4 @@
-//! The maps that outlive the service: who is followed, the sessions, the names, the counters.
+//! Access to the maps that outlive the service: tracked processes, sessions, names and counters.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -19,25 +19,25 @@ use crate::sys::{self, Counters};
 use reaper_model::event::{Membership, ProcessKey};
 use reaper_model::ruleset::NameTable;
 
-/// `BPF_NOEXIST` of include/uapi/linux/bpf.h: only what is not there is made.
-const IF_NOT_THERE: u64 = 1;
-/// `BPF_EXIST`: only what is there is changed.
-const IF_THERE: u64 = 2;
+/// `BPF_NOEXIST` of include/uapi/linux/bpf.h: only inserts.
+const NO_EXIST: u64 = 1;
+/// `BPF_EXIST`: only updates.
+const EXIST: u64 = 2;
 
-/// Who is followed, to be read as a whole.
+/// Map of members, with its capacity, for reading as a whole.
 pub struct MemberMap(HashMap<MapData, [u8; 16], [u8; 24]>, usize);
 
 impl MemberMap {
     fn new(map: MapData) -> Result<MemberMap, EbpfError> {
-        let room = map.info().map_err(EbpfError::map)?.max_entries();
+        let capacity = map.info().map_err(EbpfError::map)?.max_entries();
         let map = Map::from_map_data(map).map_err(EbpfError::map)?;
         let members = HashMap::try_from(map).map_err(EbpfError::map)?;
-        Ok(MemberMap(members, room as usize))
+        Ok(MemberMap(members, capacity as usize))
     }
 
-    /// All who are followed, as of now: who comes or goes meanwhile may be in it or not.
+    /// Returns all entries. One that is added or removed during the call may be included or not.
     pub fn read(&self) -> std::collections::HashMap<ProcessKey, Membership> {
-        // One that is removed under the reader's feet sends it back to the beginning, but not for ever.
+        // If the current entry is removed, the kernel restarts the iteration. The bound ends repeated restarts.
         let rows = self.0.iter().filter_map(Result::ok).take(4 * self.1);
         let row = |(k, v)| {
             (
@@ -49,15 +49,15 @@ impl MemberMap {
     }
 }
 
-/// See the module.
+/// The maps of the probes.
 pub struct KernelMaps {
     members_fd: OwnedFd,
-    /// Processes that can be followed at once.
-    room: u32,
+    /// Number of processes that can be tracked at once.
+    capacity: u32,
     members: HashMap<MapData, [u8; 16], [u8; 24]>,
-    /// How many are followed of a few pids each, for the probes to ask first.
+    /// Number of tracked processes by slot of pids. Probes check it before they look into `members`.
     pid_filter: Counters,
-    /// Programs that are still to be loaded name it by its file descriptor.
+    /// Keeps the file descriptor open by which programs that are loaded later refer to the map.
     _pid_filter: MapData,
     sessions: HashMap<MapData, [u8; 16], [u8; SESSION_LEN]>,
     exits: HashMap<MapData, [u8; 16], [u8; 16]>,
@@ -65,24 +65,24 @@ pub struct KernelMaps {
     name_index: Array<MapData, u32>,
     control: Array<MapData, u64>,
     counters: Array<MapData, u64>,
-    /// Why a map cannot be written any more, for good.
-    shut: Option<i32>,
+    /// Errno of a map that is permanently read-only.
+    write_error: Option<i32>,
 }
 
 impl KernelMaps {
-    /// Takes the maps from `take`, by name.
+    /// Creates an instance from the maps that `take` returns by name.
     pub(super) fn new(
         mut take: impl FnMut(&str) -> Result<MapData, EbpfError>,
     ) -> Result<KernelMaps, EbpfError> {
         let members = take("MEMBERS")?;
         let members_fd = members.fd().as_fd().try_clone_to_owned();
-        let room = members.info().map_err(EbpfError::map)?.max_entries();
+        let capacity = members.info().map_err(EbpfError::map)?.max_entries();
         let pid_filter = take("PID_FILTER")?;
         let counters = Counters::map(pid_filter.fd().as_fd(), PID_FILTER_SLOTS);
         let mut typed = |name: &str| Map::from_map_data(take(name)?).map_err(EbpfError::map);
         Ok(KernelMaps {
             members_fd: members_fd.map_err(|e| EbpfError::Map(e.into()))?,
-            room,
+            capacity,
             pid_filter: counters.map_err(|e| EbpfError::Map(e.into()))?,
             _pid_filter: pid_filter,
             sessions: typed("SESSIONS")?.try_into().map_err(EbpfError::map)?,
@@ -91,35 +91,35 @@ impl KernelMaps {
             name_index: typed("NAME_INDEX")?.try_into().map_err(EbpfError::map)?,
             control: typed("CONTROL")?.try_into().map_err(EbpfError::map)?,
             counters: typed("DROPS")?.try_into().map_err(EbpfError::map)?,
-            shut: None,
+            write_error: None,
             members: Map::from_map_data(members)
                 .and_then(HashMap::try_from)
                 .map_err(EbpfError::map)?,
         })
     }
 
-    /// Why the probes cannot be told anything any more, if that is so: somebody has frozen a map that they go by.
+    /// Returns why the maps cannot be written any more, if so: for example, a user has frozen one of them.
     pub fn failure(&self) -> Option<EbpfError> {
-        let shut = self.shut.map(std::io::Error::from_raw_os_error);
-        shut.map(|error| EbpfError::Map(error.into()))
+        let write_error = self.write_error.map(std::io::Error::from_raw_os_error);
+        write_error.map(|error| EbpfError::Map(error.into()))
     }
 
-    /// Takes note of a map that is shut for good. What else fails may go well another time.
-    fn noted(&mut self, error: MapError) -> EbpfError {
+    /// Records an error that shows a permanently read-only map. Other errors may be temporary.
+    fn note_error(&mut self, error: MapError) -> EbpfError {
         let errno = errno(&error);
         if matches!(errno, Some(libc::EPERM | libc::EBADF)) {
-            self.shut = errno;
+            self.write_error = errno;
         }
         EbpfError::map(error)
     }
 
-    /// Tells the probes which names the rules know, in place of what they knew before.
+    /// Replaces the program names that the rules use.
     ///
     /// # Errors
-    /// The maps cannot be written, or the rules know more names than there is room for.
+    /// The maps cannot be written, or have no room for all names.
     pub(super) fn write_names(&mut self, table: &NameTable) -> Result<(), EbpfError> {
         self.set_control(CONTROL_ONLY_KEEP_MARKER, 0)?;
-        // New ones before old ones go: a name that is in both is known all the time.
+        // Insert before removing, so that a name in both tables is never missing.
         for (name, bits) in &table.names {
             self.names.insert(name, bits, 0).map_err(EbpfError::map)?;
         }
@@ -138,8 +138,8 @@ impl KernelMaps {
         )
     }
 
-    /// Withdraws what an earlier service wanted of the probes: this one need not want the same.
-    pub(super) fn withdraw(&mut self) -> Result<(), EbpfError> {
+    /// Resets the settings of an earlier service, which may differ from those of this one.
+    pub(super) fn reset_controls(&mut self) -> Result<(), EbpfError> {
         [
             CONTROL_KILL_ON_FORK,
             CONTROL_KERNEL_REAP,
@@ -149,8 +149,8 @@ impl KernelMaps {
         .try_for_each(|slot| self.set_control(slot, 0))
     }
 
-    /// Says by which pid namespace processes are numbered (inode, 0 for the first one); false if the maps
-    /// were made for another.
+    /// Writes the pid namespace of the pids in the maps (its inode, 0 for the initial one). Returns false if the maps
+    /// belong to another one.
     pub(super) fn set_namespace(&mut self, inode: u32) -> Result<bool, EbpfError> {
         let wanted = u64::from(inode) + 1;
         let found = self.control.get(&CONTROL_NAMESPACE, 0).unwrap_or(0);
@@ -158,10 +158,10 @@ impl KernelMaps {
         Ok(found == 0 || found == wanted)
     }
 
-    /// A reader of the map of members, for another thread.
+    /// Returns a reader of the map of members, for use on another thread.
     ///
     /// # Errors
-    /// The file descriptor cannot be doubled.
+    /// The file descriptor cannot be duplicated.
     pub fn member_map(&self) -> Result<MemberMap, EbpfError> {
         let fd = self.members_fd.as_fd().try_clone_to_owned();
         let map = MapData::from_fd(fd.map_err(|e| EbpfError::Map(e.into()))?);
@@ -173,20 +173,20 @@ impl KernelMaps {
     /// # Errors
     /// The map cannot be written.
     pub(super) fn set_control(&mut self, slot: u32, value: u64) -> Result<(), EbpfError> {
-        let said = self.control.set(slot, value, 0);
-        said.map_err(|error| self.noted(error))
+        let result = self.control.set(slot, value, 0);
+        result.map_err(|error| self.note_error(error))
     }
 
-    /// Returns whether an entry was changed or removed. One that has gone meanwhile is no error.
-    fn was_there(&mut self, changed: Result<(), MapError>) -> Result<bool, EbpfError> {
+    /// Returns whether the entry existed. A missing entry is not an error.
+    fn existed(&mut self, changed: Result<(), MapError>) -> Result<bool, EbpfError> {
         match changed {
             Ok(()) => Ok(true),
             Err(error) if errno(&error) == Some(libc::ENOENT) => Ok(false),
-            Err(error) => Err(self.noted(error)),
+            Err(error) => Err(self.note_error(error)),
         }
     }
 
-    /// Records lost so far.
+    /// Returns the number of lost records, in total and by kind.
     pub fn lost(&self) -> Lost {
         Lost {
             total: self.count(0),
@@ -194,12 +194,12 @@ impl KernelMaps {
         }
     }
 
-    /// How many those are in all.
+    /// Returns the total number of lost records.
     pub fn lost_total(&self) -> u64 {
         self.count(0)
     }
 
-    /// Processes for which there was no room in the map so far.
+    /// Returns the number of processes for which the map of members was full.
     pub fn untracked_members(&self) -> u64 {
         self.count(COUNTER_UNTRACKED)
     }
@@ -211,7 +211,7 @@ impl KernelMaps {
 
 impl ProbeMaps for KernelMaps {
     fn capacity(&self) -> u32 {
-        self.room
+        self.capacity
     }
 
     fn is_complete(&self) -> bool {
@@ -225,52 +225,52 @@ impl ProbeMaps for KernelMaps {
         known: Option<Membership>,
     ) -> Result<bool, SourceError> {
         let (key, slot) = (raw(of), pid_filter_slot(of.pid));
-        let at = key.to_bytes();
+        let key_bytes = key.to_bytes();
         let mut execs = 0;
         if let Some(known) = known {
-            let Ok(bytes) = self.members.get(&at, 0) else {
+            let Ok(bytes) = self.members.get(&key_bytes, 0) else {
                 return Ok(true);
             };
             execs = Member::from_bytes(&bytes).flags & MEMBER_GENERATION_MASK;
-            let told = known.flags & MEMBER_GENERATION_MASK;
-            // It runs another program by now, which will be told. The other way round an exec came in between when
-            // this was written last: then what is known here is newer.
-            if (execs.wrapping_sub(told)).cast_signed() > 0 {
+            let known_execs = known.flags & MEMBER_GENERATION_MASK;
+            // The map counts more execs than the caller knows: the process runs another program, and its exec record
+            // follows. If the caller knows more, an exec coincided with the last write, and the caller's is newer.
+            if (execs.wrapping_sub(known_execs)).cast_signed() > 0 {
                 return Ok(true);
             }
-            execs = told;
+            execs = known_execs;
         }
-        let Some(mark) = wanted else {
+        let Some(wanted) = wanted else {
             return self.remove(of).map(|()| true);
         };
         let member = Member {
-            session: mark.session.map_or(RawKey::NONE, raw),
-            flags: mark.flags & !MEMBER_GENERATION_MASK | execs,
+            session: wanted.session.map_or(RawKey::NONE, raw),
+            flags: wanted.flags & !MEMBER_GENERATION_MASK | execs,
             check: key.check(),
         };
         let bytes = member.to_bytes();
         if known.is_none() {
-            // Before it is there: a probe that finds nobody in the crowd asks no further.
+            // Before the insertion, because a probe that finds 0 in the filter does not look into the map.
             self.pid_filter.add(slot, 1);
-            let made = self.members.insert(at, bytes, IF_NOT_THERE);
-            if made.is_err() {
+            let inserted = self.members.insert(key_bytes, bytes, NO_EXIST);
+            if inserted.is_err() {
                 self.pid_filter.add(slot, -1);
             }
-            match made {
+            match inserted {
                 Ok(()) => return Ok(true),
                 Err(error) if errno(&error) == Some(libc::E2BIG) => return Ok(false),
                 Err(error) if errno(&error) == Some(libc::EEXIST) => {}
-                Err(error) => return Err(self.noted(error).into()),
+                Err(error) => return Err(self.note_error(error).into()),
             }
         }
-        let written = self.members.insert(at, bytes, IF_THERE);
-        self.was_there(written)?;
+        let written = self.members.insert(key_bytes, bytes, EXIST);
+        self.existed(written)?;
         Ok(true)
     }
 
     fn remove(&mut self, of: ProcessKey) -> Result<(), SourceError> {
         let removed = self.members.remove(&raw(of).to_bytes());
-        if self.was_there(removed)? {
+        if self.existed(removed)? {
             self.pid_filter.add(pid_filter_slot(of.pid), -1);
         }
         Ok(())
@@ -292,15 +292,18 @@ impl ProbeMaps for KernelMaps {
         first_root: ProcessKey,
         state: Option<&SessionState>,
     ) -> Result<(), SourceError> {
-        let at = raw(first_root).to_bytes();
+        let key_bytes = raw(first_root).to_bytes();
         match state {
             Some(state) => self
                 .sessions
-                .insert(at, state.to_bytes(), 0)
-                .map_err(|error| self.noted(error).into()),
+                .insert(key_bytes, state.to_bytes(), 0)
+                .map_err(|error| self.note_error(error).into()),
             None => {
-                for removed in [self.sessions.remove(&at), self.exits.remove(&at)] {
-                    self.was_there(removed)?;
+                for removed in [
+                    self.sessions.remove(&key_bytes),
+                    self.exits.remove(&key_bytes),
+                ] {
+                    self.existed(removed)?;
                 }
                 Ok(())
             }

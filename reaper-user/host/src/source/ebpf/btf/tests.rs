@@ -1,4 +1,4 @@
-//! Blobs made by hand, damaged ones, and the running kernel's.
+//! Tests with constructed and damaged blobs, and with the running kernel's BTF.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn one<'a>(btf: &'a Btf, name: &'a str) -> Result<Structure<'a>, BtfError> {
     btf.structures([name]).map(|[s]| s)
 }
 
-/// A blob by hand: strings and types are put in as they are needed.
+/// Builder of a blob.
 struct Build {
     types: Vec<u8>,
     strings: Vec<u8>,
@@ -32,7 +32,7 @@ impl Build {
         let name = self.string(name);
         self.words(&[name, 1 << 31 | u32::from(kind) << 24 | count, value]);
     }
-    /// A member of type `ty` at `bit`.
+    /// Adds a member of type `ty` at `bit`.
     fn member(&mut self, name: &str, ty: u32, bit: u32, width: u32) {
         let name = self.string(name);
         self.words(&[name, ty, width << 24 | bit]);
@@ -125,7 +125,7 @@ fn errors_name_what_is_missing() {
 }
 
 #[test]
-fn tracepoints_functions_and_enums() {
+fn tracepoints_functions_and_enums_are_found() {
     let btf = Btf::parse(sample()).unwrap();
     assert_eq!(btf.tracepoint_args("thing"), Some(2));
     assert_eq!(btf.tracepoint_args("other"), None);
@@ -135,8 +135,8 @@ fn tracepoints_functions_and_enums() {
     assert!(!btf.has_enum_value("ids", "ID_C") && !btf.has_enum_value("outer", "ID_B"));
 }
 
-/// Whatever comes of it, asking must not panic.
-fn ask(blob: Vec<u8>) {
+/// Queries a blob, which must not panic.
+fn query(blob: Vec<u8>) {
     if let Ok(btf) = Btf::parse(blob) {
         let _ = btf.offsets();
         let _ = btf.tracepoint_args("thing");
@@ -148,7 +148,7 @@ fn ask(blob: Vec<u8>) {
 }
 
 #[test]
-fn a_cut_blob_is_refused() {
+fn truncated_blob_is_refused() {
     let whole = sample();
     for len in 0..whole.len() {
         assert!(
@@ -168,7 +168,7 @@ fn damaged_blobs_do_not_panic() {
         for value in [0, 1, 4, 0x7f, 0x84, 0xff] {
             let mut blob = whole.clone();
             blob[at] = value;
-            ask(blob);
+            query(blob);
         }
     }
     // xorshift: random bytes behind a valid header, the same ones on every run.
@@ -183,12 +183,12 @@ fn damaged_blobs_do_not_panic() {
                 *byte = (state >> 32) as u8;
             }
         }
-        ask(blob);
+        query(blob);
     }
 }
 
 #[test]
-fn structures_within_themselves_end() {
+fn recursive_types_end() {
     let mut b = Build::new();
     b.ty("loop_t", kind::TYPEDEF, 0, 1); // 1: a typedef of itself
     b.ty("outer", kind::STRUCT, 64, 8); // 2: contains itself many times
@@ -201,9 +201,9 @@ fn structures_within_themselves_end() {
 }
 
 #[test]
-fn the_running_kernel() {
+fn offsets_of_the_running_kernel_are_found() {
     if !Path::new(VMLINUX).exists() {
-        eprintln!("left out: no {VMLINUX} here");
+        eprintln!("skipped: no {VMLINUX} here");
         return;
     }
     let btf = Btf::load(Path::new(VMLINUX)).unwrap();

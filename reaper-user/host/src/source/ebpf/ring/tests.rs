@@ -1,4 +1,4 @@
-//! On memory that looks like a ring, without a kernel behind it.
+//! Tests with memory that has the layout of a ring buffer, without the kernel.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -9,9 +9,9 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use super::*;
 use crate::sys::page_size;
 
-/// Bytes of data. No multiple of what a record takes up.
+/// Size of the data area in bytes, not a multiple of the size of a record.
 const SIZE: u32 = 1 << 16;
-/// Bytes of a record without its header, which says nothing that is understood.
+/// Length in bytes of a record without its header. Its contents are malformed.
 const LENGTH: u32 = 32;
 const BUSY: u32 = 1 << 31;
 
@@ -31,7 +31,7 @@ impl Kernel {
         (Kernel { file, produced: 0 }, Reader::new(memory))
     }
 
-    /// A record that begins with this word, and takes up so many bytes with its header.
+    /// Writes a record that begins with `word` and takes up `bytes` with its header.
     fn write(&mut self, word: u32, bytes: u64) {
         let data = 2 * page_size() + self.produced % u64::from(SIZE);
         let at = |at, bytes: &[u8]| self.file.write_all_at(bytes, at).expect("write");
@@ -43,32 +43,35 @@ impl Kernel {
 
 fn drain(reader: &mut Reader) -> Drained {
     let until = reader.memory.produced();
-    reader.drain_until(until, |event| panic!("nobody has said that: {event:?}"))
+    reader.drain_until(until, |event| panic!("unexpected event: {event:?}"))
 }
 
 #[test]
-fn room_is_given_back_up_to_where_a_record_begins() {
+fn restart_position_is_the_start_of_a_record() {
     let (mut kernel, mut reader) = Kernel::new();
     let (size, each) = (u64::from(SIZE), u64::from(LENGTH) + 8);
-    let mut behind = 0;
+    let mut restart = 0;
     for n in 1..5 * size / each {
         kernel.write(LENGTH, each);
-        assert_eq!(drain(&mut reader).malformed, 1, "each is handed over once");
-        behind = reader.behind();
-        assert!(behind.is_multiple_of(each), "no record begins at {behind}");
-        let held = n * each - behind;
+        assert_eq!(drain(&mut reader).malformed, 1, "read once");
+        restart = reader.restart_position();
+        assert!(
+            restart.is_multiple_of(each),
+            "no record begins at {restart}"
+        );
+        let held = n * each - restart;
         let enough = held < size / 4 + size / PARTS + each;
         assert!(held >= size / 4 && enough || n * each < size / 2, "{held}");
         if n * each > size / 2 {
-            reader.memory.release(behind);
+            reader.memory.release(restart);
         }
     }
-    assert!(behind > 4 * size, "{behind}");
+    assert!(restart > 4 * size, "{restart}");
 }
 
 #[test]
-fn where_no_record_begins_all_that_is_there_is_skipped() {
-    // Longer than what is there, and one that nobody is at.
+fn invalid_record_skips_all_available_data() {
+    // A length beyond the available data, and a record that is never committed.
     for word in [1 << 20, BUSY | LENGTH] {
         let (mut kernel, mut reader) = Kernel::new();
         kernel.write(LENGTH, 40);
@@ -77,10 +80,10 @@ fn where_no_record_begins_all_that_is_there_is_skipped() {
         let drained = drain(&mut reader);
         assert_eq!((drained.records, drained.malformed), (1, 2));
         assert_eq!(drained.malformation, Some(Malformation::Ring(80)));
-        // What comes next is read again.
+        // Later records are read again.
         kernel.write(LENGTH, 40);
         let drained = drain(&mut reader);
         assert_eq!((drained.records, drained.malformed), (1, 1));
-        assert_eq!(reader.read, kernel.produced);
+        assert_eq!(reader.position, kernel.produced);
     }
 }
