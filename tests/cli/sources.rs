@@ -216,7 +216,7 @@ fn misunderstood() {
 two=$(cat two)
 printf '7 (x) S 1' > bad
 mount --bind bad /proc/$two/stat || exit 8
-until_told 'grep -q "/proc/$two/stat cannot be understood" told'
+until_told 'grep -q "cannot parse /proc/$two/stat" told'
 kill -KILL "$(cat agent)"
 until_told '! kill -0 "$(cat one)" 2> /dev/null'
 kill -0 $two && echo it is left alone
@@ -225,7 +225,7 @@ kill $two
     let own_mounts = ["unshare", "--mount", "--propagation", "private", "setpriv"];
     let before: Vec<String> = own_mounts.map(String::from).into();
     let said = as_nobody(0, &before, "procfs", script);
-    for word in ["cannot be understood", "it is left alone"] {
+    for word in ["cannot parse", "it is left alone"] {
         assert_eq!(said.told(word), 1, "'{word}': {}", said.out);
     }
     assert_eq!(said.told("SIGTERM  "), 1, "signals: {}", said.out);

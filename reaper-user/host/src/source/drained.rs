@@ -1,47 +1,50 @@
-//! What draining a source brought, and what was lost on the way.
+//! Results of draining a source, with counts of lost and malformed records.
 
 use reaper_common::{DecodeError, RecordKind};
 
-/// How many events were lost, by kind where that is known.
+/// Number of lost events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lost {
     pub total: u64,
+    /// Counts by kind of record, as far as the kinds are known.
     pub by_kind: [u64; RecordKind::ALL.len()],
 }
 
-/// What a look at a source brought.
+/// Result of draining a source once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drained {
+    /// Number of records read, malformed ones included.
     pub records: u64,
-    /// How much of what was read was not understood, and what was wrong with the last of it.
+    /// Number of records that could not be parsed.
     pub malformed: u64,
+    /// Defect of the last malformed record.
     pub malformation: Option<Malformation>,
-    /// Highest count of lost records that a record told of.
+    /// Highest count of lost records that any drained record carried.
     pub lost: u64,
 }
 
-/// Something that was read and not understood.
+/// Defect of input that could not be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformation {
-    /// A record of the kernel's is none.
+    /// A record of the kernel.
     #[error("{0}")]
     Record(DecodeError),
-    /// In so many bytes of the ring there is no telling where a record begins.
+    /// The given number of bytes in the ring buffer, in which no record boundary can be found.
     #[cfg(target_os = "linux")]
-    #[error("the ring holds no record where one should begin, and {0} bytes of it are skipped")]
+    #[error("the ring buffer has no record where one should begin; skipped {0} bytes")]
     Ring(u64),
-    /// A process's own file in /proc; what is known of it stays as it is, and it is sent nothing.
+    /// The `stat` file of the process with this pid. Its known state stays unchanged, and it is sent no signals.
     #[cfg(target_os = "linux")]
-    #[error("/proc/{0}/stat cannot be understood, and that process is left alone")]
+    #[error("cannot parse /proc/{0}/stat; the process will not be signalled")]
     Stat(u32),
-    /// A row of the process table, so that whose it is is not known either.
+    /// A row of the process table, from which the pid cannot be read either.
     #[cfg(any(target_os = "macos", test))]
-    #[error("a row of the process table cannot be understood")]
+    #[error("cannot parse a row of the process table")]
     Row,
 }
 
 impl Lost {
-    /// What has been lost since an earlier count.
+    /// Returns the number of events lost since an earlier count.
     pub fn since(&self, earlier: &Lost) -> Lost {
         let mut since = *self;
         since.total = self.total.saturating_sub(earlier.total);
@@ -51,7 +54,7 @@ impl Lost {
         since
     }
 
-    /// Adds what was lost besides.
+    /// Adds further lost events.
     pub fn add(&mut self, more: &Lost) {
         self.total += more.total;
         for (n, more) in self.by_kind.iter_mut().zip(more.by_kind) {
@@ -59,7 +62,7 @@ impl Lost {
         }
     }
 
-    /// The counts with the names of their kinds.
+    /// Returns the counts by name of the kind.
     pub fn named(&self) -> [(&'static str, u64); RecordKind::ALL.len()] {
         let mut named = RecordKind::ALL.map(|kind| (kind.name(), 0));
         for ((_, n), count) in named.iter_mut().zip(self.by_kind) {

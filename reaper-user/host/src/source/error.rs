@@ -1,4 +1,4 @@
-//! Why a source cannot be used, or delivers no events any more.
+//! Errors of sources.
 
 #[cfg(target_os = "linux")]
 use super::ebpf::error::{EbpfError, PinError};
@@ -6,7 +6,7 @@ use super::ebpf::error::{EbpfError, PinError};
 use super::proc_connector::error::ConnectorError;
 use super::scan::error::ScanError;
 
-/// See the module.
+/// Reason why a source cannot be used, or has stopped delivering events.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
     #[cfg(target_os = "linux")]
@@ -21,7 +21,7 @@ pub enum SourceError {
 
 #[cfg(target_os = "linux")]
 impl SourceError {
-    /// Whether the error says nothing about what the host supports, so that another source is no way out.
+    /// Returns whether the cause is not a lack of support by the host. Falling back to another source would hide it.
     pub fn is_final(&self) -> bool {
         use EbpfError::{Abi, InvalidObject, Object, OtherNamespace, Pin};
         matches!(
@@ -32,7 +32,7 @@ impl SourceError {
         )
     }
 
-    /// Whether another service holds the pins.
+    /// Returns whether another service holds the pins.
     pub fn is_held(&self) -> bool {
         matches!(
             self,

@@ -1,4 +1,4 @@
-//! What the engine needs of any source of events.
+//! The interface between the engine and any source of events.
 
 use std::os::fd::AsFd;
 
@@ -12,8 +12,7 @@ use reaper_model::event::{Event, ProcessKey};
 
 /// A source of process events. Its file descriptor is readable when there is something to drain.
 ///
-/// The default answers are those of a source that receives each event from the kernel, has no probes and needs no
-/// announcements.
+/// The default methods fit a source that receives each event from the kernel, has no probes and needs no announcements.
 pub trait Source: AsFd {
     fn kind(&self) -> SourceKind;
 
@@ -25,12 +24,12 @@ pub trait Source: AsFd {
     /// Passes all events that happened before this call to `sink`, in order. Counts and skips malformed records.
     fn drain(&mut self, sink: &mut dyn FnMut(Event)) -> Drained;
 
-    /// Returns the kernel probes, if they are the source.
+    /// Returns the kernel probes if they are the source.
     fn probes(&self) -> Option<&dyn Probes> {
         None
     }
 
-    /// Returns the kernel probes for changes.
+    /// Returns the kernel probes, mutably, if they are the source.
     fn probes_mut(&mut self) -> Option<&mut dyn Probes> {
         None
     }
@@ -50,67 +49,66 @@ pub trait Source: AsFd {
         0
     }
 
-    /// Returns the number of processes that could not be followed because the kernel's map was full.
+    /// Returns the number of processes that could not be tracked because the map in the kernel was full.
     fn untracked_members(&self) -> u64 {
         0
     }
 
-    /// Whether it reports only processes that are followed.
+    /// Returns whether it reports only tracked processes.
     fn is_filtered(&self) -> bool {
         false
     }
 
-    /// Whether it reports processes that move to another cgroup.
+    /// Returns whether it reports processes that move to another cgroup.
     fn reports_moves(&self) -> bool {
         false
     }
 
-    /// Whether it has received events that it has not passed on yet: more can be drained although the file descriptor
-    /// is not readable.
+    /// Returns whether received events still wait to be drained, although the file descriptor may not be readable.
     fn has_undrained(&self) -> bool {
         false
     }
 
-    /// Returns why the source delivers no events any more. The engine then replaces it.
+    /// Returns why the source has stopped delivering events. The engine then replaces it.
     fn failure(&self) -> Option<SourceError> {
         None
     }
 
-    /// Takes the keys under which the source before this one reported its processes: this one has to use the same.
-    /// A source whose keys are exact only to the tick needs none of them.
+    /// Takes over the keys under which the previous source reported its processes, so that both report the same keys.
+    /// A source whose keys are exact only to the clock tick ignores them.
     fn import_keys(&mut self, _keys: &mut dyn Iterator<Item = ProcessKey>) {}
 
-    /// Whether the pid still belongs to the process that was reported under this key.
+    /// Returns whether the pid still belongs to the process that was reported under this key.
     fn confirms_identity(&mut self, key: ProcessKey) -> bool;
 
-    /// Says whether the exit of a process matters. Only a source that polls has to know.
+    /// Announces whether the exit of a process matters. Only sources that scan use this.
     fn watch_exit(&mut self, _key: ProcessKey, _wanted: bool) {}
 
-    /// Makes the next [`Source::drain`] poll: what that finds is no older than this call.
+    /// Makes the next [`Source::drain`] scan the process table.
     fn scan_now(&mut self) {}
 
-    /// Makes the next poll come soon.
+    /// Makes the next scan come soon.
     fn scan_soon(&mut self) {}
 
-    /// Returns the time, in nanoseconds since boot, before which each process that was born and lives has been
-    /// reported; `None` if the source does not find processes by polling. Processes that cannot be read for long are
-    /// left out.
+    /// Returns a time, in nanoseconds since boot, such that each living process that started earlier has been reported.
+    ///
+    /// Processes that stay unreadable for many scans are excepted. Returns `None` if the source does not scan.
     fn last_scan(&self) -> Option<u64> {
         None
     }
 
-    /// Whether it finds new processes by polling, so that what happens between two polls is only inferred. True on macOS
-    /// too, where the kernel reports forks and exits, but not which process was born.
+    /// Returns whether it finds new processes by scanning, so that events between two scans are only inferred. That
+    /// includes macOS, where the kernel reports forks and exits, but not which process was forked.
     fn is_polling(&self) -> bool {
         self.last_scan().is_some()
     }
 
-    /// Returns why some processes have no pidfd, if the source needs one and could not open it.
+    /// Returns the last error of opening a pidfd, if the source needs pidfds and lacks some.
     fn pidfd_error(&self) -> Option<Errno> {
         None
     }
 
-    /// Announces whether the service sleeps until it is woken.
+    /// Announces whether the service sleeps until the source wakes it.
     ///
     /// # Errors
     /// A map cannot be written.
@@ -118,7 +116,7 @@ pub trait Source: AsFd {
         Ok(())
     }
 
-    /// Announces whether an escalation is open, so that each event matters now.
+    /// Announces whether an escalation is open. While one is, each event is urgent.
     ///
     /// # Errors
     /// A map cannot be written.
@@ -128,12 +126,12 @@ pub trait Source: AsFd {
 }
 
 impl dyn Source + '_ {
-    /// Returns the maps of the kernel probes, if they are the source.
+    /// Returns the maps of the kernel probes if they are the source.
     pub fn maps(&self) -> Option<&dyn ProbeMaps> {
         self.probes().map(|probes| probes.maps())
     }
 
-    /// Returns the maps of the kernel probes for changes.
+    /// Returns the maps of the kernel probes, mutably, if they are the source.
     pub fn maps_mut(&mut self) -> Option<&mut dyn ProbeMaps> {
         self.probes_mut().map(|probes| probes.maps_mut())
     }

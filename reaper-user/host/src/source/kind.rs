@@ -1,21 +1,21 @@
-//! The kinds of sources, the best first, and the choice among them.
+//! The kinds of sources, by priority, and the user's choice among them.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A source by its name.
+/// A kind of source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceKind {
     #[cfg(target_os = "linux")]
     Ebpf,
     #[cfg(target_os = "linux")]
     ProcConnector,
-    /// Polls of the process table: each system's own.
+    /// Scans of the process table.
     Scan,
 }
 
 impl SourceKind {
-    /// All that this system has, the best first.
+    /// All kinds that this operating system has, highest priority first.
     #[cfg(target_os = "linux")]
     pub const ALL: [SourceKind; 3] = [
         SourceKind::Ebpf,
@@ -37,30 +37,31 @@ impl SourceKind {
         }
     }
 
-    /// Returns what it cannot report, in words for a person; `None` for the probes, which report all.
+    /// Returns a text for users about the events it misses; `None` for the probes, which report all.
     pub fn limitation(self) -> Option<&'static str> {
         match self {
             #[cfg(target_os = "linux")]
             SourceKind::Ebpf => None,
             #[cfg(target_os = "linux")]
             SourceKind::ProcConnector => Some(
-                "programs are looked up after they have started, so what lives shorter than that look is not recognised; \
-                 nothing is followed while this service is down",
+                "programs are looked up after they start, so a process that exits before its lookup is not recognised; \
+                 no process is tracked while the service is down",
             ),
             SourceKind::Scan if cfg!(target_os = "macos") => Some(MACOS_LIMITATION),
             SourceKind::Scan => Some(
-                "processes are found by looking, so what leaves its parent between two looks is only inferred to be an \
-                 agent's, and not reaped unless a rule says so; nothing is followed while this service is down",
+                "processes are found by scanning /proc, so a process that loses its parent between two scans is only \
+                 inferred to belong to an agent, and not reaped unless a rule says so; no process is tracked while the \
+                 service is down",
             ),
         }
     }
 }
 
-/// What is to be used: a source, or the first of [`SourceKind::ALL`] that can be.
+/// The source to use: a given kind, or the first usable one of [`SourceKind::ALL`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SourceChoice(Option<SourceKind>);
 
-/// A source that could not be used, and why.
+/// A source that could not be used, or that failed, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct RejectedSource {
     pub source: &'static str,
@@ -74,7 +75,7 @@ impl SourceChoice {
         SourceChoice(Some(kind))
     }
 
-    /// All that can be asked for, by the names by which that is done.
+    /// Returns all choices by their names in configs and on command lines.
     pub fn all() -> Vec<(&'static str, SourceChoice)> {
         let auto = ("auto", SourceChoice::AUTO);
         let named = SourceKind::ALL.map(|kind| (kind.name(), SourceChoice::of(kind)));
@@ -85,7 +86,7 @@ impl SourceChoice {
         self.0.map_or("auto", SourceKind::name)
     }
 
-    /// What is tried, in order.
+    /// Returns the kinds to try, in order.
     pub fn kinds(&self) -> &[SourceKind] {
         match &self.0 {
             None => &SourceKind::ALL,
@@ -109,11 +110,11 @@ impl FromStr for SourceChoice {
     }
 }
 
-/// On macOS the kernel reports forks and exits, but not which process was born, and has no pidfds.
-const MACOS_LIMITATION: &str = "the kernel tells of forks and exits, but who was born is found by looking: of what has come and \
-    gone by then nothing is known, and what it has left is only inferred to be an agent's, and not reaped unless a rule \
-    says so; who has a pid is asked right before each signal, and in the microseconds after that it could become another's; \
-    nothing is followed while this service is down";
+/// On macOS the kernel reports forks and exits, but not which process was forked, and has no pidfds.
+const MACOS_LIMITATION: &str = "the kernel reports forks and exits, but new processes are found by scanning: a process \
+    that starts and exits between two scans stays unknown, and its children are only inferred to belong to an agent, and \
+    not reaped unless a rule says so; the identity of a process is checked right before each signal, but its pid could be \
+    reused in the microseconds in between; no process is tracked while the service is down";
 
 impl fmt::Display for RejectedSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -126,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_choice_has_the_name_of_what_it_asks_for() {
+    fn each_choice_parses_from_its_name() {
         for (name, choice) in SourceChoice::all() {
             assert_eq!(choice.name(), name);
             assert_eq!(name.parse(), Ok(choice));
@@ -141,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_each_lacks_is_said() {
+    fn each_source_but_the_probes_has_a_limitation() {
         for kind in SourceKind::ALL {
             assert_eq!(kind.limitation().is_none(), kind == SourceKind::Ebpf);
         }

@@ -1,8 +1,8 @@
-//! Where events come from. Sources know nothing of policy.
+//! Sources of process events. They know nothing of policy.
 //!
-//! The engine waits until a source is readable and drains it. It knows sources only by two traits: [`Source`] is what
-//! every source implements, [`Probes`](probes::Probes) is what only kernel probes have, which macOS lacks. A simulated
-//! kernel implements [`Source`] over plain data.
+//! The engine waits until a source is readable and drains it. It reaches sources only through two traits: every source
+//! implements [`Source`], and the kernel probes also implement [`Probes`](probes::Probes). macOS has no probes. A
+//! simulated kernel implements [`Source`] over plain data.
 
 #[cfg(any(target_os = "macos", test))]
 pub mod darwin;
@@ -22,7 +22,7 @@ pub mod scan;
 pub mod selection;
 mod snapshot;
 
-/// Reads the process table on macOS, under the names of what reads /proc on Linux.
+/// Reads the process table on macOS, under the name of the module that reads /proc on Linux.
 #[cfg(target_os = "macos")]
 pub use darwin::table as procfs;
 pub use drained::{Drained, Lost, Malformation};

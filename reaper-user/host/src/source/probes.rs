@@ -1,5 +1,5 @@
-//! What only kernel probes have: maps that outlive the service, a ring of which the service frees the records, and
-//! signals of their own.
+//! The interface that only kernel probes have: maps that outlive the service, a ring buffer whose records the service
+//! frees itself, and signals sent from the kernel.
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
@@ -11,7 +11,7 @@ use super::error::SourceError;
 use reaper_model::event::{Membership, ProcessKey};
 use reaper_model::ruleset::NameTable;
 
-/// Kernel probes at work.
+/// Attached kernel probes.
 pub trait Probes {
     fn maps(&self) -> &dyn ProbeMaps;
 
@@ -19,51 +19,52 @@ pub trait Probes {
 
     fn ring(&self) -> &dyn EventRing;
 
-    /// Returns a reader of what the kernel knows, for another thread.
+    /// Returns a reader of the kernel's process list and the map of members, for use on another thread.
     ///
     /// # Errors
     /// A file descriptor cannot be duplicated.
     fn reader(&self) -> Result<Box<dyn KernelReader>, SourceError>;
 
-    /// Returns the probes' own diagnostics.
+    /// Returns the log of the probes.
     ///
     /// # Errors
-    /// The probes were loaded without them.
+    /// The probes were loaded without a log.
     fn diagnostics(&mut self) -> Result<Box<dyn Diagnostics>, SourceError>;
 
-    /// Whether the probes can signal processes other than the current one.
+    /// Returns whether the probes can signal processes other than the current one.
     fn can_signal(&self) -> bool;
 
-    /// Whether an earlier service left the maps and the ring.
+    /// Returns whether an earlier service left the maps and the ring.
     fn is_resumed(&self) -> bool;
 
-    /// Whether a service of another ABI version left maps that could not be resumed.
+    /// Returns whether a service of another ABI version left maps that could not be resumed.
     fn replaced_other_abi(&self) -> bool;
 
     /// Returns the directory of the pins, if anything is pinned.
     fn pinned_at(&self) -> Option<&Path>;
 
-    /// Makes the pins outlive this program, however it ends.
+    /// Keeps the pins when this program exits, however it exits.
     fn keep_pinned(&mut self);
 
-    /// Detaches the probes and removes the pins. Without it, what is pinned goes on when the source is dropped.
+    /// Detaches the probes and removes the pins. Without this call, pinned probes keep running after the source is dropped.
     ///
     /// # Errors
     /// A pin cannot be removed.
     fn unpin(&mut self) -> Result<(), SourceError>;
 }
 
-/// The maps that outlive the service: processes that are followed, sessions, names and counters.
+/// The maps that outlive the service: tracked processes, sessions, names and counters.
 pub trait ProbeMaps {
-    /// Returns the number of processes that can be followed at once.
+    /// Returns the number of processes that can be tracked at once.
     fn capacity(&self) -> u32;
 
-    /// Whether each process that is not in the map is no member.
+    /// Returns whether the map has all members: a process that is not in it is no member.
     fn is_complete(&self) -> bool;
 
-    /// Writes why a process is followed, or that it is not any more. `known` is what the map was last known to have for
-    /// it. A process that has exited since is not put in again. One that has run another program since is left to its
-    /// exec record. Returns false if there was no room for it.
+    /// Writes why a process is tracked, or removes it if `wanted` is `None`. Returns false if the map is full.
+    ///
+    /// `known` is the entry that the caller last saw. A process that has exited since is not inserted again. If it has
+    /// run another program since, the map stays as it is, and its exec record brings the service up to date.
     ///
     /// # Errors
     /// The map cannot be written.
@@ -74,7 +75,7 @@ pub trait ProbeMaps {
         known: Option<Membership>,
     ) -> Result<bool, SourceError>;
 
-    /// Removes a process that has exited, whatever the map says of it.
+    /// Removes a process that has exited, whatever its entry says.
     ///
     /// # Errors
     /// The map cannot be written.
@@ -83,7 +84,8 @@ pub trait ProbeMaps {
     /// Returns all sessions by their first roots.
     fn sessions(&self) -> Vec<(ProcessKey, SessionState)>;
 
-    /// Returns the exit of a session's root, if a probe has recorded it. The record does not say of which root.
+    /// Returns the exit of a session's root, if a probe has recorded it. The record does not name the root, which may be
+    /// a successor of the first one.
     fn root_exit(&self, first_root: ProcessKey) -> Option<RootExit>;
 
     /// Writes the state of a session; `None` removes it.
@@ -96,10 +98,10 @@ pub trait ProbeMaps {
         state: Option<&SessionState>,
     ) -> Result<(), SourceError>;
 
-    /// Replaces the names that the rules know.
+    /// Replaces the program names that the rules use.
     ///
     /// # Errors
-    /// The maps cannot be written, or the rules know more names than there is room for.
+    /// The maps cannot be written, or have no room for all names.
     fn set_names(&mut self, names: &NameTable) -> Result<(), SourceError>;
 
     /// Writes the number of sessions whose members are killed when they fork.
@@ -108,24 +110,22 @@ pub trait ProbeMaps {
     /// The map cannot be written.
     fn set_kill_on_fork(&mut self, sessions: u64) -> Result<(), SourceError>;
 
-    /// Writes whether the probes may send first signals.
+    /// Writes whether the probes may send the first signal to members.
     ///
     /// # Errors
     /// The map cannot be written.
     fn set_kernel_reap(&mut self, reaps: bool) -> Result<(), SourceError>;
 
-    /// Writes whether all members that were found running are in the map. From then on probes that filter report no
-    /// other process.
+    /// Writes whether all pre-existing members are in the map. Once they are, filtering probes report no other process.
     ///
     /// # Errors
     /// The map cannot be written.
     fn set_seeded(&mut self, seeded: bool) -> Result<(), SourceError>;
 
-    /// Waits until all probes that run now have reported what they report. They go by what the maps said when they
-    /// began.
+    /// Waits until all probe programs that run now have finished. They may still use earlier contents of the maps.
     fn await_probes(&self);
 
-    /// Returns the number of lost records that any service has reported.
+    /// Returns the number of lost records that this service or an earlier one has reported.
     fn lost_reported(&self) -> u64;
 
     /// Writes the number of lost records that have been reported.
@@ -135,7 +135,7 @@ pub trait ProbeMaps {
     fn set_lost_reported(&mut self, records: u64) -> Result<(), SourceError>;
 }
 
-/// The ring through which the probes report. Positions are in bytes since it was made.
+/// The ring buffer of the probes. Positions are in bytes since its creation.
 pub trait EventRing {
     /// Returns its size in bytes.
     fn size(&self) -> u64;
@@ -143,29 +143,29 @@ pub trait EventRing {
     /// Returns the position up to which records have been drained.
     fn position(&self) -> u64;
 
-    /// Returns a position at least a quarter of the ring behind [`EventRing::position`]. A record begins there, so that
-    /// another reader can begin there too.
+    /// Returns a position at least a quarter of the ring behind [`EventRing::position`]. A record begins there, so
+    /// another reader can start there.
     fn restart_position(&self) -> u64;
 
-    /// Returns the number of bytes that have been drained and not been freed.
+    /// Returns the number of bytes that have been drained but not freed.
     fn unreleased(&self) -> u64;
 
     /// Returns the number of bytes that wait to be drained.
     fn waiting(&self) -> u64;
 
-    /// Returns what frees the records before a position, from any thread.
+    /// Returns a function that frees the records before a position. Any thread may call it.
     fn release(&self) -> Box<dyn Fn(u64) + Send>;
 }
 
-/// Reads what the kernel knows, from any thread.
+/// Reads the kernel's process list and the map of members, from any thread.
 pub trait KernelReader: Send {
-    /// Returns all living processes that this program's pid namespace shows.
+    /// Returns all living processes that are visible in this program's pid namespace.
     ///
     /// # Errors
     /// The kernel refuses to list them.
     fn processes(&self) -> Result<Vec<ListedProcess>, SourceError>;
 
-    /// Returns all processes that are followed. One that comes or goes meanwhile may be in it or not.
+    /// Returns all tracked processes. One that is added or removed during the call may be included or not.
     fn members(&self) -> HashMap<ProcessKey, Membership>;
 }
 
@@ -177,29 +177,29 @@ pub struct ListedProcess {
     pub pidfd_inode: u64,
 }
 
-/// Diagnostics of the probes, to be flushed when the file descriptor is readable.
+/// Log of the probes, to be flushed when the file descriptor is readable.
 pub trait Diagnostics: AsFd + Send {
     fn flush(&mut self);
 }
 
-/// How to set up the probes.
+/// Settings of the probes.
 #[derive(Clone, Debug)]
 pub struct ProbeOptions {
     /// Size in bytes, a power of two and a multiple of the page size.
     pub ring_size: u32,
-    /// Number of processes that can be followed at once.
+    /// Number of processes that can be tracked at once.
     pub max_members: u32,
-    /// Whether only processes that are followed, or may have to be, are reported.
+    /// Whether only processes that are tracked, or may have to be, are reported.
     pub filter: bool,
     /// Whether only descendants of a process in scope can be agents.
     pub scoped: bool,
-    /// Whether signals are sent from the kernel where it can.
+    /// Whether the probes send signals, on kernels that support it.
     pub kernel_reap: bool,
     /// Place of the pins that outlive this process; `None` pins nothing.
     pub pin: Option<PinOptions>,
-    /// Whether the probes' own diagnostics are wanted.
+    /// Whether the probes log.
     pub log: bool,
-    /// Object file to load instead of the one built in.
+    /// Object file to load instead of the built-in one.
     pub object: Option<PathBuf>,
 }
 
@@ -227,7 +227,7 @@ impl Default for ProbeOptions {
     }
 }
 
-/// Converts a key to what the maps hold.
+/// Converts a key to the form that the maps hold.
 pub fn raw_key(key: ProcessKey) -> RawKey {
     RawKey {
         pid: key.pid,

@@ -1,4 +1,4 @@
-//! Opens the best source that can be used, or the one that was requested.
+//! Opens the usable source of the highest priority, or the requested one.
 
 #[cfg(target_os = "macos")]
 use super::darwin::kernel::Scan;
@@ -15,10 +15,10 @@ use super::scan::Scan;
 use super::scan::interval;
 use reaper_model::ruleset::{NameTable, Ruleset};
 
-/// A source, and those before it that could not be used.
+/// A source, and the sources of higher priority that could not be used.
 pub type Opened = (Box<dyn Source + Send>, Vec<RejectedSource>);
 
-/// What each source is told to be.
+/// Settings of the sources.
 pub struct SourceOptions<'a> {
     pub probes: &'a probes::ProbeOptions,
     pub names: &'a NameTable,
@@ -26,10 +26,10 @@ pub struct SourceOptions<'a> {
 }
 
 impl SourceKind {
-    /// Whether it can be used here; it is let go again.
+    /// Checks that the source can be used on this host. Opens it briefly.
     ///
     /// # Errors
-    /// Why not.
+    /// The source cannot be used.
     pub fn probe(self) -> Result<(), SourceError> {
         match self {
             #[cfg(target_os = "linux")]
@@ -40,64 +40,65 @@ impl SourceKind {
         }
     }
 
-    fn open(self, wanted: &SourceOptions<'_>) -> Result<Box<dyn Source + Send>, SourceError> {
+    fn open(self, options: &SourceOptions<'_>) -> Result<Box<dyn Source + Send>, SourceError> {
         Ok(match self {
             #[cfg(target_os = "linux")]
-            SourceKind::Ebpf => Box::new(EbpfSource::open(wanted.probes, wanted.names)?),
+            SourceKind::Ebpf => Box::new(EbpfSource::open(options.probes, options.names)?),
             #[cfg(target_os = "linux")]
-            SourceKind::ProcConnector => Box::new(ProcConnector::open(wanted.probes.ring_size)?),
-            SourceKind::Scan => Box::new(Scan::open(&wanted.scan)?),
+            SourceKind::ProcConnector => Box::new(ProcConnector::open(options.probes.ring_size)?),
+            SourceKind::Scan => Box::new(Scan::open(&options.scan)?),
         })
     }
 }
 
-/// Opens the first that can be used, and tells which could not.
+/// Opens the first usable source of the choice.
 ///
 /// # Errors
-/// None can, and why the last of them cannot; or what no other source would be better for: another service is at
-/// work, or the object that was named is none.
-pub fn open(choice: SourceChoice, wanted: &SourceOptions<'_>) -> Result<Opened, SourceError> {
-    open_first(choice.kinds(), wanted)
+/// Returns the error of the last source if none can be used. Stops at an error that another source would only hide
+/// ([`SourceError::is_final`]): another service is running, or the given object file is unusable.
+pub fn open(choice: SourceChoice, options: &SourceOptions<'_>) -> Result<Opened, SourceError> {
+    open_first(choice.kinds(), options)
 }
 
-/// Opens the best that can be used of those below one that has failed at work, and tells which could not; where that was
-/// the last, it is tried once more. `room` is for what the kernel tells and is still to be read, in bytes.
+/// Opens the first usable source below the one that has failed. Retries the last one if that has failed.
+///
+/// `buffer_size` is the size in bytes of the buffer for events that wait to be read.
 ///
 /// # Errors
-/// None can, and why the last of them cannot.
+/// Returns the error of the last source if none can be used.
 pub fn open_fallback(
     failed: SourceKind,
-    room: u32,
+    buffer_size: u32,
     scan: interval::ScanOptions,
 ) -> Result<Opened, SourceError> {
     let below = SourceKind::ALL.iter().position(|kind| *kind == failed);
     let below = below.map_or(&[][..], |at| &SourceKind::ALL[at + 1..]);
     let probes = probes::ProbeOptions {
-        ring_size: room,
+        ring_size: buffer_size,
         ..probes::ProbeOptions::default()
     };
-    let wanted = SourceOptions {
+    let options = SourceOptions {
         probes: &probes,
         names: &Ruleset::default().names(),
         scan,
     };
-    open_first(below, &wanted)
+    open_first(below, &options)
 }
 
-fn open_first(kinds: &[SourceKind], wanted: &SourceOptions<'_>) -> Result<Opened, SourceError> {
-    let mut passed = Vec::new();
+fn open_first(kinds: &[SourceKind], options: &SourceOptions<'_>) -> Result<Opened, SourceError> {
+    let mut rejected = Vec::new();
     let (last, before) = kinds.split_last().unwrap_or((&SourceKind::Scan, &[]));
     for kind in before {
-        match kind.open(wanted) {
-            Ok(source) => return Ok((source, passed)),
+        match kind.open(options) {
+            Ok(source) => return Ok((source, rejected)),
             Err(error) if error.is_final() => return Err(error),
-            Err(error) => passed.push(RejectedSource {
+            Err(error) => rejected.push(RejectedSource {
                 source: kind.name(),
                 reason: error.to_string(),
             }),
         }
     }
-    Ok((last.open(wanted)?, passed))
+    Ok((last.open(options)?, rejected))
 }
 
 #[cfg(test)]
@@ -106,23 +107,23 @@ mod tests {
     use crate::source::ebpf::EbpfError;
 
     #[test]
-    fn below_each_there_is_one_that_anybody_can_use() {
+    fn fallback_of_each_source_is_the_next_usable_one() {
         let options = interval::ScanOptions::default();
         for failed in SourceKind::ALL {
-            let (source, passed) = open_fallback(failed, 1 << 20, options).expect("a scan");
+            let (source, rejected) = open_fallback(failed, 1 << 20, options).expect("a scan");
             let between = SourceKind::ALL
                 .into_iter()
                 .skip_while(|kind| *kind != failed)
                 .skip(1)
                 .take_while(|kind| *kind != source.kind())
                 .map(SourceKind::name);
-            assert!(passed.iter().map(|passed| passed.source).eq(between));
+            assert!(rejected.iter().map(|rejected| rejected.source).eq(between));
             assert!(source.kind() != failed || failed == SourceKind::Scan);
         }
     }
 
     #[test]
-    fn what_was_named_wrongly_is_no_reason_for_another_source() {
+    fn unusable_object_is_final_and_missing_permission_is_not() {
         let abi = SourceError::Ebpf(EbpfError::Abi { found: 1 });
         assert!(abi.is_final());
         let proc = std::io::Error::other("no").into();
