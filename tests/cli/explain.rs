@@ -96,7 +96,7 @@ fn explained() {
     let _ = outside.kill();
     let _ = outside.wait();
     assert_eq!(said.code, Some(1), "{}", said.out);
-    assert_says(&said.err, &["no concern of this service"]);
+    assert_says(&said.err, &["is not tracked"]);
     let said = ask(&world, &["explain", &outside.id().to_string()]);
     assert_eq!(said.code, Some(1), "{}", said.out);
     assert_says(&said.err, &["there is no process", "reaper history"]);
@@ -202,7 +202,7 @@ fn stopped_service() {
     world.kill_daemon();
     let said = asked(&world);
     assert_eq!(said.code, Some(5), "{}", said.err);
-    assert_says(&said.err, &[&path, "nobody listens", "sudo reaper daemon"]);
+    assert_says(&said.err, &[&path, "has stopped", "sudo reaper daemon"]);
     world.restart_daemon(&[]);
     assert_eq!(asked(&world).code, Some(0));
     world.stop();
@@ -215,15 +215,15 @@ fn stopped_service() {
 /// What answers with nothing, with half an answer, or with something else.
 fn broken_service() {
     for (answer, message) in [
-        ("", "ended before it had answered"),
+        ("", "exited before it answered"),
         (
             "HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{\"groups\"",
-            "ended before it had answered",
+            "exited before it answered",
         ),
-        ("220 mail.example.org ESMTP\r\n", "no reaper service"),
+        ("220 mail.example.org ESMTP\r\n", "not a reaper service"),
         (
             "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]",
-            "no reaper service",
+            "not a reaper service",
         ),
     ] {
         let dir = TempDir::new();

@@ -137,7 +137,7 @@ fn asked() {
     assert_eq!(why["lineage"][0]["pid"], agent.pid);
     let stranger = ask(&world, &["explain", &canary.to_string()]);
     assert!(
-        stranger.out.contains("None of reaper's business"),
+        stranger.out.contains("Not tracked"),
         "{}",
         stranger.out
     );

@@ -1,4 +1,4 @@
-//! One question to the service, from a command: asks, waits, gives what was said.
+//! HTTP client for the service's socket. Each request uses its own connection.
 
 use std::fs::Metadata;
 use std::io;
@@ -19,53 +19,53 @@ use tokio::time::timeout;
 use super::ErrorResponse;
 use crate::export::to_json;
 
-/// How long the service may take: longer than it gives itself.
+/// Time limit for a request. Longer than the service's own limits.
 const PATIENCE: Duration = Duration::from_secs(40);
-/// Bytes of an answer: what a service says of a host with very many processes.
+/// Largest response body, in bytes. The tree of a host with very many processes must fit.
 const ANSWER_MAX: usize = 256 << 20;
 
-/// Why there is no answer.
+/// Reason why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    #[error("no service answers on {}: {}", path.display(), why(path, source))]
+    #[error("no service answers on {}: {}", path.display(), cause(path, source))]
     NoService { path: PathBuf, source: io::Error },
     #[error("{}", .0.message)]
     Refused(ErrorResponse),
-    #[error("what answers on {} is no reaper service, or of another version: {what}", path.display())]
+    #[error("{} is not a reaper service, or one of another version: {what}", path.display())]
     UnexpectedResponse { path: PathBuf, what: String },
-    #[error("the service on {} does not answer within {} s", path.display(), PATIENCE.as_secs())]
+    #[error("the service on {} did not answer within {} s", path.display(), PATIENCE.as_secs())]
     TimedOut { path: PathBuf },
-    /// It may have been asked to do something, and may have done it.
-    #[error("the service on {} ended before it had answered", .0.display())]
+    /// The service may have carried out the request.
+    #[error("the service on {} exited before it answered", .0.display())]
     ConnectionClosed(PathBuf),
-    #[error("cannot ask: {0}")]
+    #[error("cannot send the request: {0}")]
     Io(#[from] io::Error),
 }
 
-fn why(path: &Path, source: &io::Error) -> String {
+fn cause(path: &Path, source: &io::Error) -> String {
     let is_socket = |meta: Metadata| meta.file_type().is_socket();
     match source.kind() {
         io::ErrorKind::ConnectionRefused if !path.metadata().is_ok_and(is_socket) => {
-            "it is not a socket; name the service's with --socket".into()
+            "it is not a socket; name the service's socket with --socket".into()
         }
         io::ErrorKind::NotFound => {
-            "there is no such socket; start one with `sudo reaper daemon`, or name another with --socket".into()
+            "no such socket; start a service with `sudo reaper daemon`, or name another socket with --socket".into()
         }
         io::ErrorKind::ConnectionRefused => {
-            "nobody listens there any more; start one with `sudo reaper daemon`".into()
+            "the service has stopped; start one with `sudo reaper daemon`".into()
         }
-        io::ErrorKind::PermissionDenied => "permission denied; try it with sudo".into(),
+        io::ErrorKind::PermissionDenied => "permission denied; run with sudo".into(),
         _ => source.to_string(),
     }
 }
 
-/// The service behind a socket.
+/// Connection data of a service.
 #[derive(Clone, Debug)]
 pub struct Client {
     socket: PathBuf,
 }
 
-/// What the service has said, as it was said.
+/// Successful response, not yet parsed.
 #[derive(Clone, Debug)]
 pub struct ServiceResponse {
     pub body: Bytes,
@@ -73,8 +73,10 @@ pub struct ServiceResponse {
 }
 
 impl ServiceResponse {
+    /// Parses the body.
+    ///
     /// # Errors
-    /// It is something else: the service is of another version.
+    /// The body has another format: the service has another version.
     pub fn read<T: DeserializeOwned>(&self) -> Result<T, ClientError> {
         serde_json::from_slice(&self.body).map_err(|error| ClientError::UnexpectedResponse {
             path: self.socket.clone(),
@@ -84,28 +86,36 @@ impl ServiceResponse {
 }
 
 impl Client {
+    /// Creates a client for the service on this socket. Does not connect.
     pub fn new(socket: impl Into<PathBuf>) -> Client {
         Client {
             socket: socket.into(),
         }
     }
 
+    /// Returns the path of the socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
+    /// Sends a GET request and waits for the response.
+    ///
     /// # Errors
     /// No service answers, or it refuses; see [`ClientError`].
     pub fn get(&self, path: &str) -> Result<ServiceResponse, ClientError> {
         self.ask(Method::GET, path, Vec::new())
     }
 
+    /// Sends a POST request with a JSON body and waits for the response.
+    ///
     /// # Errors
     /// As [`Client::get`].
     pub fn post(&self, path: &str, body: &impl Serialize) -> Result<ServiceResponse, ClientError> {
         self.ask(Method::POST, path, to_json(body))
     }
 
+    /// Sends a DELETE request and waits for the response.
+    ///
     /// # Errors
     /// As [`Client::get`].
     pub fn delete(&self, path: &str) -> Result<ServiceResponse, ClientError> {
@@ -142,44 +152,48 @@ impl Client {
             path: self.socket.clone(),
             source,
         })?;
-        let foreign = |error: &dyn std::fmt::Display| ClientError::UnexpectedResponse {
+        let unexpected = |error: &dyn std::fmt::Display| ClientError::UnexpectedResponse {
             path: self.socket.clone(),
             what: error.to_string(),
         };
         let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
-        let (mut sender, connection) = handshake.map_err(|e| foreign(&e))?;
+        let (mut sender, connection) = handshake.map_err(|e| unexpected(&e))?;
         let request = Request::builder()
             .method(method)
             .uri(path)
             .header(HOST, "reaper")
             .header(CONTENT_TYPE, "application/json")
             .body(Full::<Bytes>::from(body))
-            .map_err(|e| foreign(&e))?;
-        let answered = async {
-            let broken = |error: &hyper::Error| match error.is_parse() {
-                true => foreign(error),
+            .map_err(|e| unexpected(&e))?;
+        let reply = async {
+            let on_error = |error: &hyper::Error| match error.is_parse() {
+                true => unexpected(error),
                 false => ClientError::ConnectionClosed(self.socket.clone()),
             };
-            let response = sender.send_request(request).await.map_err(|e| broken(&e))?;
+            let response = sender
+                .send_request(request)
+                .await
+                .map_err(|e| on_error(&e))?;
             let status = response.status();
             let body = Limited::new(response.into_body(), ANSWER_MAX)
                 .collect()
                 .await;
-            let body = body.map_err(|e| e.downcast_ref().map_or_else(|| foreign(&*e), broken))?;
+            let body =
+                body.map_err(|e| e.downcast_ref().map_or_else(|| unexpected(&*e), on_error))?;
             let body = body.to_bytes();
             let socket = self.socket.clone();
-            let said = ServiceResponse { body, socket };
+            let received = ServiceResponse { body, socket };
             if status == StatusCode::OK {
-                return Ok(said);
+                return Ok(received);
             }
-            let refusal: ErrorResponse = said.read().map_err(|_| foreign(&status))?;
+            let refusal: ErrorResponse = received.read().map_err(|_| unexpected(&status))?;
             Err(ClientError::Refused(refusal))
         };
-        tokio::pin!(answered);
+        tokio::pin!(reply);
         tokio::select! {
-            answer = &mut answered => answer,
-            // What it has read before it ended may still hold the answer.
-            _ = connection => answered.await,
+            answer = &mut reply => answer,
+            // The connection may have buffered the response before it closed.
+            _ = connection => reply.await,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Scans for leftovers, as the server needs them.
+//! Trait through which the server scans for leftovers.
 
 use std::time::Duration;
 
@@ -6,9 +6,9 @@ use super::messages::ScanContext;
 use super::peer::Peer;
 use super::{ErrorResponse, ScanReport};
 
-/// Finds and reaps leftovers for `/v1/scan`. Both methods block, so the server calls them on threads of their own.
+/// Finds and reaps leftovers for `/v1/scan`. Both methods block, so the server calls them on worker threads.
 pub trait Leftovers: Send + Sync {
-    /// Scans all processes for `peer` and adds what it finds to a report of members.
+    /// Scans all processes for `peer` and adds the leftovers to a report of members.
     ///
     /// # Errors
     /// The process table cannot be read.
@@ -20,10 +20,10 @@ pub trait Leftovers: Send + Sync {
         min_age: Option<Duration>,
     ) -> Result<(), ErrorResponse>;
 
-    /// As [`report`](Leftovers::report), and ends the processes that are due.
+    /// Does the same as [`report`](Leftovers::report), and reaps the leftovers that are due.
     ///
     /// # Errors
-    /// Another scan is reaping already, or the process table or the keeps of users cannot be read.
+    /// Another scan is reaping, or the process table or the users' keeps cannot be read.
     fn reap(
         &self,
         report: &mut ScanReport,

@@ -1,6 +1,7 @@
-//! What the server asks the engine, and the copies of what it knows that the engine answers with.
+//! Messages between the API server and the engine.
 //!
-//! Nothing here is put into words: that takes time, and the engine has none.
+//! Replies are plain copies of the engine's state. The server turns them into text, because the engine must not lose
+//! time with that.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use reaper_model::event::{ExitStatus, Image, ProcessKey, Uids};
 use reaper_model::facts::{FactSet, Facts};
 use reaper_model::ruleset::{Action, Ruleset, SessionKind};
 
-/// A question on its way to the engine. Nobody may wait for the answer any more.
+/// Request to the engine. The client may have given up on the reply.
 #[derive(Debug)]
 pub struct EngineRequest {
     pub peer: Peer,
@@ -30,7 +31,7 @@ pub enum RequestKind {
     Tree {
         /// Only sessions of the agent of this name.
         agent: Option<String>,
-        /// Also who is a member of none.
+        /// Whether to include processes without a session.
         all: bool,
     },
     Explain {
@@ -40,7 +41,7 @@ pub enum RequestKind {
     Keeps,
     Keep {
         target: SignalTarget,
-        /// `None`: until it ends.
+        /// `None`: until the process exits.
         lasts: Option<Duration>,
         tree: bool,
     },
@@ -48,27 +49,27 @@ pub enum RequestKind {
         target: SignalTarget,
     },
     Scan {
-        /// How old a tool's shell has to be that nobody watched.
+        /// Minimum age of an orphaned tool shell to count as a leftover.
         min_age: Option<Duration>,
-        /// Carry it out.
+        /// Whether to reap what is found.
         reap: bool,
     },
-    /// What is known of who is watched: the server's own question, as the one below.
+    /// Returns the context for a scan of untracked processes. Made by the server, as is `Emit`.
     Watched,
-    /// Tell this, of what was done off the engine's thread, and count it.
+    /// Emits and counts records of leftovers that were reaped on another thread.
     Emit(Vec<EventRecord>),
-    /// Read the config anew.
+    /// Rereads the config file.
     Reload,
 }
 
 #[derive(Debug)]
 pub enum EngineReply {
     Status {
-        /// But for what the time of day says.
+        /// All but the start time and the number of zombies, which the server adds.
         status: Box<Status>,
-        /// When the service began to watch, in ns since boot.
+        /// Time when the service started to watch (ns since boot).
         began: u64,
-        /// Pids of the members that are seen.
+        /// Pids of the members that the user may see.
         members: Vec<u32>,
     },
     Tree(TreeSnapshot),
@@ -76,28 +77,28 @@ pub enum EngineReply {
     Agents(Vec<AgentSnapshot>),
     Keeps(Vec<KeepSnapshot>),
     Keep(KeepDone),
-    /// Members.
+    /// Members, and the context for a scan of untracked processes.
     Scan(Vec<ProcessSnapshot>, Box<ScanContext>),
     Watched(Box<ScanContext>),
     Emitted,
-    /// What is in force now, or why that stays which was.
+    /// Summary of the new config, or why the old config stays.
     Reload(Result<String, String>),
     Refused(ErrorResponse),
 }
 
-/// By what the service goes, and who is its own: for a look at all others.
+/// State of the engine that a scan of untracked processes needs.
 #[derive(Clone)]
 pub struct ScanContext {
-    /// All members of all sessions, whoever asks.
+    /// Members of all sessions, whatever the user may see.
     pub members: Vec<ProcessKey>,
     pub rules: Ruleset,
     pub scope: Scope,
-    /// Since when it watches, in ns since boot.
+    /// Time when the service started to watch (ns since boot).
     pub started_ns: u64,
-    /// Whether decisions are carried out.
+    /// Whether the service sends signals.
     pub enforce: bool,
     pub times: Times,
-    /// Events are missing, and nothing new is decided.
+    /// Whether events are missing, so that nothing new is decided.
     pub gap: bool,
 }
 
@@ -114,7 +115,7 @@ impl std::fmt::Debug for ScanContext {
     }
 }
 
-/// A process.
+/// Copy of a process.
 #[derive(Clone, Debug)]
 pub struct ProcessSnapshot {
     pub key: ProcessKey,
@@ -122,102 +123,105 @@ pub struct ProcessSnapshot {
     pub image: Arc<Image>,
     pub uids: Uids,
     pub session: Option<SessionRef>,
-    /// It is that session's root.
+    /// Whether it is the root of that session.
     pub root: bool,
-    /// An orphan.
+    /// Whether its parent has exited.
     pub orphan: bool,
     pub due: bool,
     pub boundary: Option<Arc<str>>,
-    /// Of members.
+    /// Decision about a member.
     pub judged: Option<DecisionSnapshot>,
-    /// What makes it one, where that is concluded.
+    /// Evidence that made a late-discovered process a member.
     pub evidence: Option<EvidenceRef>,
 }
 
-/// A decision in the words of the stream.
+/// Decision in the terms of the event stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DecisionSnapshot {
     pub verdict: &'static str,
     pub reason: &'static str,
     pub rule: Option<Arc<str>>,
-    /// On the monotonic clock, in ns.
+    /// End of the rule's delay (CLOCK_MONOTONIC, ns).
     pub until: Option<u64>,
-    /// What the rule does.
+    /// Action of the rule.
     pub action: Option<Action>,
-    /// What has to be read before it can be said.
+    /// Facts that must be read before a decision is possible.
     pub needs: FactSet,
 }
 
-/// A session.
+/// Copy of a session.
 #[derive(Clone, Debug)]
 pub struct SessionSnapshot {
     pub name: SessionRef,
     pub kind: SessionKind,
     pub root: ProcessKey,
-    /// Nanoseconds since boot.
+    /// Time when it opened (ns since boot).
     pub opened: u64,
     pub members: usize,
-    /// How many of them are kept though the root is gone.
+    /// Number of members that are kept although the root has exited.
     pub kept: usize,
     pub outer: Option<SessionRef>,
-    /// When and how its root ended, if it has.
+    /// Exit time (ns since boot) and status of the root, if it has exited.
     pub gone: Option<(u64, ExitStatus)>,
 }
 
-/// A rule by which an agent or an agent's server is recognised.
+/// Rule that recognises an agent or an agent's server.
 #[derive(Clone, Debug)]
 pub struct AgentSnapshot {
     pub name: Arc<str>,
     pub kind: SessionKind,
-    /// What it asks for, in short: one text for each alternative.
+    /// Conditions of the rule in short form, one text for each alternative.
     pub matches: Vec<String>,
     pub sessions: Vec<SessionSnapshot>,
 }
 
-/// Rows in no order.
+/// Processes of a tree, in no order.
 #[derive(Clone, Debug, Default)]
 pub struct TreeSnapshot {
-    /// Outermost sessions first, each followed by those nested in it, with all their rows. `None` is no session.
+    /// Outermost sessions, each with its own rows and those of the sessions nested in it. `None`: processes without a
+    /// session.
     pub groups: Vec<(Option<SessionSnapshot>, Vec<ProcessSnapshot>)>,
 }
 
-/// A process that a user keeps.
+/// Process kept with `reaper keep`.
 #[derive(Clone, Debug)]
 pub struct KeepSnapshot {
     pub row: ProcessSnapshot,
+    /// Uid of the user that keeps it.
     pub by: u32,
-    /// On the monotonic clock, in ns.
+    /// End of the keep (CLOCK_MONOTONIC, ns).
     pub until: Option<u64>,
     pub tree: bool,
 }
 
-/// All that there is to say of one process.
+/// Data for `reaper explain`.
 #[derive(Clone, Debug)]
 pub struct ExplainSnapshot {
     pub row: ProcessSnapshot,
-    /// The nearest first.
+    /// Birth ancestors, the nearest first.
     pub lineage: Vec<Ancestor>,
-    /// Where it is not who begot it.
+    /// Current parent, if it is not the birth parent.
     pub adopter: Option<ProcessName>,
     pub session: Option<SessionSnapshot>,
-    /// Of the sessions that it is in, the outermost whose root is gone, and the first such end.
+    /// Outermost of its sessions whose root has exited, with the time (ns since boot) and status of the first such
+    /// exit.
     pub due: Option<(SessionSnapshot, u64, ExitStatus)>,
-    /// What would be decided if its agent, which lives, were ended by a signal.
+    /// Decision that would follow if its living agent were killed by a signal.
     pub if_killed: Option<DecisionSnapshot>,
-    /// The same, if its agent ended of its own accord with status 0.
+    /// Decision that would follow if its living agent exited with status 0.
     pub if_succeeded: Option<DecisionSnapshot>,
-    /// Why it is nobody's, if it is.
+    /// Reason why it is a member of no session.
     pub untracked_reason: Option<UntrackedReason>,
     pub facts: Facts,
-    /// Whether decisions are carried out.
+    /// Whether the service sends signals.
     pub enforce: bool,
-    /// Why the service only observes, whatever the config says.
+    /// Reason why the service only observes although the config says otherwise.
     pub mode_reason: Option<String>,
-    /// How long before SIGKILL.
+    /// Time between SIGTERM and SIGKILL.
     pub grace: Duration,
-    /// Events are missing, and nothing new is decided.
+    /// Whether events are missing, so that nothing new is decided.
     pub gap: bool,
-    /// It is older than the service, which looks for what agents left behind before.
+    /// Whether it is older than a service that reaps leftovers.
     pub unwatched: bool,
 }
 
@@ -227,13 +231,13 @@ pub struct ProcessName {
     pub comm: Vec<u8>,
 }
 
-/// One of those from whom a process descends.
+/// Birth ancestor of a process.
 #[derive(Clone, Debug)]
 pub struct Ancestor {
     pub key: ProcessKey,
-    /// `None` if it is not remembered.
+    /// `None` if the tree no longer has it.
     pub image: Option<Arc<Image>>,
-    /// Who asks may see it.
+    /// Whether the user may see it.
     pub visible: bool,
     pub alive: bool,
     pub ended: Option<ExitStatus>,
@@ -242,15 +246,15 @@ pub struct Ancestor {
     pub adopter: Option<ProcessName>,
 }
 
-/// Why a process is a member of no session.
+/// Reason why a process is a member of no session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UntrackedReason {
     OutOfScope,
     KernelThread,
-    /// It is a boundary, by the rule of this name.
+    /// It is a boundary by this rule.
     Boundary(Arc<str>),
-    /// It descends from this boundary.
+    /// It descends from this boundary, which is one by this rule.
     BelowBoundary(ProcessName, Arc<str>),
-    /// It descends from no agent.
+    /// None of its ancestors is an agent.
     NoAgent,
 }

@@ -1,12 +1,12 @@
-//! The service's socket: questions from outside, and what is answered.
+//! HTTP API of the service on a Unix socket.
 //!
 //! ```text
-//!   client ──HTTP/1.1 over a Unix socket──▶ server (thread "api") ──Ask──▶ engine
-//!          ◀─────────── JSON ────────────── show: words, memory ◀─Answer──  copies what it knows
+//!   client ──HTTP/1.1 over a Unix socket──▶ server (thread "api") ──EngineRequest──▶ engine
+//!          ◀─────────── JSON ────────────── show: text, memory    ◀──EngineReply───  copies its state
 //! ```
 //!
-//! The engine only copies what it has in memory; what takes time (command lines without their secrets, a look
-//! at /proc) is the server's. All is versioned under `/v1`:
+//! The engine only copies state that it has in memory. The server does the slow work on other threads: it redacts
+//! command lines and reads /proc. All paths are versioned under `/v1`:
 //!
 //! | | |
 //! |---|---|
@@ -21,10 +21,12 @@
 //! | `GET /v1/history?since_s=N&agent=NAME&session=NAME` | [`History`] |
 //! | `POST /v1/config/reload` | [`Reloaded`] |
 //!
-//! What is refused is answered by [`ErrorResponse`]; where there is no room now, `Retry-After` says when to ask again. Who asks is known by the socket's peer credentials: root sees and
-//! reaches all, others see the processes of their own uid and reach what kill(2) would let them signal.
+//! Refusals are answered by [`ErrorResponse`]. If the service is busy, `Retry-After` says when to try again.
 //!
-//! Times named `_s` are whole seconds; `_ns` are nanoseconds since boot, and memory is in bytes.
+//! The socket's peer credentials identify the user. Root sees and controls all processes. Other users see the
+//! processes of their own uid and control those that kill(2) lets them signal.
+//!
+//! Fields named `_s` are whole seconds, `_ns` nanoseconds since boot (CLOCK_BOOTTIME). Memory is in bytes.
 
 pub mod client;
 pub mod leftovers;
@@ -40,22 +42,22 @@ use serde_json::Value;
 
 use crate::export::FreedMemory;
 
-/// Name of the socket in the runtime directory, for a service that watches the whole host.
+/// File name of the socket in the runtime directory, for a service without `--scope`.
 pub const SOCKET: &str = "reaper.sock";
 
-/// The longest time for which anything can be kept: ten years.
+/// Longest time for which `reaper keep` can keep a process: ten years.
 pub const KEEP_MAX_S: u64 = 10 * 366 * 24 * 3600;
 
-/// Why a question is not answered.
+/// Reason why a request was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorResponse {
     /// `eperm`, `not_found`, `bad_request`, `conflict`, `too_large`, `timeout`, `busy`, `wrong_method`, `failed`.
     pub error: String,
-    /// A sentence that says what is wrong and what to do.
+    /// Cause and what to do, in one sentence.
     pub message: String,
 }
 
-/// What was decided about a process, in the words of the event stream.
+/// Decision about a process, in the terms of the event stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DecisionInfo {
     /// `reap`, `keep`, `report` or `wait`.
@@ -63,52 +65,53 @@ pub struct DecisionInfo {
     pub reason: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
-    /// Until this is over, it is kept.
+    /// Time until the decision is evaluated again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remaining_s: Option<u64>,
 }
 
-/// A process as it is now.
+/// Snapshot of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessInfo {
     pub pid: u32,
     pub start_ns: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parent_pid: Option<u32>,
-    /// The command line without its secrets, perhaps cut; in brackets the kernel's name where there is none.
+    /// Command line without secrets, possibly truncated. Without a command line: the kernel's name in brackets.
     pub command: String,
-    /// Effective.
+    /// Effective user id.
     pub uid: u32,
     pub age_s: u64,
-    /// Resident memory; absent where it could not be read.
+    /// Resident memory; absent if it could not be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rss: Option<u64>,
-    /// The innermost session that it is a member of.
+    /// Innermost session of which it is a member.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent: Option<String>,
-    /// It is that session's root.
+    /// Whether it is the root of that session.
     pub session_root: bool,
-    /// An orphan whose agent lives.
+    /// Whether it is an orphan whose agent is alive.
     pub detached: bool,
-    /// A member whose agent is gone.
+    /// Whether it is a member whose agent has exited.
     pub due: bool,
-    /// It has exited, and its parent has not waited for it: it holds no memory.
+    /// Whether it has exited but its parent has not waited for it. A zombie holds no memory.
     pub zombie: bool,
-    /// Membership stops here, by the rule of this name.
+    /// Rule that makes the process a boundary: its descendants are not members.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub boundary: Option<String>,
-    /// What makes it a member though no event reported its birth: `process_group`, `kernel_session`, `cgroup`, `marker` or `cwd`.
+    /// Evidence that made a late-discovered process a member: `process_group`, `kernel_session`, `cgroup`, `marker` or
+    /// `cwd`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evidence: Option<String>,
-    /// The variable of its environment that says so.
+    /// Environment variable that is the evidence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evidence_variable: Option<String>,
-    /// The agent's directory, in which or below which it works.
+    /// Directory of the agent, if the evidence is `cwd`: the process works in it or below it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evidence_directory: Option<String>,
-    /// Of members.
+    /// Decision about a member.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decision: Option<DecisionInfo>,
 }
@@ -120,51 +123,50 @@ pub struct Status {
     pub pid: u32,
     /// `enforce` or `observe`.
     pub mode: String,
-    /// Why the service only observes, whatever the config says.
+    /// Reason why the service only observes although the config says otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode_reason: Option<String>,
-    /// Where its events come from.
+    /// Source of events.
     pub source: String,
-    /// Which better sources could not be used, and why.
+    /// Higher-priority sources that could not be used, each with the reason.
     #[serde(default)]
     pub rejected_sources: Vec<String>,
-    /// As it was given; empty is the whole host.
+    /// Scope as given on the command line; empty for the whole host.
     pub scope: Vec<String>,
-    /// Time of day at which it began to watch, to the second (RFC 3339).
+    /// Time when the service started to watch, to the second (RFC 3339).
     pub since: String,
     pub uptime_s: u64,
-    /// Processes known.
+    /// Number of known processes.
     pub processes: u64,
-    /// Sessions that are open, of those whom the one who asks may see.
+    /// Number of open sessions that the user may see.
     pub sessions_open: u64,
-    /// Sessions begun since the start.
+    /// Number of sessions opened since the start.
     pub sessions: u64,
     pub events: u64,
     pub lost: u64,
-    /// Stretches of time in which events may have been missing.
+    /// Number of periods in which events may have been lost.
     pub gaps: u64,
-    /// Why events are missing now, where they are: nothing new is decided meanwhile.
+    /// Reason why events are missing now. Until the gap is closed, nothing new is decided.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gap: Option<String>,
     pub signals: u64,
     pub reaped: u64,
-    /// Processes that are kept though their agent is gone, now.
+    /// Number of living processes that are kept although their agent has exited.
     pub kept: u64,
     pub failed: u64,
-    /// In observe: processes that would have been reaped so far.
+    /// Number of processes that would have been reaped so far; observe mode only.
     pub would_have_reaped: u64,
-    /// Of those reaped.
+    /// Memory of the reaped processes.
     #[serde(flatten)]
     pub memory: FreedMemory,
-    /// Members that have exited and that their parent has not waited for, now: they hold no memory, and are in
-    /// none of these figures.
+    /// Number of zombies whose parent is a member. They hold no memory and are not in the other counts.
     pub zombies: u64,
-    /// Directory of the pins; absent where tracking ends with the service.
+    /// Directory of the pins; absent if tracking ends with the service.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pin_dir: Option<String>,
 }
 
-/// A session, as far as is known.
+/// Snapshot of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionInfo {
     pub id: String,
@@ -172,16 +174,16 @@ pub struct SessionInfo {
     /// `agent`, or `server` for an agent's server.
     pub kind: String,
     pub root_pid: u32,
-    /// Since it opened.
+    /// Time since it opened.
     pub age_s: u64,
-    /// Members that live, nested sessions' not among them.
+    /// Number of living members, without those of nested sessions.
     pub members: u64,
-    /// How many of them are kept though its root is gone.
+    /// Number of members that are kept although the root has exited.
     pub kept: u64,
-    /// The session that this one is nested in.
+    /// Session that contains this one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outer_session_id: Option<String>,
-    /// How its root ended, if it has.
+    /// Exit status of the root, if it has exited.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub root_exit: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -194,20 +196,20 @@ pub struct TreeResponse {
     pub groups: Vec<TreeGroup>,
 }
 
-/// One session with those nested in it, or all that is in none.
+/// Session with the sessions nested in it, or all processes without a session.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TreeGroup {
-    /// Absent for processes of no session.
+    /// Absent for processes without a session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session: Option<SessionInfo>,
-    /// Parents before their children, each directly after those before it among its siblings.
+    /// Processes in depth-first order: each parent before its children.
     pub processes: Vec<TreeRow>,
 }
 
-/// A process in a tree.
+/// Process in a tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TreeRow {
-    /// How many of those listed are above it.
+    /// Number of listed ancestors.
     pub depth: usize,
     #[serde(flatten)]
     pub process: ProcessInfo,
@@ -217,46 +219,46 @@ pub struct TreeRow {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Explanation {
     pub process: ProcessInfo,
-    /// Who begot it, the nearest first, also those who have exited as far as they are remembered.
+    /// Birth ancestors, the nearest first. Includes exited ones that are still in the tree.
     pub lineage: Vec<AncestorInfo>,
-    /// Who has it now, where that is not who begot it.
+    /// Current parent, if it is not the birth parent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adopter: Option<NamedProcess>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session: Option<SessionInfo>,
-    /// The decision in a sentence.
+    /// Decision and its reason, in one sentence.
     pub why: String,
-    /// What will happen, and when, in a sentence.
+    /// Next step and its time, in one sentence.
     pub next: String,
-    /// What is known of it beside its program, as far as a rule has asked; `"unreadable"` where that failed.
+    /// Facts from /proc that rules have requested; `"unreadable"` if reading failed.
     pub facts: BTreeMap<String, Value>,
 }
 
-/// Somebody of whom little is told.
+/// Process of which only the name is shown.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamedProcess {
     pub pid: u32,
-    /// The kernel's short name for it; empty if it is not known.
+    /// Kernel's short name (`comm`); empty if unknown.
     pub name: String,
 }
 
-/// One of those from whom a process descends.
+/// Birth ancestor of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AncestorInfo {
     pub pid: u32,
     pub start_ns: u64,
-    /// The command line, or the kernel's short name where it is another user's.
+    /// Command line, or the kernel's short name in brackets for a process of another user.
     pub command: String,
     pub alive: bool,
-    /// How it ended.
+    /// Exit status.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended: Option<String>,
-    /// The agent whose root it is.
+    /// Agent whose root it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub boundary: Option<String>,
-    /// Who has it now, where that is not who begot it.
+    /// Current parent, if it is not the birth parent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adopter: Option<NamedProcess>,
 }
@@ -267,15 +269,15 @@ pub struct AgentsResponse {
     pub agents: Vec<AgentInfo>,
 }
 
-/// A rule by which an agent or an agent's server is recognised.
+/// Rule that recognises an agent or an agent's server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentInfo {
     pub name: String,
     /// `agent` or `server`.
     pub kind: String,
-    /// What it asks for, in short: one text for each alternative.
+    /// Conditions of the rule in short form, one text for each alternative.
     pub matches: Vec<String>,
-    /// Open now, of those whom the one who asks may see.
+    /// Open sessions that the user may see.
     pub sessions: Vec<SessionInfo>,
 }
 
@@ -285,16 +287,16 @@ pub struct KeepsResponse {
     pub keeps: Vec<KeepInfo>,
 }
 
-/// A process that a user has asked to be kept.
+/// Process kept with `reaper keep`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeepInfo {
     pub process: ProcessInfo,
-    /// Who has asked.
+    /// Uid of the user that keeps it.
     pub by_uid: u32,
-    /// For how long still; absent: until it ends.
+    /// Time left; absent if it is kept until it exits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remaining_s: Option<u64>,
-    /// With all that descends from it.
+    /// Whether its descendants are kept with it.
     pub tree: bool,
 }
 
@@ -303,63 +305,65 @@ pub struct KeepInfo {
 #[serde(deny_unknown_fields)]
 pub struct KeepParams {
     pub pid: u32,
-    /// Absent: until it ends.
+    /// Time to keep it; absent for until it exits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub for_s: Option<u64>,
-    /// With all that descends from it.
+    /// Whether to keep its descendants with it.
     #[serde(default)]
     pub tree: bool,
 }
 
-/// What an order about a keep came to.
+/// Result of a keep or unkeep request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeepDone {
     pub pid: u32,
-    /// How many processes it was about.
+    /// Number of processes affected.
     pub processes: u64,
-    /// It is written down, and holds for the service that comes next too.
+    /// Whether it is in the journal and survives a restart of the service.
     pub durable: bool,
 }
 
-/// What one look found: of the service, members and what nobody watched; of `reaper scan` without one, the latter.
+/// Result of a scan.
+///
+/// The service reports members and untracked leftovers. `reaper scan` without a service reports leftovers only.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScanReport {
     /// `service` or `command`.
     pub scanned_by: String,
-    /// Whether the service only observes, and ends nothing.
+    /// Whether the service only observes and signals nothing.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub observes: bool,
-    /// To be reaped, or reaped.
+    /// Processes to reap, or reaped.
     pub reapable: Vec<Finding>,
-    /// Left alone. Members whose agent lives are not listed, unless they are detached.
+    /// Processes left alone. Members with a living agent are listed only if they are detached.
     pub kept: Vec<Finding>,
-    /// Processes that could not be read: they count as living, and nothing is said of them.
+    /// Number of processes that could not be read. They count as alive and are not listed.
     pub unreadable: u64,
-    /// Of those that nobody watched, the ones whose end was confirmed; absent where none was to be ended, or it
-    /// goes on: the event stream tells.
+    /// Number of leftovers with a confirmed exit. Absent if no reaping was requested, or if it is not finished: then
+    /// the event stream reports the outcomes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended: Option<u64>,
-    /// What these gave back, in bytes.
+    /// Memory freed by these.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub freed_bytes: Option<u64>,
 }
 
-/// A process and what is to be said of it.
+/// Process found by a scan.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
     pub pid: u32,
     pub start_ns: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parent_pid: Option<u32>,
-    /// The topmost process of the tree that it is a part of; of a member, the first root of its session.
+    /// Topmost process of the subtree. For a member: the first root of its session.
     pub subtree_root_pid: u32,
-    /// Effective.
+    /// Effective user id.
     pub uid: u32,
-    /// As in [`ProcessInfo`].
+    /// Command line, as in [`ProcessInfo`].
     pub command: String,
     /// Name of the agent's rule.
     pub agent: String,
-    /// That it is a member of; absent where nobody watched.
+    /// Session of a member; absent for a leftover.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_id: Option<String>,
     /// `reap`, `keep`, `report` or `wait`.
@@ -367,25 +371,25 @@ pub struct Finding {
     pub reason: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
-    /// What speaks for its being a leftover, where nobody watched: `dead_agent`, `tool_shell`,
-    /// `recorded_session` or `marker`. Of a member as in [`ProcessInfo`].
+    /// Evidence that it is a leftover: `dead_agent`, `tool_shell`, `recorded_session` or `marker`. For a member as in
+    /// [`ProcessInfo`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evidence: Option<String>,
-    /// The variable of the environment that says so.
+    /// Environment variable that is the evidence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evidence_variable: Option<String>,
-    /// As in [`ProcessInfo`].
+    /// Directory, as in [`ProcessInfo`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evidence_directory: Option<String>,
-    /// The agent that it names, or that was recorded.
+    /// Pid of the agent that the evidence names.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent_pid: Option<u32>,
-    /// All of that in a sentence.
+    /// Evidence and decision in one sentence.
     pub why: String,
     pub age_s: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rss: Option<u64>,
-    /// What came of it: `ended`, `failed` or `not_sent`; of members the event stream tells.
+    /// Outcome of reaping a leftover: `ended`, `failed` or `not_sent`. The event stream reports those of members.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -397,15 +401,15 @@ pub struct Finding {
 /// `GET /v1/history`
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct History {
-    /// The newest last.
+    /// Sessions, the newest last.
     pub sessions: Vec<crate::journal::history::HistorySession>,
-    /// Older ones that were asked for too, and for which there is no room in an answer.
+    /// Number of older sessions that match but did not fit into the answer.
     pub omitted: u64,
 }
 
 /// `POST /v1/config/reload`
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reloaded {
-    /// A sentence that says what is in force now.
+    /// Summary of the new config in one sentence.
     pub message: String,
 }

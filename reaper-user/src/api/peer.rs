@@ -1,4 +1,4 @@
-//! Who asks, and what is theirs to see and to order.
+//! Identity of a client, and what it may see and control.
 
 #[cfg_attr(target_os = "macos", path = "peer/darwin.rs")]
 mod target;
@@ -9,49 +9,50 @@ use tokio::net::UnixStream;
 
 use reaper_model::event::{ProcessKey, Uids};
 
-/// Who is at the other end of a connection, as the kernel says.
+/// User at the other end of a connection, as reported by the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Peer {
-    /// Effective, when it connected.
+    /// Effective uid at the time of connecting.
     pub uid: u32,
 }
 
-/// A process somebody wants something done with: who it is, and who may signal it.
+/// Process that a client wants to keep or release, with the uids that decide whether it may.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SignalTarget {
-    /// The start is a whole tick.
+    /// Identity; the start time is truncated to a clock tick.
     pub key: ProcessKey,
     pub real: u32,
     pub saved: u32,
-    /// The kernel's short name for it.
+    /// Kernel's short name (`comm`).
     pub comm: String,
 }
 
 impl Peer {
-    /// By `SO_PEERCRED`.
+    /// Reads the credentials of the peer (`SO_PEERCRED`).
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel returns no credentials.
     pub fn of(stream: &UnixStream) -> io::Result<Peer> {
         let cred = stream.peer_cred()?;
         Ok(Peer { uid: cred.uid() })
     }
 
+    /// Returns whether the client is root.
     pub fn is_root(self) -> bool {
         self.uid == 0
     }
 
-    /// Whether it may do as the service itself does: root, or the user that this runs as.
+    /// Returns whether it may control the service: root, or the user that the service runs as.
     pub fn is_privileged(self) -> bool {
         self.is_root() || self.uid == nix::unistd::geteuid().as_raw()
     }
 
-    /// Whether a process under these ids is shown to it.
+    /// Returns whether it may see a process with these uids.
     pub fn may_see(self, uids: Uids) -> bool {
         self.is_root() || self.uid == uids.real || self.uid == uids.effective
     }
 
-    /// Whether kill(2) would let it signal the process.
+    /// Returns whether kill(2) would let it signal the process.
     pub fn may_signal(self, target: &SignalTarget) -> bool {
         self.is_root() || self.uid == target.real || self.uid == target.saved
     }
@@ -68,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn root_sees_and_reaches_all_and_others_what_is_theirs() {
+    fn root_sees_all_others_see_their_uid() {
         let (root, alice) = (Peer { uid: 0 }, Peer { uid: 1000 });
         assert!(
             root.may_see(uids(7, 8))
@@ -88,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_is_read_with_its_identity() {
+    fn signal_target_has_start_time_and_uids() {
         let own = SignalTarget::read(std::process::id()).unwrap().unwrap();
         assert!(own.key.start > 0 && own.real == nix::unistd::getuid().as_raw());
         assert_eq!(SignalTarget::read(u32::MAX / 2).unwrap(), None);

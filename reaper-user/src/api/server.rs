@@ -1,4 +1,7 @@
-//! The socket's server: a thread of its own, which holds nobody up and lets nobody hold it up.
+//! HTTP server on the service's socket.
+//!
+//! It runs on its own thread. Limits on time, size and connections keep one client from delaying the engine or
+//! other clients.
 
 mod lane;
 mod route;
@@ -29,70 +32,70 @@ use super::messages::EngineRequest;
 use super::peer::Peer;
 use lane::Lane;
 
-/// Questions that wait for the engine at most.
+/// Largest number of requests that wait for the engine.
 pub const QUEUE: usize = 16;
 
-/// Connections at one time; how many of them users who may not do all can have together, so that there is always
-/// room for one who may; and how many one such user can have.
+/// Limits on open connections: of all clients; of all unprivileged users together, which leaves room for a
+/// privileged one; of one unprivileged user.
 const CONNECTIONS_MAX: usize = 64;
 const USERS_MAX: usize = 48;
 const PER_USER_MAX: usize = 8;
-/// Bytes of a request's line and headers.
+/// Largest size of the request line and headers, in bytes.
 const HEADERS_MAX: usize = 8 << 10;
-/// Bytes of a request's body.
+/// Largest size of a request's body, in bytes.
 const BODY_MAX: usize = 64 << 10;
 
-/// How long things may take.
+/// Time limits of a connection.
 #[derive(Clone, Copy, Debug)]
 struct Timeouts {
-    /// A request's headers; then, as long again, its body.
+    /// For the headers, and again for the body.
     request: Duration,
-    /// The engine's answer; a scan or a history.
+    /// For the engine's reply, for a scan and for a history.
     answer: Duration,
-    /// The end of what was to be reaped: after that the answer does without.
+    /// For reaping. After that the answer lists the leftovers without outcomes, and reaping continues.
     reaping: Duration,
-    /// All of a connection.
+    /// For the connection as a whole.
     whole: Duration,
 }
 
-const PATIENCE: Timeouts = Timeouts {
+const TIMEOUTS: Timeouts = Timeouts {
     request: Duration::from_secs(5),
     answer: Duration::from_secs(10),
     reaping: Duration::from_secs(15),
     whole: Duration::from_secs(30),
 };
 
-/// Why there is no socket.
+/// Reason why the service has no socket.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    #[error("another service answers on {} already: stop it first, or give another --runtime-dir", .0.display())]
+    #[error("another service already answers on {}: stop it first, or set another --runtime-dir", .0.display())]
     Alive(PathBuf),
-    #[error("{} is no socket: remove it, or give another --runtime-dir", .0.display())]
+    #[error("{} is not a socket: remove it, or set another --runtime-dir", .0.display())]
     NotASocket(PathBuf),
-    #[error("cannot listen on {}: {source}; `socket = false` in the config does without", path.display())]
+    #[error("cannot listen on {}: {source}; to run without a socket, set `socket = false` in the config", path.display())]
     Listen { path: PathBuf, source: io::Error },
     #[error("cannot start the socket's thread: {0}")]
     Thread(#[source] io::Error),
 }
 
-/// A socket that somebody may connect to already; removed when this is dropped.
+/// Listening socket. Its file is removed on drop.
 pub struct Socket {
     listener: Option<Listener>,
     path: PathBuf,
-    /// Inode of its file: one that another has put there is left alone.
+    /// Inode of the file. A file of another service at the same path is left alone.
     inode: u64,
 }
 
-/// Where the server gets its answers.
+/// Connections of the server to the rest of the service.
 pub struct Backend {
-    /// Questions to the engine.
+    /// Sends requests to the engine.
     pub engine: mpsc::Sender<EngineRequest>,
     /// Path of the journal's database, if the service has a journal.
     pub journal: Option<PathBuf>,
     pub leftovers: Arc<dyn Leftovers>,
 }
 
-/// The thread that answers; ends when this is dropped.
+/// Server thread. It stops on drop.
 pub struct Server {
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -100,23 +103,24 @@ pub struct Server {
 }
 
 impl Socket {
-    /// Listens; takes the place of a socket that nobody answers on any more. Everybody may connect: who asks
-    /// is known, and what they may see and do is decided by that.
+    /// Listens on `path`. Replaces a socket file on which no process listens.
+    ///
+    /// Every user may connect. The peer credentials decide what each may see and do.
     ///
     /// # Errors
-    /// Somebody answers there, something else is there, or the file cannot be made.
+    /// Another service answers meta, the file is not a socket, or it cannot be created.
     pub fn bind(path: &Path) -> Result<Socket, ServerError> {
         let failed = |source| ServerError::Listen {
             path: path.into(),
             source,
         };
         match fs::symlink_metadata(path) {
-            Ok(there) if !there.file_type().is_socket() => {
+            Ok(meta) if !meta.file_type().is_socket() => {
                 return Err(ServerError::NotASocket(path.into()));
             }
             Ok(_) => match Stream::connect(path) {
                 Ok(_) => return Err(ServerError::Alive(path.into())),
-                // Nobody listens: whoever made it was killed.
+                // Nothing listens: the service that created it was killed.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                     fs::remove_file(path).map_err(failed)?;
                 }
@@ -126,12 +130,12 @@ impl Socket {
             Err(error) => return Err(failed(error)),
         }
         let listener = Listener::bind(path).map_err(failed)?;
-        let made = || {
+        let prepare = || {
             listener.set_nonblocking(true)?;
             fs::set_permissions(path, Permissions::from_mode(0o666))?;
             Ok(fs::symlink_metadata(path)?.ino())
         };
-        let inode = made().map_err(failed)?;
+        let inode = prepare().map_err(failed)?;
         Ok(Socket {
             listener: Some(listener),
             path: path.into(),
@@ -139,15 +143,15 @@ impl Socket {
         })
     }
 
-    /// Answers requests on a thread of its own.
+    /// Serves requests on a new thread.
     ///
     /// # Errors
-    /// No thread, or no runtime for it, can be started.
+    /// The thread or its runtime cannot be started.
     pub fn serve(self, backend: Backend) -> Result<Server, ServerError> {
-        self.serve_within(backend, PATIENCE)
+        self.serve_within(backend, TIMEOUTS)
     }
 
-    fn serve_within(mut self, backend: Backend, patience: Timeouts) -> Result<Server, ServerError> {
+    fn serve_within(mut self, backend: Backend, timeouts: Timeouts) -> Result<Server, ServerError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .max_blocking_threads(2)
@@ -156,13 +160,13 @@ impl Socket {
         let listener = self.listener.take();
         let socket = Arc::new(self);
         let (stop, stopped) = oneshot::channel::<()>();
-        let work = move || {
+        let run = move || {
             let local = tokio::task::LocalSet::new();
             let listen = async {
-                // Registered with the runtime that it is used in.
+                // Must be registered with the runtime that uses it.
                 match listener.map(UnixListener::from_std) {
-                    Some(Ok(listener)) => accept(listener, backend, patience).await,
-                    Some(Err(error)) => tracing::error!("the socket is not served: {error}"),
+                    Some(Ok(listener)) => accept(listener, backend, timeouts).await,
+                    Some(Err(error)) => tracing::error!("cannot serve the socket: {error}"),
                     None => {}
                 }
             };
@@ -172,11 +176,11 @@ impl Socket {
                     _ = stopped => {}
                 }
             });
-            // A look at /proc that hangs is not waited for.
+            // Does not wait for reads of /proc that hang.
             drop(local);
             runtime.shutdown_background();
         };
-        let thread = std::thread::Builder::new().name("api".into()).spawn(work);
+        let thread = std::thread::Builder::new().name("api".into()).spawn(run);
         Ok(Server {
             stop: Some(stop),
             thread: Some(thread.map_err(ServerError::Thread)?),
@@ -188,7 +192,7 @@ impl Socket {
 impl Drop for Socket {
     fn drop(&mut self) {
         let own = fs::symlink_metadata(&self.path)
-            .is_ok_and(|there| there.file_type().is_socket() && there.ino() == self.inode);
+            .is_ok_and(|meta| meta.file_type().is_socket() && meta.ino() == self.inode);
         if own && let Err(error) = fs::remove_file(&self.path) {
             tracing::warn!("cannot remove {}: {error}", self.path.display());
         }
@@ -201,31 +205,31 @@ impl Drop for Server {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the socket's thread has panicked; this is a bug");
+            tracing::error!("the thread of the socket has panicked; this is a bug");
         }
     }
 }
 
-/// What all connections share.
+/// State shared by all connections.
 struct Shared {
     backend: Backend,
-    /// Looks at all processes.
+    /// Scans of all processes.
     scans: Lane,
-    /// Scans that reap. [`Leftovers`] does one at a time and refuses others at once.
+    /// Scans that reap. [`Leftovers`] runs one at a time and refuses others at once.
     reapings: Lane,
     histories: Lane,
-    patience: Timeouts,
-    /// Connections by who has them.
+    timeouts: Timeouts,
+    /// Number of connections of each user.
     open: std::cell::RefCell<HashMap<Peer, usize>>,
 }
 
-/// A place among the connections, given back when this is dropped.
+/// Slot of a connection, released on drop.
 struct ConnectionSlot {
     shared: Rc<Shared>,
     peer: Peer,
 }
 
-/// Whether there is room for one more of `peer` among those who are there.
+/// Returns whether `peer` may open one more connection.
 fn has_room(open: &HashMap<Peer, usize>, peer: Peer) -> bool {
     let all: usize = open.values().sum();
     let users = open.iter().filter(|(peer, _)| !peer.is_privileged());
@@ -259,21 +263,21 @@ impl Drop for ConnectionSlot {
     }
 }
 
-async fn accept(listener: UnixListener, backend: Backend, patience: Timeouts) {
+async fn accept(listener: UnixListener, backend: Backend, timeouts: Timeouts) {
     let shared = Rc::new(Shared {
         backend,
         scans: Lane::new("scan", 1),
         reapings: Lane::new("reaping", 2),
         histories: Lane::new("history", 2),
-        patience,
+        timeouts,
         open: Default::default(),
     });
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // Out of descriptors, most likely: whoever waits goes on waiting.
-                tracing::warn!("cannot take a connection on the socket: {error}");
+                // The likely cause is a lack of file descriptors. Clients stay queued until the next try.
+                tracing::warn!("cannot accept a connection on the socket: {error}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -282,31 +286,31 @@ async fn accept(listener: UnixListener, backend: Backend, patience: Timeouts) {
             continue;
         };
         match ConnectionSlot::take(&shared, peer) {
-            Some(place) => {
-                tokio::task::spawn_local(converse(stream, peer, place));
+            Some(slot) => {
+                tokio::task::spawn_local(serve_connection(stream, peer, slot));
             }
-            // Said without waiting for what it wants, and as far as its buffer takes it.
+            // Sent without reading the request. Dropped if the socket's buffer has no room for it.
             None => drop(stream.try_write(route::busy().as_bytes())),
         }
     }
 }
 
-/// One connection: one request, one answer.
-async fn converse(stream: UnixStream, peer: Peer, place: ConnectionSlot) {
-    let shared = &place.shared;
+/// Serves one connection: one request, one response.
+async fn serve_connection(stream: UnixStream, peer: Peer, slot: ConnectionSlot) {
+    let shared = &slot.shared;
     let service = service_fn(|request| route::answer(request, peer, shared));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(shared.patience.request)
+        .header_read_timeout(shared.timeouts.request)
         .max_buf_size(HEADERS_MAX)
         .keep_alive(false)
-        // Who has said all and closes that half still waits for the answer.
+        // A client may close its sending half and then read the response.
         .half_close(true)
         .serve_connection(TokioIo::new(stream), service);
-    match timeout(shared.patience.whole, connection).await {
+    match timeout(shared.timeouts.whole, connection).await {
         Ok(Ok(())) => {}
-        // It is the other end that has gone, or that speaks another language.
-        Ok(Err(error)) => tracing::debug!("a connection on the socket: {error}"),
-        Err(_) => tracing::debug!("a connection on the socket took too long"),
+        // The client has disconnected or does not speak HTTP.
+        Ok(Err(error)) => tracing::debug!("connection on the socket failed: {error}"),
+        Err(_) => tracing::debug!("connection on the socket timed out"),
     }
 }

@@ -1,4 +1,4 @@
-//! The engine's copies as they are shown: in words, with memory, without secrets.
+//! Turns the engine's copies into responses: adds text and memory, removes secrets.
 
 mod sentence;
 #[cfg(test)]
@@ -25,12 +25,12 @@ use reaper_model::activity::Activity;
 use reaper_model::conversation::Conversations;
 use reaper_model::facts::{Fact, Facts, InheritedFacts, Stdio};
 
-/// Bytes of a command line among others, and of one that is asked for.
+/// Largest size of a command line in bytes: in a list, and of the process that is explained.
 const SHORT: usize = 256;
 const LONG: usize = 8192;
 
 pub(super) fn status(status: Status, began: u64, members: &[u32]) -> Status {
-    // Without them the rest is still true.
+    // The status is useful without zombies too.
     let zombies = Procfs::default().zombies().unwrap_or_default();
     let members: HashSet<&u32> = members.iter().collect();
     let left = zombies
@@ -44,24 +44,24 @@ pub(super) fn status(status: Status, began: u64, members: &[u32]) -> Status {
     }
 }
 
-pub(super) fn tree(branches: TreeSnapshot) -> TreeResponse {
+pub(super) fn tree(snapshot: TreeSnapshot) -> TreeResponse {
     let procfs = Procfs::default();
     let mut zombies: HashMap<u32, Vec<Zombie>> = HashMap::new();
-    // Without them a tree is still a tree.
+    // The tree is useful without zombies too.
     for zombie in procfs.zombies().unwrap_or_default() {
         zombies.entry(zombie.parent).or_default().push(zombie);
     }
     let group =
         |(session, rows): (Option<SessionSnapshot>, Vec<ProcessSnapshot>)| super::TreeGroup {
             session: session.map(|group| self::session(&group)),
-            processes: leaves(rows, &mut zombies, &procfs),
+            processes: tree_rows(rows, &mut zombies, &procfs),
         };
-    let groups = branches.groups.into_iter().map(group).collect();
+    let groups = snapshot.groups.into_iter().map(group).collect();
     TreeResponse { groups }
 }
 
-/// Rows as they stand in a tree, each with the zombies that it does not wait for.
-fn leaves(
+/// Returns the rows in tree order, with zombies below their parents.
+fn tree_rows(
     mut rows: Vec<ProcessSnapshot>,
     zombies: &mut HashMap<u32, Vec<Zombie>>,
     procfs: &Procfs,
@@ -73,8 +73,8 @@ fn leaves(
         let parent = row.parent.filter(|parent| listed.contains(parent));
         children.entry(parent).or_default().push(at);
     }
-    let mut leaves = Vec::with_capacity(rows.len());
-    // The last one is next.
+    let mut tree_rows = Vec::with_capacity(rows.len());
+    // Used as a stack: the last entry is next.
     let mut stack: Vec<(usize, usize)> = Vec::new();
     let push = |stack: &mut Vec<_>, below: Option<Vec<usize>>, depth| {
         stack.extend(below.into_iter().flatten().rev().map(|at| (at, depth)));
@@ -82,18 +82,18 @@ fn leaves(
     push(&mut stack, children.remove(&None), 0);
     while let Some((at, depth)) = stack.pop() {
         let row = &rows[at];
-        leaves.push(TreeRow {
+        tree_rows.push(TreeRow {
             depth,
             process: process(row, SHORT, procfs),
         });
         let dead = zombies.remove(&row.key.pid).unwrap_or_default();
-        leaves.extend(dead.into_iter().map(|zombie| TreeRow {
+        tree_rows.extend(dead.into_iter().map(|zombie| TreeRow {
             depth: depth + 1,
             process: zombie_info(zombie),
         }));
         push(&mut stack, children.remove(&Some(row.key)), depth + 1);
     }
-    leaves
+    tree_rows
 }
 
 fn zombie_info(zombie: Zombie) -> ProcessInfo {
@@ -109,19 +109,19 @@ fn zombie_info(zombie: Zombie) -> ProcessInfo {
     }
 }
 
-pub(super) fn explanation(story: ExplainSnapshot) -> Explanation {
+pub(super) fn explanation(snapshot: ExplainSnapshot) -> Explanation {
     Explanation {
-        why: sentence::why(&story),
-        next: sentence::next(&story),
-        process: process(&story.row, LONG, &Procfs::default()),
-        lineage: story.lineage.iter().map(forebear).collect(),
-        adopter: story.adopter.as_ref().map(named),
-        session: story.session.as_ref().map(session),
-        facts: facts(&story),
+        why: sentence::why(&snapshot),
+        next: sentence::next(&snapshot),
+        process: process(&snapshot.row, LONG, &Procfs::default()),
+        lineage: snapshot.lineage.iter().map(ancestor_info).collect(),
+        adopter: snapshot.adopter.as_ref().map(named_process),
+        session: snapshot.session.as_ref().map(session),
+        facts: facts(&snapshot),
     }
 }
 
-fn forebear(ancestor: &Ancestor) -> AncestorInfo {
+fn ancestor_info(ancestor: &Ancestor) -> AncestorInfo {
     let command = match &ancestor.image {
         Some(image) if ancestor.visible => command_line(image, SHORT),
         Some(image) => format!("[{}]", String::from_utf8_lossy(&image.comm)),
@@ -135,18 +135,18 @@ fn forebear(ancestor: &Ancestor) -> AncestorInfo {
         ended: ancestor.ended.map(exit_status_text),
         agent: ancestor.agent.as_deref().map(str::to_owned),
         boundary: ancestor.boundary.as_deref().map(str::to_owned),
-        adopter: ancestor.adopter.as_ref().map(named),
+        adopter: ancestor.adopter.as_ref().map(named_process),
     }
 }
 
-fn named(name: &ProcessName) -> NamedProcess {
+fn named_process(name: &ProcessName) -> NamedProcess {
     NamedProcess {
         pid: name.pid,
         name: String::from_utf8_lossy(&name.comm).into_owned(),
     }
 }
 
-fn facts(story: &ExplainSnapshot) -> BTreeMap<String, Value> {
+fn facts(snapshot: &ExplainSnapshot) -> BTreeMap<String, Value> {
     let Facts {
         markers: marks,
         unit,
@@ -158,10 +158,10 @@ fn facts(story: &ExplainSnapshot) -> BTreeMap<String, Value> {
         conversations,
         activity,
         stdio,
-        // What the rules say of it shows in the decision.
+        // The decision shows what the rules make of them.
         arguments: _,
         script: _,
-    } = &story.facts;
+    } = &snapshot.facts;
     let mut facts = BTreeMap::new();
     let mut put = |name: &str, known: Fact<Value>| {
         let value = match known {
@@ -178,7 +178,7 @@ fn facts(story: &ExplainSnapshot) -> BTreeMap<String, Value> {
     put("sid", map(session, |now| now.sid.into()));
     let tty = match session {
         Fact::Known(now) => now.tty,
-        _ => story.row.image.tty,
+        _ => snapshot.row.image.tty,
     };
     put("terminal", Fact::Known((tty != 0).into()));
     put("terminal_input", map(input, |is| (*is).into()));
@@ -240,7 +240,7 @@ pub(super) fn keeps(mut keeps: Vec<KeepSnapshot>) -> KeepsResponse {
     KeepsResponse { keeps }
 }
 
-/// Of members, those that were left behind.
+/// Reports the members whose decision has another reason than a living agent.
 pub(super) fn scan(mut rows: Vec<ProcessSnapshot>) -> ScanReport {
     rows.sort_unstable_by_key(|row| (row.key.start, row.key.pid));
     let procfs = Procfs::default();
@@ -249,7 +249,7 @@ pub(super) fn scan(mut rows: Vec<ProcessSnapshot>) -> ScanReport {
         let (Some(judged), Some(session)) = (&row.judged, &row.session) else {
             continue;
         };
-        // Nothing was left behind there.
+        // Nothing to report: the agent is alive.
         if judged.reason == "root_alive" {
             continue;
         }
@@ -344,12 +344,12 @@ fn session(group: &SessionSnapshot) -> SessionInfo {
     }
 }
 
-/// Whole seconds since then, in ns since boot.
+/// Returns the whole seconds since `boot_ns` (ns since boot).
 fn seconds_since(boot_ns: u64) -> u64 {
     sys::boot_time().saturating_sub(boot_ns) / 1_000_000_000
 }
 
-/// Seconds until then, on the monotonic clock; what has begun counts.
+/// Returns the seconds until `ns` (CLOCK_MONOTONIC), rounded up.
 fn seconds_until(ns: u64) -> u64 {
     ns.saturating_sub(sys::monotonic()).div_ceil(1_000_000_000)
 }

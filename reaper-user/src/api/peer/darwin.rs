@@ -1,4 +1,4 @@
-//! A target as the process table shows it.
+//! Reads a target from the process table of macOS.
 
 use std::io;
 
@@ -7,16 +7,16 @@ use reaper_host::source::darwin::table;
 use reaper_model::event::{ProcessKey, TICK_NS};
 
 impl SignalTarget {
-    /// Asks the kernel; `None` if there is no such process.
+    /// Reads the process from the kernel. Returns `None` for an unused pid.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel refuses the read.
     pub fn read(pid: u32) -> io::Result<Option<SignalTarget>> {
         let process = table::one(pid).map_err(io::Error::other)?;
         Ok(process.map(|process| {
             let key = table::key(&process);
             SignalTarget {
-                // As /proc would have it.
+                // Truncated to a clock tick, as on Linux.
                 key: ProcessKey {
                     start: key.start - key.start % TICK_NS,
                     ..key

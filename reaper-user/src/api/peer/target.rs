@@ -1,4 +1,4 @@
-//! A target as /proc shows it.
+//! Reads a target from /proc.
 
 use std::fs;
 use std::io;
@@ -8,10 +8,10 @@ use reaper_host::source::procfs::Procfs;
 use reaper_model::event::{ProcessKey, TICK_NS};
 
 impl SignalTarget {
-    /// Reads /proc; `None` if there is no such process.
+    /// Reads the process from /proc. Returns `None` for an unused pid.
     ///
     /// # Errors
-    /// It is there and cannot be read or understood.
+    /// Its files in /proc cannot be read or parsed.
     pub fn read(pid: u32) -> io::Result<Option<SignalTarget>> {
         let procfs = Procfs::default();
         let Some(start) = procfs.start_ticks(pid) else {
@@ -22,7 +22,7 @@ impl SignalTarget {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         };
-        // The pid may be another's by now.
+        // The pid may have been reused between the two reads.
         if procfs.start_ticks(pid) != Some(start) {
             return Ok(None);
         }
@@ -41,7 +41,7 @@ impl SignalTarget {
     }
 }
 
-/// Real and saved user id of a `status` file, if it is a process's and not a mere thread's.
+/// Returns the real and saved user id from the text of a `status` file, `None` if it is incomplete.
 fn ids(status: &str) -> Option<(u32, u32)> {
     let field = |name| status.lines().find_map(|line| line.strip_prefix(name));
     let number = |word: &str| word.parse::<u32>().ok();
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_of_a_torn_file_are_none() {
+    fn incomplete_status_file_has_no_ids() {
         assert_eq!(ids("Name:\tx\nUid:\t1\t2\t3\t4\nGid:\t9"), Some((1, 3)));
         assert_eq!(ids("Name:\tx\nUid:\t1\t2"), None);
         assert_eq!(ids("Uid:\ta\tb\tc"), None);

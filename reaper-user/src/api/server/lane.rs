@@ -1,4 +1,4 @@
-//! Answers that may take long, apart from the others.
+//! Threads for slow requests, so that they do not delay others.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,25 +12,28 @@ use crate::api::ErrorResponse;
 use crate::api::peer::Peer;
 use reaper_host::workers::{Job, Size, Workers};
 
-/// Work of one kind, on threads of its own.
+/// Worker threads for one kind of request.
 pub(super) struct Lane {
-    /// What is done in it, as a thread's name.
+    /// Kind of request; also the name of the threads.
     name: &'static str,
     workers: Workers,
 }
 
 impl Lane {
-    /// `most` is the number of threads.
-    pub(super) fn new(name: &'static str, most: usize) -> Lane {
-        let workers = Workers::new(name, Size::fixed(most));
+    /// Creates a lane with at most `threads` threads.
+    pub(super) fn new(name: &'static str, threads: usize) -> Lane {
+        let workers = Workers::new(name, Size::fixed(threads));
         Lane { name, workers }
     }
 
-    /// Does some work for a peer and waits for it, in all within `patience`. Work that has not begun by then is dropped.
+    /// Runs `work` for a peer and waits for its result. `limit` includes the time in the queue.
+    ///
+    /// # Errors
+    /// `work` fails, or the limit has passed. Work that has not started by then is dropped.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         peer: Peer,
-        patience: Duration,
+        limit: Duration,
         work: impl FnOnce() -> ApiResult<T> + Send + 'static,
     ) -> ApiResult<T> {
         let name = self.name;
@@ -51,18 +54,18 @@ impl Lane {
             |error| ErrorResponse::new("failed", format!("cannot start a thread: {error}"));
         self.workers.submit(job).map_err(failed)?;
         let bug = |_| ErrorResponse::new("failed", format!("the {name} has failed; this is a bug"));
-        match timeout(patience, done).await {
+        match timeout(limit, done).await {
             Ok(done) => done.map_err(bug)?,
             Err(_) if is_begun.load(Ordering::Relaxed) => Err(ErrorResponse::new(
                 "timeout",
                 format!(
-                    "the {name} takes longer than {} s; try again",
-                    patience.as_secs_f32()
+                    "the {name} did not finish within {} s; try again",
+                    limit.as_secs_f32()
                 ),
             )),
             Err(_) => Err(ErrorResponse::new(
                 "busy",
-                format!("the service is busy with another {name}: try again in a few seconds"),
+                format!("the service is busy with another {name}; try again in a few seconds"),
             )),
         }
     }

@@ -1,4 +1,4 @@
-//! From a request to a question, and from an answer to a response.
+//! Routes a request to the engine, the journal or a scan, and builds the response.
 
 mod history;
 mod question;
@@ -22,12 +22,12 @@ use crate::export::to_json;
 use question::{methods, parse_request, segments};
 use scan::{ScanParams, scanned};
 
-/// After how long whoever is told that there is no room for them is to try again.
+/// Value of `Retry-After` in a `busy` response, in seconds.
 const RETRY_AFTER_S: u32 = 2;
 
-/// What is said, unasked, where there are too many connections.
+/// Returns the whole response to a connection above the limit.
 pub(super) fn busy() -> String {
-    let what = "too many connections at once: close some of them, then try again";
+    let what = "too many open connections: close some, then try again";
     let body = to_json(&ErrorResponse::new("busy", what));
     let body = String::from_utf8_lossy(&body);
     let (length, status) = (body.len(), StatusCode::SERVICE_UNAVAILABLE);
@@ -37,11 +37,11 @@ pub(super) fn busy() -> String {
     )
 }
 
-/// What is answered, or why not.
+/// Result of a request.
 pub(super) type ApiResult<T> = Result<T, ErrorResponse>;
 
 impl ErrorResponse {
-    /// A word of those that [`ErrorResponse`] lists, and a sentence.
+    /// Creates a refusal. `error` is one of the words that [`ErrorResponse::error`] lists.
     pub fn new(error: &str, message: impl Into<String>) -> ErrorResponse {
         ErrorResponse {
             error: error.into(),
@@ -64,14 +64,14 @@ impl ErrorResponse {
     }
 }
 
-/// Answers one request. Never fails: what goes wrong is an answer too.
+/// Handles one request. Errors become responses too.
 pub(super) async fn answer(
     request: Request<Incoming>,
     peer: Peer,
     shared: &Shared,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     let allowed = methods(request.uri().path());
-    Ok(match converse(request, peer, shared).await {
+    Ok(match handle(request, peer, shared).await {
         Ok(body) => response(StatusCode::OK, body),
         Err(refusal) => {
             let mut response = response(refusal.status(), to_json(&refusal));
@@ -94,7 +94,7 @@ fn response(status: StatusCode, body: Vec<u8>) -> Response<Full<Bytes>> {
     response
 }
 
-async fn converse(request: Request<Incoming>, peer: Peer, shared: &Shared) -> ApiResult<Vec<u8>> {
+async fn handle(request: Request<Incoming>, peer: Peer, shared: &Shared) -> ApiResult<Vec<u8>> {
     let (head, body) = request.into_parts();
     let too_large = || {
         let what = format!("the body is larger than {BODY_MAX} bytes");
@@ -104,14 +104,14 @@ async fn converse(request: Request<Incoming>, peer: Peer, shared: &Shared) -> Ap
         return Err(too_large());
     }
     let limited = Limited::new(body, BODY_MAX).collect();
-    // Read also where none is wanted, so that whoever sends it hears the answer.
-    let body = match timeout(shared.patience.request, limited).await {
+    // The body is also read if the request needs none. A client that sends one can then read the response.
+    let body = match timeout(shared.timeouts.request, limited).await {
         Ok(Ok(body)) => body.to_bytes(),
         Ok(Err(error)) if error.is::<LengthLimitError>() => return Err(too_large()),
         Ok(Err(error)) => {
             return Err(ErrorResponse::new(
                 "bad_request",
-                format!("the body is broken: {error}"),
+                format!("cannot read the body: {error}"),
             ));
         }
         Err(_) => {
@@ -124,10 +124,10 @@ async fn converse(request: Request<Incoming>, peer: Peer, shared: &Shared) -> Ap
     let (path, query) = (head.uri.path(), head.uri.query());
     if segments(path) == ["v1", "history"] && head.method == Method::GET {
         let query = history::query(query, peer)?;
-        let told = history::read_history(shared.backend.journal.as_deref(), query);
+        let read = history::read_history(shared.backend.journal.as_deref(), query);
         return shared
             .histories
-            .run(peer, shared.patience.answer, told)
+            .run(peer, shared.timeouts.answer, read)
             .await;
     }
     let question = parse_request(&head.method, path, query, &body, peer)?;
@@ -142,31 +142,31 @@ async fn converse(request: Request<Incoming>, peer: Peer, shared: &Shared) -> Ap
     let answer = ask(question, peer, shared).await;
     let answer = answer.map_err(|refusal| explain_untracked(refusal, explained))?;
     match (answer, scan) {
-        (EngineReply::Scan(rows, watched), Some((min_age, reap))) => {
-            let look = ScanParams {
+        (EngineReply::Scan(rows, context), Some((min_age, reap))) => {
+            let params = ScanParams {
                 leftovers: Arc::clone(&shared.backend.leftovers),
-                watched,
+                context,
                 peer,
                 min_age,
             };
-            scanned(rows, look, reap, shared).await
+            scanned(rows, params, reap, shared).await
         }
-        (answer, _) => put(answer).await,
+        (answer, _) => to_response(answer).await,
     }
 }
 
-/// Does what takes time away from the thread that takes connections.
+/// Runs blocking work away from the thread that accepts connections.
 async fn off_thread(
     work: impl FnOnce() -> ApiResult<Vec<u8>> + Send + 'static,
 ) -> ApiResult<Vec<u8>> {
     let done = tokio::task::spawn_blocking(work).await;
     done.unwrap_or_else(|_| {
-        let what = "the answer could not be put into words; this is a bug";
+        let what = "the response could not be created; this is a bug";
         Err(ErrorResponse::new("failed", what))
     })
 }
 
-/// Hands a question to the engine and waits for what it says.
+/// Sends a request to the engine and waits for the reply.
 async fn ask(question: RequestKind, peer: Peer, shared: &Shared) -> ApiResult<EngineReply> {
     let stopping = || ErrorResponse::new("busy", "the service is stopping");
     let exchange = async {
@@ -184,24 +184,24 @@ async fn ask(question: RequestKind, peer: Peer, shared: &Shared) -> ApiResult<En
             .map_err(|_| stopping())?;
         answered.await.map_err(|_| stopping())
     };
-    match timeout(shared.patience.answer, exchange).await {
+    match timeout(shared.timeouts.answer, exchange).await {
         Ok(Ok(EngineReply::Refused(refusal))) => Err(refusal),
         Ok(answered) => answered,
         Err(_) => {
-            let seconds = shared.patience.answer.as_secs_f32();
-            let what = format!("no answer within {seconds} s: the service is busy; try again");
+            let seconds = shared.timeouts.answer.as_secs_f32();
+            let what = format!("no answer within {seconds} s; the service is busy, try again");
             Err(ErrorResponse::new("timeout", what))
         }
     }
 }
 
-/// What there is to say of a process that lives though the engine knows nothing of it.
+/// Replaces `not_found` for a process that exists but is unknown to the engine.
 fn explain_untracked(refusal: ErrorResponse, explained: Option<u32>) -> ErrorResponse {
-    let lives = |pid: &u32| matches!(SignalTarget::read(*pid), Ok(Some(_)));
-    match explained.filter(lives) {
+    let is_alive = |pid: &u32| matches!(SignalTarget::read(*pid), Ok(Some(_)));
+    match explained.filter(is_alive) {
         Some(pid) if refusal.error == "not_found" => {
             let what = format!(
-                "process {pid} is no concern of this service: a thread of the kernel, or outside of what it was told to watch; it is never signalled"
+                "process {pid} is not tracked: it is a kernel thread or outside of the scope of this service; it is never signalled"
             );
             ErrorResponse::new("not_found", what)
         }
@@ -209,9 +209,9 @@ fn explain_untracked(refusal: ErrorResponse, explained: Option<u32>) -> ErrorRes
     }
 }
 
-/// Puts an answer into words, away from the thread that takes connections: it looks at /proc.
-async fn put(answer: EngineReply) -> ApiResult<Vec<u8>> {
-    let words = move || match answer {
+/// Turns a reply of the engine into JSON. Reads /proc, so it runs on another thread.
+async fn to_response(answer: EngineReply) -> ApiResult<Vec<u8>> {
+    let convert = move || match answer {
         EngineReply::Status {
             status,
             began,
@@ -226,11 +226,11 @@ async fn put(answer: EngineReply) -> ApiResult<Vec<u8>> {
         EngineReply::Reload(Err(message)) => Err(ErrorResponse::new("conflict", message)),
         EngineReply::Refused(refusal) => Err(refusal),
         EngineReply::Scan(..) | EngineReply::Watched(_) | EngineReply::Emitted => {
-            let what = "that was not asked; this is a bug";
+            let what = "unexpected reply of the engine; this is a bug";
             Err(ErrorResponse::new("failed", what))
         }
     };
-    off_thread(words).await
+    off_thread(convert).await
 }
 
 #[cfg(test)]
@@ -238,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_where_there_is_no_room_is_whole() {
+    fn busy_response_has_the_right_length() {
         let said = busy();
         let (head, body) = said.split_once("\r\n\r\n").unwrap();
         assert!(

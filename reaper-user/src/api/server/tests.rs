@@ -12,7 +12,7 @@ use crate::leftovers::Scanner;
 use crate::reap::Times;
 use reaper_model::Scope;
 
-/// Short, so that the slow are waited for in a test; but longer than a busy machine holds up those that are not.
+/// Short limits for tests that wait for a timeout. Prompt requests on a busy machine still meet them.
 const SHORT: Timeouts = Timeouts {
     request: Duration::from_secs(2),
     answer: Duration::from_secs(2),
@@ -20,7 +20,7 @@ const SHORT: Timeouts = Timeouts {
     whole: Duration::from_secs(8),
 };
 
-/// Where nothing is slow but the machine.
+/// Limits for tests in which no timeout is expected.
 const LONG: Timeouts = Timeouts {
     request: Duration::from_secs(20),
     answer: Duration::from_secs(20),
@@ -36,7 +36,7 @@ fn backend(engine: mpsc::Sender<EngineRequest>, journal: Option<PathBuf>) -> Bac
     }
 }
 
-/// A server, and an engine of which only the questions are looked at.
+/// Server with a fake engine that records the requests.
 struct World {
     dir: tempfile::TempDir,
     _server: Server,
@@ -45,34 +45,36 @@ struct World {
 
 impl World {
     fn new(answer: impl Fn(&RequestKind) -> Option<EngineReply> + Send + 'static) -> World {
-        World::beside(tempfile::tempdir().unwrap(), None, LONG, answer)
+        World::with_journal(tempfile::tempdir().unwrap(), None, LONG, answer)
     }
 
-    /// One in which somebody is too slow.
-    fn hasty(answer: impl Fn(&RequestKind) -> Option<EngineReply> + Send + 'static) -> World {
-        World::beside(tempfile::tempdir().unwrap(), None, SHORT, answer)
+    /// Creates a server with short limits, for tests that wait for a timeout.
+    fn with_short_limits(
+        answer: impl Fn(&RequestKind) -> Option<EngineReply> + Send + 'static,
+    ) -> World {
+        World::with_journal(tempfile::tempdir().unwrap(), None, SHORT, answer)
     }
 
-    /// With this journal.
-    fn beside(
+    /// Creates a server with this journal and these limits. `answer` returns `None` for requests that stay unanswered.
+    fn with_journal(
         dir: tempfile::TempDir,
         journal: Option<PathBuf>,
-        patience: Timeouts,
+        timeouts: Timeouts,
         answer: impl Fn(&RequestKind) -> Option<EngineReply> + Send + 'static,
     ) -> World {
         let socket = Socket::bind(&dir.path().join("s.sock")).unwrap();
         let (asks, mut questions) = mpsc::channel::<EngineRequest>(QUEUE);
-        let server = socket.serve_within(backend(asks, journal), patience);
-        let (tell, asked) = std_mpsc::channel();
+        let server = socket.serve_within(backend(asks, journal), timeouts);
+        let (record, asked) = std_mpsc::channel();
         std::thread::spawn(move || {
-            // Who gets no answer goes on waiting for one.
+            // Keeps the senders alive: a dropped sender would be an answer.
             let mut unanswered = Vec::new();
             while let Some(ask) = questions.blocking_recv() {
                 match answer(&ask.question) {
                     Some(answer) => drop(ask.answer.send(answer)),
                     None => unanswered.push(ask.answer),
                 }
-                let _ = tell.send((ask.peer, ask.question));
+                let _ = record.send((ask.peer, ask.question));
             }
         });
         World {
@@ -94,10 +96,10 @@ impl World {
         stream
     }
 
-    /// The status and the body that come back for these bytes.
+    /// Sends these bytes and returns the status and the body of the response.
     fn raw(&self, request: &[u8]) -> (u16, String) {
         let mut stream = self.connect();
-        // Refused, it may be closed before all is written.
+        // A refused request may be closed before all is written.
         let _ = stream.write_all(request);
         read(&mut stream)
     }
@@ -110,21 +112,21 @@ impl World {
     }
 }
 
-/// 0 for a connection that is closed without a word.
+/// Reads a response to its end. The status is 0 if the connection closes without one.
 fn read(stream: &mut Stream) -> (u16, String) {
-    let mut said = Vec::new();
-    // A reset is an end too.
-    let _ = stream.read_to_end(&mut said);
-    let said = String::from_utf8_lossy(&said).into_owned();
-    let status = said
+    let mut response = Vec::new();
+    // A reset ends the response too.
+    let _ = stream.read_to_end(&mut response);
+    let response = String::from_utf8_lossy(&response).into_owned();
+    let status = response
         .split(' ')
         .nth(1)
         .and_then(|status| status.parse().ok());
-    let body = said.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+    let body = response.split_once("\r\n\r\n").map_or("", |(_, body)| body);
     (status.unwrap_or(0), body.to_owned())
 }
 
-fn nothing_kept(question: &RequestKind) -> Option<EngineReply> {
+fn answer_keeps(question: &RequestKind) -> Option<EngineReply> {
     match question {
         RequestKind::Keeps => Some(EngineReply::Keeps(Vec::new())),
         _ => Some(EngineReply::Refused(ErrorResponse::new(
@@ -135,8 +137,8 @@ fn nothing_kept(question: &RequestKind) -> Option<EngineReply> {
 }
 
 #[test]
-fn a_question_comes_through_with_who_asks() {
-    let world = World::new(nothing_kept);
+fn request_reaches_engine_with_peer() {
+    let world = World::new(answer_keeps);
     let client = Client::new(world.path());
     let keeps: KeepsResponse = client.get("/v1/keeps").unwrap().read().unwrap();
     assert_eq!(keeps.keeps, []);
@@ -155,8 +157,8 @@ fn a_question_comes_through_with_who_asks() {
 }
 
 #[test]
-fn wrong_requests_are_told_what_is_wrong() {
-    let world = World::new(nothing_kept);
+fn invalid_requests_are_refused_with_a_reason() {
+    let world = World::new(answer_keeps);
     let order = |body: &str| format!(r#"{{"pid":{}{body}}}"#, std::process::id());
     for (line, body, status, word) in [
         ("GET /", String::new(), 404, "not_found"),
@@ -210,19 +212,22 @@ fn wrong_requests_are_told_what_is_wrong() {
         ),
         ("POST /v1/keeps", "x".repeat(BODY_MAX + 1), 413, "too_large"),
     ] {
-        let (code, said) = world.ask(line, &body);
-        let about = format!("{line} {}: {said}", body.get(..80).unwrap_or(&body));
-        assert_eq!(code, status, "{about}");
-        let refusal: ErrorResponse = serde_json::from_str(&said).expect(&about);
-        assert_eq!(refusal.error, word, "{about}");
-        assert!(refusal.message.len() > 10, "{about}");
+        let (code, response) = world.ask(line, &body);
+        let context = format!("{line} {}: {response}", body.get(..80).unwrap_or(&body));
+        assert_eq!(code, status, "{context}");
+        let refusal: ErrorResponse = serde_json::from_str(&response).expect(&context);
+        assert_eq!(refusal.error, word, "{context}");
+        assert!(refusal.message.len() > 10, "{context}");
     }
-    assert!(world.asked.try_recv().is_err(), "the engine was asked");
+    assert!(
+        world.asked.try_recv().is_err(),
+        "a request reached the engine"
+    );
 }
 
 #[test]
-fn what_is_no_request_is_refused() {
-    let world = World::new(nothing_kept);
+fn invalid_http_is_refused() {
+    let world = World::new(answer_keeps);
     let long = format!(
         "GET /v1/status HTTP/1.1\r\nx: {}\r\n\r\n",
         "a".repeat(2 * HEADERS_MAX)
@@ -240,41 +245,45 @@ fn what_is_no_request_is_refused() {
     ] {
         assert!(matches!(world.raw(garbage).0, 0 | 400), "{garbage:?}");
     }
-    let said = world.ask("GET /v1/keeps", "");
-    assert_eq!(said, (200, "{\"keeps\":[]}\n".into()), "it answers no more");
+    let response = world.ask("GET /v1/keeps", "");
+    assert_eq!(
+        response,
+        (200, "{\"keeps\":[]}\n".into()),
+        "the server stopped answering"
+    );
 }
 
 #[test]
-fn who_stops_in_the_middle_is_not_waited_for() {
-    let world = World::hasty(nothing_kept);
+fn incomplete_request_times_out() {
+    let world = World::with_short_limits(answer_keeps);
     let (code, _) = world.raw(b"GET /v1/keeps HT");
     assert!(matches!(code, 0 | 408), "{code}");
     let request = b"POST /v1/keeps HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{";
-    let (code, said) = world.raw(request);
-    assert_eq!(code, 504, "{said}");
-    assert!(said.contains(r#""error":"timeout""#), "{said}");
-    let (code, said) =
+    let (code, response) = world.raw(request);
+    assert_eq!(code, 504, "{response}");
+    assert!(response.contains(r#""error":"timeout""#), "{response}");
+    let (code, response) =
         world.raw(b"POST /v1/keeps HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n{");
-    assert_eq!(code, 413, "it is waited for: {said}");
+    assert_eq!(code, 413, "the server waited for the body: {response}");
     assert_eq!(world.ask("GET /v1/keeps", "").0, 200);
 }
 
 #[test]
-fn a_late_answer_is_not_waited_for() {
-    let world = World::hasty(|question| match question {
+fn late_engine_reply_times_out() {
+    let world = World::with_short_limits(|question| match question {
         RequestKind::Agents => None,
-        other => nothing_kept(other),
+        other => answer_keeps(other),
     });
-    let (code, said) = world.ask("GET /v1/agents", "");
-    assert_eq!(code, 504, "{said}");
+    let (code, response) = world.ask("GET /v1/agents", "");
+    assert_eq!(code, 504, "{response}");
     assert_eq!(
         world.ask("GET /v1/keeps", "").0,
         200,
-        "others wait for that too"
+        "other requests wait too"
     );
 }
 
-/// Of nobody, so that all are to be looked at.
+/// Context without members, so that a scan reads all processes.
 fn watched() -> Box<ScanContext> {
     Box::new(ScanContext {
         members: Vec::new(),
@@ -288,34 +297,34 @@ fn watched() -> Box<ScanContext> {
 }
 
 #[test]
-fn what_takes_long_is_in_no_other_answers_way() {
+fn slow_requests_do_not_delay_others() {
     let dir = tempfile::tempdir().unwrap();
-    // Whoever opens this waits until somebody writes to it.
+    // Opening this blocks until a writer opens it.
     let journal = dir.path().join("journal.db");
     nix::unistd::mkfifo(&journal, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let answer = |question: &RequestKind| match question {
         RequestKind::Scan { .. } => Some(EngineReply::Scan(Vec::new(), watched())),
-        other => nothing_kept(other),
+        other => answer_keeps(other),
     };
-    let world = World::beside(dir, Some(journal.clone()), SHORT, answer);
+    let world = World::with_journal(dir, Some(journal.clone()), SHORT, answer);
     let late = |line| {
-        let (code, said) = world.ask(line, "");
-        assert_eq!(code, 504, "{line}: {said}");
+        let (code, response) = world.ask(line, "");
+        assert_eq!(code, 504, "{line}: {response}");
     };
     let busy = |line, name: &str| {
         let request = format!("{line} HTTP/1.1\r\nhost: x\r\n\r\n");
         let mut stream = world.connect();
         stream.write_all(request.as_bytes()).unwrap();
-        let mut said = String::new();
-        stream.read_to_string(&mut said).unwrap();
-        assert!(said.starts_with("HTTP/1.1 503 "), "{said}");
-        assert!(said.contains("\r\nretry-after: "), "{said}");
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        assert!(response.starts_with("HTTP/1.1 503 "), "{response}");
+        assert!(response.contains("\r\nretry-after: "), "{response}");
         assert!(
-            said.contains(&format!("busy with another {name}")),
-            "{said}"
+            response.contains(&format!("busy with another {name}")),
+            "{response}"
         );
     };
-    // Whoever has asked is gone, and it goes on.
+    // The client disconnects, and the scan continues.
     drop(
         world
             .connect()
@@ -333,12 +342,12 @@ fn what_takes_long_is_in_no_other_answers_way() {
     drop(fs::File::options().write(true).open(aside).unwrap());
     let end = Instant::now() + Duration::from_secs(10);
     while world.ask("GET /v1/history", "").0 != 500 {
-        assert!(Instant::now() < end, "the places are not given back");
+        assert!(Instant::now() < end, "the slots are not released");
     }
 }
 
 #[test]
-fn users_leave_room_for_each_other_and_for_who_may_do_all() {
+fn unprivileged_users_leave_room_for_others() {
     let mut open = HashMap::new();
     let fill = |peer: Peer, open: &mut HashMap<Peer, usize>| {
         while has_room(open, peer) {
@@ -349,14 +358,17 @@ fn users_leave_room_for_each_other_and_for_who_may_do_all() {
     for uid in 70_000..70_004 {
         assert_eq!(fill(Peer { uid }, &mut open), PER_USER_MAX);
     }
-    assert!(has_room(&open, Peer { uid: 70_004 }), "four have it all");
+    assert!(
+        has_room(&open, Peer { uid: 70_004 }),
+        "four users take all slots"
+    );
     for uid in 70_004..70_200 {
         fill(Peer { uid }, &mut open);
     }
     assert_eq!(open.values().sum::<usize>(), USERS_MAX);
     let uid = nix::unistd::geteuid().as_raw();
     for uid in [0, uid] {
-        assert!(has_room(&open, Peer { uid }), "{uid} is kept off");
+        assert!(has_room(&open, Peer { uid }), "no room for {uid}");
     }
     assert_eq!(
         fill(Peer { uid: 0 }, &mut open),
@@ -365,7 +377,7 @@ fn users_leave_room_for_each_other_and_for_who_may_do_all() {
 }
 
 #[test]
-fn an_engine_that_is_gone_is_named() {
+fn stopped_engine_is_reported_as_busy() {
     let dir = tempfile::tempdir().unwrap();
     let socket = Socket::bind(&dir.path().join("s.sock")).unwrap();
     let (asks, _) = mpsc::channel(1);
@@ -377,25 +389,25 @@ fn an_engine_that_is_gone_is_named() {
 }
 
 #[test]
-fn connections_have_a_bound_and_places_are_given_back() {
-    let world = World::new(nothing_kept);
+fn connection_slots_are_limited_and_released() {
+    let world = World::new(answer_keeps);
     let idle: Vec<Stream> = (0..CONNECTIONS_MAX).map(|_| world.connect()).collect();
-    let (code, said) = read(&mut world.connect());
-    assert_eq!(code, 503, "{said}");
-    let refusal: ErrorResponse = serde_json::from_str(&said).unwrap();
+    let (code, response) = read(&mut world.connect());
+    assert_eq!(code, 503, "{response}");
+    let refusal: ErrorResponse = serde_json::from_str(&response).unwrap();
     assert_eq!(refusal.error, "busy");
     drop(idle);
     let end = Instant::now() + Duration::from_secs(10);
     while world.ask("GET /v1/keeps", "").0 != 200 {
-        assert!(Instant::now() < end, "the places are not given back");
+        assert!(Instant::now() < end, "the slots are not released");
     }
 }
 
 #[test]
-fn a_stale_socket_is_replaced_and_nothing_else() {
+fn stale_socket_is_replaced_but_not_other_files() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s.sock");
-    // As one who is killed leaves it.
+    // A killed service leaves its socket like this.
     drop(Listener::bind(&path).unwrap());
     assert!(path.exists());
     let first = Socket::bind(&path).unwrap();
@@ -403,7 +415,7 @@ fn a_stale_socket_is_replaced_and_nothing_else() {
     assert_eq!(mode & 0o777, 0o666);
     assert!(matches!(Socket::bind(&path), Err(ServerError::Alive(_))));
     drop(first);
-    assert!(!path.exists(), "it is left behind");
+    assert!(!path.exists(), "the socket is left behind");
     fs::write(&path, "mine").unwrap();
     assert!(matches!(
         Socket::bind(&path),
@@ -416,13 +428,13 @@ fn a_stale_socket_is_replaced_and_nothing_else() {
 }
 
 #[test]
-fn a_socket_that_another_has_put_there_is_left_to_them() {
+fn socket_of_another_service_is_not_removed() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s.sock");
     let first = Socket::bind(&path).unwrap();
     fs::remove_file(&path).unwrap();
-    // Made before the first is let go of, so that its inode is another.
-    let _theirs = Listener::bind(&path).unwrap();
+    // Bound before `first` is dropped, so that the inode differs.
+    let _other = Listener::bind(&path).unwrap();
     drop(first);
     assert!(path.exists());
 }

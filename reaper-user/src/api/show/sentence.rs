@@ -1,4 +1,4 @@
-//! Why, and what comes next, each in plain sentences.
+//! The sentences of `reaper explain`: the decision with its reason, and what happens next.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use reaper_model::event::ExitStatus;
 use reaper_model::facts::FactSet;
 use reaper_model::ruleset::Action;
 
-/// The decision about a process, and its reason.
-pub(super) fn why(story: &ExplainSnapshot) -> String {
-    if let Some(stranger) = &story.untracked_reason {
-        return format!("None of reaper's business: {}.", foreign(stranger));
+/// Returns the decision and its reason.
+pub(super) fn why(snapshot: &ExplainSnapshot) -> String {
+    if let Some(reason) = &snapshot.untracked_reason {
+        return format!("Not tracked: {}.", untracked(reason));
     }
-    let Some(judged) = &story.row.judged else {
-        return "Nothing is decided about it.".into();
+    let Some(judged) = &snapshot.row.judged else {
+        return "Not decided yet.".into();
     };
     let verdict = match judged.verdict {
         "reap" => "To be reaped",
@@ -24,21 +24,19 @@ pub(super) fn why(story: &ExplainSnapshot) -> String {
         "report" => "Kept and reported",
         _ => "Kept",
     };
-    let mut sentence = format!("{verdict}: {}", reason(story, judged));
-    if let Some(due) = due(story).filter(|_| judged.verdict != "reap") {
+    let mut sentence = format!("{verdict}: {}", reason(snapshot, judged));
+    if let Some(due) = due(snapshot).filter(|_| judged.verdict != "reap") {
         sentence += &format!(", though {due}");
     }
     sentence + "."
 }
 
-fn foreign(stranger: &UntrackedReason) -> String {
-    match stranger {
-        UntrackedReason::OutOfScope => {
-            "it is outside of what this service was told to watch".into()
-        }
-        UntrackedReason::KernelThread => "it is a thread of the kernel".into(),
+fn untracked(reason: &UntrackedReason) -> String {
+    match reason {
+        UntrackedReason::OutOfScope => "it is outside of the scope of this service".into(),
+        UntrackedReason::KernelThread => "it is a kernel thread".into(),
         UntrackedReason::Boundary(rule) => format!(
-            "it is a boundary by the rule \"{rule}\", and what it runs belongs to no agent above it"
+            "it is a boundary by the rule \"{rule}\", and its descendants belong to no agent above it"
         ),
         UntrackedReason::BelowBoundary(name, rule) => {
             let comm = String::from_utf8_lossy(&name.comm);
@@ -49,159 +47,170 @@ fn foreign(stranger: &UntrackedReason) -> String {
     }
 }
 
-fn reason(story: &ExplainSnapshot, judged: &DecisionSnapshot) -> String {
+fn reason(snapshot: &ExplainSnapshot, judged: &DecisionSnapshot) -> String {
     let rule = judged.rule.as_deref();
     let by = |what: &str| match rule {
         Some(rule) => format!("{what} (rule \"{rule}\")"),
         None => what.to_owned(),
     };
     let the_rule = || rule.map_or_else(|| "a rule".into(), |rule| format!("the rule \"{rule}\""));
-    let due = || due(story).unwrap_or_else(|| "its agent is gone".into());
+    let due = || due(snapshot).unwrap_or_else(|| "its agent is gone".into());
     match judged.reason {
         "root_exited" => by(&due()),
-        "forked_after_root_exit" => by(&format!("{}, and it was born after that", due())),
+        "forked_after_root_exit" => by(&format!("{}, and it was forked after that", due())),
         "detached" => format!(
             "its parent has exited, but its {} {} lives",
-            kind(story),
-            agent(story)
+            kind(snapshot),
+            agent(snapshot)
         ),
-        "root_alive" if story.row.root => match kind(story) {
+        "root_alive" if snapshot.row.root => match kind(snapshot) {
             "server" => format!(
                 "it is the agent's server {}, which outlives the process that started it",
-                agent(story)
+                agent(snapshot)
             ),
-            _ => format!("it is the agent {} itself", agent(story)),
+            _ => format!("it is the agent {} itself", agent(snapshot)),
         },
-        "root_alive" => format!("its {} {} lives", kind(story), agent(story)),
+        "root_alive" => format!("its {} {} lives", kind(snapshot), agent(snapshot)),
         "keep_rule" => format!("{} says so", the_rule()),
         "other_uid" => by("it runs as another user than its agent"),
         "ancestor_kept" => by("a process above it is kept"),
         "descendant_kept" => by("a process below it is kept"),
-        "unreadable" => by("what it is cannot be read, and what is not known speaks for it"),
+        "unreadable" => by("its facts cannot be read, and a process with unknown facts is kept"),
         "lineage_uncertain" => {
-            "it may come from a boundary: what was told of its makers was lost".into()
+            "it may descend from a boundary: events about its ancestors were lost".into()
         }
         "inferred" => {
-            let by = story.row.evidence.as_ref().map(evidence_ref_text);
+            let by = snapshot.row.evidence.as_ref().map(evidence_ref_text);
             let by = by.unwrap_or_else(|| "evidence".into());
             format!(
-                "nobody saw its birth, and only {by} says that it comes from the agent; no rule says that this is enough"
+                "no event reported its fork, and only {by} links it to the agent; no rule accepts that as enough"
             )
         }
         "keep_marker" => "REAPER_KEEP=1 is in its environment".into(),
-        "kept_by_user" => "a user has asked for that with `reaper keep`".into(),
+        "kept_by_user" => "a user keeps it with `reaper keep`".into(),
         "rule_delay" => format!("{} gives it time", the_rule()),
         "successor_awaited" => format!(
             "its agent {} exited with status 0, and another process may continue its conversation",
-            agent(story)
+            agent(snapshot)
         ),
         "successor_unknown" => format!(
             "its agent {} exited, and whether another process continues its conversation cannot be read",
-            agent(story)
+            agent(snapshot)
         ),
-        "report_rule" => format!("{} wants somebody to have a look at it", the_rule()),
-        "reap_rule" if story.row.root => format!("{} says so", the_rule()),
-        "reap_rule" => format!("{} says so, though its {} lives", the_rule(), kind(story)),
-        "unread" => format!("{} is being read", wanted(judged.needs)),
-        "never_pid1" => "it is the init of all, which is never signalled".into(),
-        "never_kernel_thread" => "it is a thread of the kernel".into(),
-        "never_self" => "it is this service, or one of those above it".into(),
+        "report_rule" => format!("{} says so", the_rule()),
+        "reap_rule" if snapshot.row.root => format!("{} says so", the_rule()),
+        "reap_rule" => format!(
+            "{} says so, though its {} lives",
+            the_rule(),
+            kind(snapshot)
+        ),
+        "unread" => format!("{} is being read", fact_names(judged.needs)),
+        "never_pid1" => "it is the init process, which is never signalled".into(),
+        "never_kernel_thread" => "it is a kernel thread".into(),
+        "never_self" => "it is this service or one of its ancestors".into(),
         other => by(other),
     }
 }
 
-/// What will happen, and when.
-pub(super) fn next(story: &ExplainSnapshot) -> String {
-    let Some(judged) = story
+/// Returns what will happen, and when.
+pub(super) fn next(snapshot: &ExplainSnapshot) -> String {
+    let Some(judged) = snapshot
         .row
         .judged
         .as_ref()
-        .filter(|_| story.untracked_reason.is_none())
+        .filter(|_| snapshot.untracked_reason.is_none())
     else {
         let may_be_left =
-            story.unwatched && story.untracked_reason == Some(UntrackedReason::NoAgent);
+            snapshot.unwatched && snapshot.untracked_reason == Some(UntrackedReason::NoAgent);
         return if may_be_left {
-            "Nothing, unless an agent left it behind before this service began: `reaper scan` tells.".into()
+            "Nothing, unless an agent left it behind before this service started: `reaper scan` checks that.".into()
         } else {
             "Nothing: it is never signalled.".into()
         };
     };
     let time = judged.until.map(|until| span(seconds_until(until)));
     match (judged.verdict, time) {
-        ("reap", _) if story.gap => {
-            "Events are missing; once they have been made up for, it is decided anew.".into()
+        ("reap", _) if snapshot.gap => {
+            "Events are missing; it is decided again once the gap is closed.".into()
         }
-        ("reap", _) => format!("Now: {}.", signals(story)),
-        ("wait", Some(time)) if story.due.is_some() => {
+        ("reap", _) => format!("Now: {}.", signals(snapshot)),
+        ("wait", Some(time)) if snapshot.due.is_some() => {
             format!(
-                "In {time} that time is over, and it is {}.",
-                then(story, judged)
+                "In {time} that delay expires, and it is {}.",
+                then(snapshot, judged)
             )
         }
         ("wait", Some(time)) if judged.reason == "successor_awaited" => format!(
-            "In {time}, unless another process continues the conversation, it is decided like what any agent leaves behind."
+            "In {time}, unless another process continues the conversation, it is treated like any process that an agent leaves behind."
         ),
         ("wait", Some(time)) => {
-            let then = then(story, judged);
-            let end = when_it_ends(story);
-            format!("In {time}, if what that rule asks for is so then, it is {then}. {end}")
+            let then = then(snapshot, judged);
+            let end = when_it_ends(snapshot);
+            format!("In {time}, if the conditions of that rule still hold, it is {then}. {end}")
         }
-        ("wait", None) => "It is decided as soon as that is read; until then it is kept.".into(),
+        ("wait", None) => "It is decided once that has been read; until then it is kept.".into(),
         (_, Some(time)) if judged.reason == "kept_by_user" => {
-            format!("In {time} that is over, and it is decided anew.")
+            format!("In {time} the keep expires, and it is decided again.")
         }
-        (_, Some(time)) if story.row.root && story.due.is_none() => {
-            format!("In {time} it is checked again whether anything uses it.")
+        (_, Some(time)) if snapshot.row.root && snapshot.due.is_none() => {
+            format!("In {time} reaper checks again whether anything uses it.")
         }
-        (_, Some(time)) => format!("In {time} it is decided anew."),
-        _ if story.due.is_some() => "Nothing, for as long as this holds.".into(),
-        _ if story.row.root => match story.session.as_ref().and_then(|own| own.outer.as_ref()) {
-            None => "Nothing while it lives; when it ends, what it leaves behind is due.".into(),
-            Some(outer) => format!(
-                "Nothing while it and {}, in which it runs, both live; when one of them ends, what that leaves behind is due.",
-                outer.agent
-            ),
-        },
-        _ => when_it_ends(story),
+        (_, Some(time)) => format!("In {time} it is decided again."),
+        _ if snapshot.due.is_some() => "Nothing, as long as this holds.".into(),
+        _ if snapshot.row.root => {
+            match snapshot.session.as_ref().and_then(|own| own.outer.as_ref()) {
+                None => {
+                    "Nothing while it is alive; when it exits, what it leaves behind is due.".into()
+                }
+                Some(outer) => format!(
+                    "Nothing while it and {}, in which it runs, are both alive; when one exits, what it leaves behind is due.",
+                    outer.agent
+                ),
+            }
+        }
+        _ => when_it_ends(snapshot),
     }
 }
 
-/// What becomes of a member once its agent ends, as far as that can be told.
-fn when_it_ends(story: &ExplainSnapshot) -> String {
-    let agent = agent(story);
-    let (Some(killed), Some(done)) = (&story.if_killed, &story.if_succeeded) else {
-        return format!("When {agent} ends, it is decided anew.");
+/// Returns what happens to a member when its agent exits.
+fn when_it_ends(snapshot: &ExplainSnapshot) -> String {
+    let agent = agent(snapshot);
+    let (Some(killed), Some(done)) = (&snapshot.if_killed, &snapshot.if_succeeded) else {
+        return format!("When {agent} exits, this process is decided again.");
     };
-    let (killed, done) = (outlook(story, killed), outlook(story, done));
-    let first = format!("When {agent} ends, {killed}.");
+    let (killed, done) = (outlook(snapshot, killed), outlook(snapshot, done));
+    let first = format!("When {agent} exits, {killed}.");
     if killed == done {
         return first;
     }
-    format!("{first} If that ends with status 0, {done}.")
+    format!("{first} If {agent} exits with status 0, {done}.")
 }
 
-/// What would become of a member by such a decision.
-fn outlook(story: &ExplainSnapshot, judged: &DecisionSnapshot) -> String {
+/// Returns what such a decision would mean for a member.
+fn outlook(snapshot: &ExplainSnapshot, judged: &DecisionSnapshot) -> String {
     let rule = judged.rule.as_ref();
     let by = rule.map_or_else(String::new, |rule| format!(", by the rule \"{rule}\""));
     match (judged.verdict, judged.until) {
-        ("reap", _) => format!("it is {}", reaped(story)),
+        ("reap", _) => format!("this process is {}", reaped(snapshot)),
         ("wait", None) => match rule {
             Some(rule) => format!(
-                "it depends on the rule \"{rule}\", which asks for this: {}",
-                wanted(judged.needs)
+                "what happens to this process depends on the rule \"{rule}\", which needs to know {}",
+                fact_names(judged.needs)
             ),
-            None => format!("it depends on this: {}", wanted(judged.needs)),
+            None => format!(
+                "what happens to this process depends on {}",
+                fact_names(judged.needs)
+            ),
         },
         ("wait", Some(until)) => {
             let time = span(seconds_until(until));
-            format!("it is {} {time} after that{by}", done(judged))
+            format!("this process is {} {time} later{by}", done(judged))
         }
-        _ => format!("it is kept: {}", reason(story, judged)),
+        _ => format!("this process is kept: {}", reason(snapshot, judged)),
     }
 }
 
-/// What a rule does, when its time has come.
+/// Returns what the rule does after its delay.
 fn done(judged: &DecisionSnapshot) -> &'static str {
     match judged.action {
         Some(Action::Report) => "reported",
@@ -210,31 +219,31 @@ fn done(judged: &DecisionSnapshot) -> &'static str {
     }
 }
 
-fn then(story: &ExplainSnapshot, judged: &DecisionSnapshot) -> String {
+fn then(snapshot: &ExplainSnapshot, judged: &DecisionSnapshot) -> String {
     match done(judged) {
-        "reaped" => reaped(story),
+        "reaped" => reaped(snapshot),
         "reported" => "kept and reported".into(),
         other => format!("{other} by that rule"),
     }
 }
 
-fn reaped(story: &ExplainSnapshot) -> String {
-    format!("reaped: {}", signals(story))
+fn reaped(snapshot: &ExplainSnapshot) -> String {
+    format!("reaped: {}", signals(snapshot))
 }
 
-fn signals(story: &ExplainSnapshot) -> String {
-    if !story.enforce {
-        let reason = story.mode_reason.as_ref();
+fn signals(snapshot: &ExplainSnapshot) -> String {
+    if !snapshot.enforce {
+        let reason = snapshot.mode_reason.as_ref();
         let reason = reason.map(|reason| format!(": {reason}"));
         return "nothing is signalled, as this service only observes".to_owned()
             + &reason.unwrap_or_default();
     }
-    let grace = humantime::format_duration(story.grace);
+    let grace = humantime::format_duration(snapshot.grace);
     format!("SIGTERM, and SIGKILL {grace} later")
 }
 
-/// What has to be read.
-fn wanted(needs: FactSet) -> String {
+/// Returns the missing facts in words.
+fn fact_names(needs: FactSet) -> String {
     let all = [
         (FactSet::LISTENING, "whether it listens on a port"),
         (FactSet::CPU, "how busy it is"),
@@ -245,24 +254,24 @@ fn wanted(needs: FactSet) -> String {
         (FactSet::STDIO, "its standard input and output"),
         (FactSet::ARGUMENTS, "its whole command line"),
     ];
-    let wanted = all.into_iter().filter(|(need, _)| needs.contains(*need));
-    let wanted: Vec<&str> = wanted.map(|(_, what)| what).collect();
-    match wanted.split_last() {
-        None => "what a rule asks for".into(),
+    let fact_names = all.into_iter().filter(|(need, _)| needs.contains(*need));
+    let fact_names: Vec<&str> = fact_names.map(|(_, what)| what).collect();
+    match fact_names.split_last() {
+        None => "the facts that a rule needs".into(),
         Some((last, [])) => (*last).into(),
         Some((last, before)) => format!("{} and {last}", before.join(", ")),
     }
 }
 
-/// What the root of its session is: `agent` or `server`.
-fn kind(story: &ExplainSnapshot) -> &'static str {
-    let session = story.session.as_ref();
+/// Returns the kind of the session's root: `agent` or `server`.
+fn kind(snapshot: &ExplainSnapshot) -> &'static str {
+    let session = snapshot.session.as_ref();
     session.map_or("agent", |session| session.kind.name())
 }
 
-/// The root of its session.
-fn agent(story: &ExplainSnapshot) -> String {
-    story
+/// Returns the name and pid of the session's root.
+fn agent(snapshot: &ExplainSnapshot) -> String {
+    snapshot
         .session
         .as_ref()
         .map_or_else(|| "the agent".into(), root)
@@ -272,21 +281,21 @@ fn root(group: &SessionSnapshot) -> String {
     format!("{} ({})", group.name.agent, group.root.pid)
 }
 
-/// That its agent is gone, how and since when.
-fn due(story: &ExplainSnapshot) -> Option<String> {
-    let (group, at, how) = story.due.as_ref()?;
+/// Returns how and when its agent exited, `None` if the agent is alive.
+fn due(snapshot: &ExplainSnapshot) -> Option<String> {
+    let (group, at, how) = snapshot.due.as_ref()?;
     let since = span(seconds_since(*at));
     let how = match how {
-        ExitStatus::Exited(code) => format!("ended {since} ago with status {code}"),
+        ExitStatus::Exited(code) => format!("exited {since} ago with status {code}"),
         ExitStatus::Signalled { .. } => {
-            format!("was ended by {} {since} ago", exit_status_text(*how))
+            format!("was killed by {} {since} ago", exit_status_text(*how))
         }
-        ExitStatus::Unknown => format!("has been gone for {since}, and nobody saw how it ended"),
+        ExitStatus::Unknown => format!("exited {since} ago with an unknown status"),
     };
     Some(format!("its {} {} {how}", group.kind.name(), root(group)))
 }
 
-/// A time in its two largest units.
+/// Formats a duration with its two largest units.
 fn span(seconds: u64) -> String {
     let coarse = match seconds {
         s if s >= 86_400 => s - s % 3600,

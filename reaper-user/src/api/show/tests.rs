@@ -11,7 +11,7 @@ use reaper_model::leftover::EnvMarkers;
 use reaper_model::ruleset::Action;
 use reaper_model::ruleset::SessionKind;
 
-/// Pids that no process has.
+/// Pids larger than any that the kernel gives out.
 const BASE: u32 = 1 << 30;
 
 fn key(n: u32) -> ProcessKey {
@@ -48,21 +48,21 @@ fn drawn(rows: Vec<ProcessSnapshot>, zombies: Vec<Zombie>) -> Vec<(u32, usize, b
     for zombie in zombies {
         by_parent.entry(zombie.parent).or_default().push(zombie);
     }
-    let leaves = leaves(rows, &mut by_parent, &Procfs::default());
-    let drawn = leaves.iter().map(|leaf| {
-        let process = &leaf.process;
-        (process.pid - BASE, leaf.depth, process.zombie)
+    let tree_rows = tree_rows(rows, &mut by_parent, &Procfs::default());
+    let drawn = tree_rows.iter().map(|row| {
+        let process = &row.process;
+        (process.pid - BASE, row.depth, process.zombie)
     });
     drawn.collect()
 }
 
 #[test]
-fn a_tree_is_in_order_with_its_zombies() {
+fn tree_lists_parents_before_children_with_zombies() {
     let rows = vec![
         row(9, Some(2)),
         row(3, Some(1)),
         row(2, Some(1)),
-        // Its parent is not listed.
+        // Its parent is not in the list.
         row(7, Some(100)),
         row(1, None),
     ];
@@ -84,7 +84,7 @@ fn a_tree_is_in_order_with_its_zombies() {
 }
 
 #[test]
-fn a_deep_tree_is_no_trouble() {
+fn deep_tree_does_not_overflow_the_stack() {
     let deep = 20_000;
     let rows = (1..=deep).map(|n| row(n, Some(n - 1))).collect();
     let drawn = drawn(rows, Vec::new());
@@ -92,14 +92,14 @@ fn a_deep_tree_is_no_trouble() {
 }
 
 #[test]
-fn secrets_are_not_shown() {
+fn secrets_in_command_lines_are_redacted() {
     let shown = process(&row(1, None), SHORT, &Procfs::default());
     assert_eq!(shown.command, "p1 --token [redacted]");
     assert_eq!((shown.rss, shown.decision), (None, None));
 }
 
 #[test]
-fn a_scan_tells_apart_what_is_found() {
+fn scan_separates_reapable_from_kept_members() {
     let session = SessionRef {
         agent: "claude-code".into(),
         first_root: key(1),
@@ -130,7 +130,7 @@ fn a_scan_tells_apart_what_is_found() {
     );
 }
 
-fn story(verdict: &'static str, reason: &'static str) -> ExplainSnapshot {
+fn snapshot(verdict: &'static str, reason: &'static str) -> ExplainSnapshot {
     let name = SessionRef {
         agent: "claude-code".into(),
         first_root: key(1),
@@ -177,16 +177,16 @@ fn story(verdict: &'static str, reason: &'static str) -> ExplainSnapshot {
 }
 
 fn due(verdict: &'static str, reason: &'static str, rule: Option<&str>) -> ExplainSnapshot {
-    let mut story = story(verdict, reason);
+    let mut snapshot = snapshot(verdict, reason);
     let killed = ExitStatus::Signalled {
         signal: 9,
         core: false,
     };
-    let group = story.session.clone().unwrap();
-    story.due = Some((group, sys::boot_time(), killed));
-    story.row.due = true;
-    story.row.judged.as_mut().unwrap().rule = rule.map(Into::into);
-    story
+    let group = snapshot.session.clone().unwrap();
+    snapshot.due = Some((group, sys::boot_time(), killed));
+    snapshot.row.due = true;
+    snapshot.row.judged.as_mut().unwrap().rule = rule.map(Into::into);
+    snapshot
 }
 
 fn judged(
@@ -204,7 +204,7 @@ fn judged(
     }
 }
 
-/// A member of a living agent, and what would be decided once that is killed, or done.
+/// Returns a member of a living agent, with the decisions that would follow if the agent were killed or exited with 0.
 fn alive(
     reason: &'static str,
     if_killed: messages::DecisionSnapshot,
@@ -213,26 +213,26 @@ fn alive(
     ExplainSnapshot {
         if_killed: Some(if_killed),
         if_succeeded: Some(if_done),
-        ..story("keep", reason)
+        ..snapshot("keep", reason)
     }
 }
 
-fn waiting(story: &mut ExplainSnapshot) {
-    let judged = story.row.judged.as_mut().unwrap();
+fn waiting(snapshot: &mut ExplainSnapshot) {
+    let judged = snapshot.row.judged.as_mut().unwrap();
     judged.until = Some(sys::monotonic() + 600_000_000_000);
     judged.action = Some(Action::Reap);
 }
 
 #[test]
-fn decisions_are_told_in_a_sentence() {
+fn explanation_sentences_match_the_decision() {
     let mut given_time = due("wait", "rule_delay", Some("asked-for-servers"));
     waiting(&mut given_time);
-    let mut spinning = story("wait", "rule_delay");
+    let mut spinning = snapshot("wait", "rule_delay");
     spinning.row.judged.as_mut().unwrap().rule = Some("busy-loops".into());
     waiting(&mut spinning);
-    let stranger = |stranger| ExplainSnapshot {
-        untracked_reason: Some(stranger),
-        ..story("keep", "not_a_member")
+    let untracked = |untracked| ExplainSnapshot {
+        untracked_reason: Some(untracked),
+        ..snapshot("keep", "not_a_member")
     };
     let tmux = ProcessName {
         pid: 7,
@@ -249,32 +249,33 @@ fn decisions_are_told_in_a_sentence() {
         ..judged("wait", "unread", Some("asked-for-servers"))
     };
     let by_rule = || judged("keep", "keep_rule", Some("gradle"));
-    for (story, why, next) in [
+    for (snapshot, why, next) in [
         (
             alive("root_alive", reaped(), reaped()),
             "Kept: its agent claude-code (42) lives.",
-            "When claude-code (42) ends, it is reaped: SIGTERM, and SIGKILL 5s later.",
+            "When claude-code (42) exits, this process is reaped: SIGTERM, and SIGKILL 5s later.",
         ),
         (
             alive("detached", reaped(), server),
             "Kept: its parent has exited, but its agent claude-code (42) lives.",
-            "When claude-code (42) ends, it is reaped: SIGTERM, and SIGKILL 5s later. If that ends with status 0, it is \
-             reaped 10m after that, by the rule \"asked-for-servers\".",
+            "When claude-code (42) exits, this process is reaped: SIGTERM, and SIGKILL 5s later. If claude-code (42) exits \
+             with status 0, this process is reaped 10m later, by the rule \"asked-for-servers\".",
         ),
         (
             alive("root_alive", reaped(), unread),
             "Kept: its agent claude-code (42) lives.",
-            "When claude-code (42) ends, it is reaped: SIGTERM, and SIGKILL 5s later. If that ends with status 0, it \
-             depends on the rule \"asked-for-servers\", which asks for this: whether it listens on a port.",
+            "When claude-code (42) exits, this process is reaped: SIGTERM, and SIGKILL 5s later. If claude-code (42) exits \
+             with status 0, what happens to this process depends on the rule \"asked-for-servers\", which needs \
+             to know whether it listens on a port.",
         ),
         (
             alive("root_alive", by_rule(), by_rule()),
             "Kept: its agent claude-code (42) lives.",
-            "When claude-code (42) ends, it is kept: the rule \"gradle\" says so.",
+            "When claude-code (42) exits, this process is kept: the rule \"gradle\" says so.",
         ),
         (
             due("reap", "root_exited", None),
-            "To be reaped: its agent claude-code (42) was ended by SIGKILL 0s ago.",
+            "To be reaped: its agent claude-code (42) was killed by SIGKILL 0s ago.",
             "Now: SIGTERM, and SIGKILL 5s later.",
         ),
         (
@@ -282,59 +283,60 @@ fn decisions_are_told_in_a_sentence() {
                 enforce: false,
                 ..due("reap", "root_exited", None)
             },
-            "To be reaped: its agent claude-code (42) was ended by SIGKILL 0s ago.",
+            "To be reaped: its agent claude-code (42) was killed by SIGKILL 0s ago.",
             "Now: nothing is signalled, as this service only observes.",
         ),
         (
             due("keep", "keep_rule", Some("gradle")),
-            "Kept: the rule \"gradle\" says so, though its agent claude-code (42) was ended by SIGKILL 0s ago.",
-            "Nothing, for as long as this holds.",
+            "Kept: the rule \"gradle\" says so, though its agent claude-code (42) was killed by SIGKILL 0s ago.",
+            "Nothing, as long as this holds.",
         ),
         (
             due("keep", "other_uid", Some("other-uid")),
             "Kept: it runs as another user than its agent (rule \"other-uid\"), though its agent claude-code (42) was \
-             ended by SIGKILL 0s ago.",
-            "Nothing, for as long as this holds.",
+             killed by SIGKILL 0s ago.",
+            "Nothing, as long as this holds.",
         ),
         (
             given_time,
-            "Kept for now: the rule \"asked-for-servers\" gives it time, though its agent claude-code (42) was ended by \
+            "Kept for now: the rule \"asked-for-servers\" gives it time, though its agent claude-code (42) was killed by \
              SIGKILL 0s ago.",
-            "In 10m that time is over, and it is reaped: SIGTERM, and SIGKILL 5s later.",
+            "In 10m that delay expires, and it is reaped: SIGTERM, and SIGKILL 5s later.",
         ),
         (
             spinning,
             "Kept for now: the rule \"busy-loops\" gives it time.",
-            "In 10m, if what that rule asks for is so then, it is reaped: SIGTERM, and SIGKILL 5s later. When claude-code (42) ends, it is decided anew.",
+            "In 10m, if the conditions of that rule still hold, it is reaped: SIGTERM, and \
+             SIGKILL 5s later. When claude-code (42) exits, this process is decided again.",
         ),
         (
-            stranger(UntrackedReason::NoAgent),
-            "None of reaper's business: it descends from no agent that a rule recognises.",
+            untracked(UntrackedReason::NoAgent),
+            "Not tracked: it descends from no agent that a rule recognises.",
             "Nothing: it is never signalled.",
         ),
         (
             ExplainSnapshot {
                 unwatched: true,
-                ..stranger(UntrackedReason::NoAgent)
+                ..untracked(UntrackedReason::NoAgent)
             },
-            "None of reaper's business: it descends from no agent that a rule recognises.",
-            "Nothing, unless an agent left it behind before this service began: `reaper scan` tells.",
+            "Not tracked: it descends from no agent that a rule recognises.",
+            "Nothing, unless an agent left it behind before this service started: `reaper scan` checks that.",
         ),
         (
-            stranger(UntrackedReason::BelowBoundary(tmux, "tmux".into())),
-            "None of reaper's business: it descends from tmux (7), a boundary by the rule \"tmux\".",
+            untracked(UntrackedReason::BelowBoundary(tmux, "tmux".into())),
+            "Not tracked: it descends from tmux (7), a boundary by the rule \"tmux\".",
             "Nothing: it is never signalled.",
         ),
     ] {
-        let told = explanation(story);
-        assert_eq!((&*told.why, &*told.next), (why, next));
+        let explained = explanation(snapshot);
+        assert_eq!((&*explained.why, &*explained.next), (why, next));
     }
 }
 
 #[test]
-fn facts_say_what_is_known_and_what_could_not_be_read() {
-    let mut story = story("keep", "root_alive");
-    story.facts = Facts {
+fn facts_are_shown_as_values_or_unreadable() {
+    let mut snapshot = snapshot("keep", "root_alive");
+    snapshot.facts = Facts {
         markers: Fact::Known(1),
         unit: Fact::Unreadable,
         listening: Fact::Known(false),
@@ -351,7 +353,7 @@ fn facts_say_what_is_known_and_what_could_not_be_read() {
         arguments: Fact::Unreadable,
         script: Fact::Unread,
     };
-    let facts = serde_json::to_value(facts(&story)).unwrap();
+    let facts = serde_json::to_value(facts(&snapshot)).unwrap();
     let expected = serde_json::json!({
         "keep_marker": true, "unit": "unreadable", "listening": false, "sid": 9, "terminal": false,
         "terminal_input": false, "cwd": "/w/app", "agent_markers": ["CLAUDECODE"],

@@ -1,4 +1,4 @@
-//! `GET /v1/history`: what the journal says.
+//! `GET /v1/history`: sessions from the journal.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -12,36 +12,34 @@ use crate::api::{ErrorResponse, History};
 use crate::export::to_json;
 use crate::journal::history::{self, HistoryError};
 
-/// Bytes of a history, as JSON; of more the oldest is left out.
+/// Largest history in a response, in bytes of JSON. The oldest sessions are left out.
 const HISTORY_MAX: usize = 8 << 20;
 
-/// Of whom sessions are asked for; others than root are told of their own.
+/// Parses the query. Limits users other than root to their own sessions.
 pub(super) fn query(query: Option<&str>, peer: Peer) -> ApiResult<history::HistoryQuery> {
     let mut query = Query::read(query)?;
     let since = query.seconds("since_s")?.map(|since| {
         let since = Timestamp::now().checked_sub(since);
-        since.map_err(|_| {
-            ErrorResponse::new("bad_request", "since_s is longer than time is counted")
-        })
+        since.map_err(|_| ErrorResponse::new("bad_request", "since_s is too large"))
     });
-    let asked = history::HistoryQuery {
+    let parsed = history::HistoryQuery {
         since: since.transpose()?,
         agent: query.take("agent"),
         session: query.take("session"),
         uid: (!peer.is_root()).then_some(peer.uid),
     };
     query.finish()?;
-    Ok(asked)
+    Ok(parsed)
 }
 
-/// What the journal says.
+/// Returns a function that reads the journal and returns JSON.
 pub(super) fn read_history(
     journal: Option<&Path>,
     query: history::HistoryQuery,
 ) -> impl FnOnce() -> ApiResult<Vec<u8>> + Send + 'static {
     let journal = journal.map(Path::to_owned);
     move || {
-        let none = || ErrorResponse::new("not_found", "this service keeps no journal");
+        let none = || ErrorResponse::new("not_found", "this service has no journal");
         let journal = journal.ok_or_else(none)?;
         let mut kept = VecDeque::new();
         let (mut bytes, mut left_out) = (0, 0);

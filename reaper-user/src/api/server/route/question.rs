@@ -1,4 +1,4 @@
-//! What a request asks for.
+//! Parses requests.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use crate::api::peer::{Peer, SignalTarget};
 use crate::api::{ErrorResponse, KEEP_MAX_S, KeepParams};
 use crate::export::printable;
 
-/// Characters of a name that is told of.
+/// Longest shown name of a query parameter, in characters.
 const NAME_MAX: usize = 64;
 
-/// The methods that a path knows, for who has used another; empty for one that there is not.
+/// Returns the methods that a path accepts, as for the `Allow` header. Empty for an unknown path.
 pub(super) fn methods(path: &str) -> &'static str {
     match segments(path).as_slice() {
         ["v1", "status" | "tree" | "agents" | "history"] | ["v1", "explain", _] => "GET",
@@ -24,11 +24,12 @@ pub(super) fn methods(path: &str) -> &'static str {
     }
 }
 
+/// Returns the segments of a path.
 pub(super) fn segments(path: &str) -> Vec<&str> {
     path.strip_prefix('/').unwrap_or(path).split('/').collect()
 }
 
-/// What a request asks for.
+/// Parses a request and checks that the peer may make it.
 pub(super) fn parse_request(
     method: &Method,
     path: &str,
@@ -72,9 +73,9 @@ pub(super) fn parse_request(
 
 fn unknown(method: &Method, path: &str) -> ErrorResponse {
     match methods(path) {
-        "" => ErrorResponse::new("not_found", "there is no such path; /v1/status is one"),
+        "" => ErrorResponse::new("not_found", "no such path; try /v1/status"),
         methods => {
-            let what = format!("{method} is not for this path: use {methods}");
+            let what = format!("{method} is not allowed for this path: use {methods}");
             ErrorResponse::new("wrong_method", what)
         }
     }
@@ -90,11 +91,14 @@ fn only_root(peer: Peer, what: &str) -> ApiResult<()> {
 
 fn keep(body: &[u8], peer: Peer) -> ApiResult<RequestKind> {
     let order: KeepParams = serde_json::from_slice(body).map_err(|error| {
-        let what = format!(r#"the body is not as {{"pid":42,"for_s":7200,"tree":true}}: {error}"#);
+        let what =
+            format!(r#"the body does not match {{"pid":42,"for_s":7200,"tree":true}}: {error}"#);
         ErrorResponse::new("bad_request", what)
     })?;
     if order.for_s.is_some_and(|s| s == 0 || s > KEEP_MAX_S) {
-        let what = format!("for_s is not from 1 to {KEEP_MAX_S}: leave it out to keep for ever");
+        let what = format!(
+            "for_s must be from 1 to {KEEP_MAX_S}; omit it to keep the process until it exits"
+        );
         return Err(ErrorResponse::new("bad_request", what));
     }
     Ok(RequestKind::Keep {
@@ -104,21 +108,19 @@ fn keep(body: &[u8], peer: Peer) -> ApiResult<RequestKind> {
     })
 }
 
-/// A process that the one who asks may signal.
+/// Reads a process and checks that the peer may signal it.
 fn target(pid: u32, peer: Peer) -> ApiResult<SignalTarget> {
     match SignalTarget::read(pid) {
         Ok(Some(target)) if peer.may_signal(&target) => Ok(target),
         Ok(Some(_)) => {
-            let what =
-                format!("process {pid} is another user's: only its owner or root may do that");
+            let what = format!(
+                "process {pid} belongs to another user: only its owner or root may do that"
+            );
             Err(ErrorResponse::new("eperm", what))
         }
-        Ok(None) => Err(ErrorResponse::new(
-            "not_found",
-            format!("there is no process {pid}"),
-        )),
+        Ok(None) => Err(ErrorResponse::new("not_found", format!("no process {pid}"))),
         Err(error) => {
-            let what = format!("cannot read whose process {pid} is: {error}");
+            let what = format!("cannot read the owner of process {pid}: {error}");
             Err(ErrorResponse::new("failed", what))
         }
     }
@@ -127,11 +129,12 @@ fn target(pid: u32, peer: Peer) -> ApiResult<SignalTarget> {
 fn number(word: &str) -> ApiResult<u32> {
     let digits = word.bytes().all(|byte| byte.is_ascii_digit());
     let number = word.parse().ok().filter(|_| digits);
-    number
-        .ok_or_else(|| ErrorResponse::new("bad_request", "a pid is a number from 0 to 4294967295"))
+    number.ok_or_else(|| {
+        ErrorResponse::new("bad_request", "a pid must be a number from 0 to 4294967295")
+    })
 }
 
-/// The part of a path after the question mark.
+/// Parameters of the query that have not been used yet.
 pub(super) struct Query(Vec<(String, String)>);
 
 impl Query {
@@ -142,7 +145,7 @@ impl Query {
         names.sort_unstable();
         if let Some(twice) = names.windows(2).find(|two| two[0] == two[1]) {
             let name = printable(twice[0], NAME_MAX);
-            let what = format!("the query has `{name}` twice");
+            let what = format!("the query contains `{name}` twice");
             return Err(ErrorResponse::new("bad_request", what));
         }
         Ok(Query(pairs))
@@ -159,7 +162,7 @@ impl Query {
             Some("" | "true" | "1") => Ok(true),
             Some(_) => Err(ErrorResponse::new(
                 "bad_request",
-                format!("{name} is neither true nor false"),
+                format!("{name} must be true or false"),
             )),
         }
     }
@@ -169,19 +172,19 @@ impl Query {
             return Ok(None);
         };
         let seconds = word.parse().map(Duration::from_secs);
-        let seconds = seconds.map_err(|_| format!("{name} is no number of seconds"));
+        let seconds = seconds.map_err(|_| format!("{name} must be a number of seconds"));
         seconds
             .map(Some)
             .map_err(|what| ErrorResponse::new("bad_request", what))
     }
 
-    /// Nothing is left over.
+    /// Refuses the query if it contains unknown parameters.
     pub(super) fn finish(self) -> ApiResult<()> {
         match self.0.first() {
             None => Ok(()),
             Some((name, _)) => {
                 let name = printable(name, NAME_MAX);
-                let what = format!("the query has `{name}` in it, which this path does not know");
+                let what = format!("unknown parameter `{name}` in the query");
                 Err(ErrorResponse::new("bad_request", what))
             }
         }
@@ -193,16 +196,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn others_reach_only_what_is_theirs() {
-        // Whoever runs the tests.
+    fn unprivileged_peer_is_refused() {
+        // The user that runs the tests is privileged.
         let own = nix::unistd::geteuid().as_raw();
-        let stranger = Peer { uid: own + 4242 };
+        let unprivileged = Peer { uid: own + 4242 };
         let pid = std::process::id();
         let path = format!("/v1/keeps/{pid}");
         let body = format!(r#"{{"pid":{pid}}}"#);
-        let asked = |method, path, body: &str, peer| {
-            let asked = parse_request(&method, path, None, body.as_bytes(), peer);
-            asked.map_err(|refusal| refusal.error)
+        let parse = |method, path, body: &str, peer| {
+            let parse = parse_request(&method, path, None, body.as_bytes(), peer);
+            parse.map_err(|refusal| refusal.error)
         };
         for (method, path, body) in [
             (Method::POST, "/v1/keeps", &*body),
@@ -210,10 +213,10 @@ mod tests {
             (Method::POST, "/v1/scan", ""),
             (Method::POST, "/v1/config/reload", ""),
         ] {
-            let refused = asked(method.clone(), path, body, stranger);
+            let refused = parse(method.clone(), path, body, unprivileged);
             assert_eq!(refused, Err("eperm".into()), "{method} {path}");
             assert!(
-                asked(method, path, body, Peer { uid: own }).is_ok(),
+                parse(method, path, body, Peer { uid: own }).is_ok(),
                 "{path}"
             );
         }

@@ -1,4 +1,4 @@
-//! `GET` and `POST /v1/scan`: members, and what nobody watched.
+//! `GET` and `POST /v1/scan`: members and leftovers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,48 +10,49 @@ use crate::api::peer::Peer;
 use crate::api::show;
 use crate::export::to_json;
 
-/// A scan of all processes for a client.
+/// Parameters of a scan.
 pub(super) struct ScanParams {
     pub(super) leftovers: Arc<dyn Leftovers>,
-    pub(super) watched: Box<ScanContext>,
+    pub(super) context: Box<ScanContext>,
     pub(super) peer: Peer,
     pub(super) min_age: Option<Duration>,
 }
 
-/// Members, and what nobody watched.
+/// Scans for leftovers and adds the members. With `reap`, reaps the leftovers first.
 pub(super) async fn scanned(
     rows: Vec<ProcessSnapshot>,
-    look: ScanParams,
+    params: ScanParams,
     reap: bool,
     shared: &Shared,
 ) -> ApiResult<Vec<u8>> {
     let ScanParams {
         leftovers,
-        watched,
+        context,
         peer,
         min_age,
-    } = look;
-    let (of_reaping, also, listed) = (Arc::clone(&leftovers), watched.clone(), rows.clone());
-    let look = move || {
+    } = params;
+    let (reaping_leftovers, reaping_watched, reaping_rows) =
+        (Arc::clone(&leftovers), context.clone(), rows.clone());
+    let scan = move || {
         let mut report = show::scan(rows);
-        leftovers.report(&mut report, &watched, peer, min_age)?;
+        leftovers.report(&mut report, &context, peer, min_age)?;
         Ok(to_json(&report))
     };
     if reap {
         let reap = move || {
-            let mut report = show::scan(listed);
-            of_reaping.reap(&mut report, &also, peer, min_age)?;
+            let mut report = show::scan(reaping_rows);
+            reaping_leftovers.reap(&mut report, &reaping_watched, peer, min_age)?;
             Ok(to_json(&report))
         };
         match shared
             .reapings
-            .run(peer, shared.patience.reaping, reap)
+            .run(peer, shared.timeouts.reaping, reap)
             .await
         {
-            // It goes on; what is there by now is told.
+            // Reaping continues. The scan below shows its progress.
             Err(late) if late.error == "timeout" => {}
             done => return done,
         }
     }
-    shared.scans.run(peer, shared.patience.answer, look).await
+    shared.scans.run(peer, shared.timeouts.answer, scan).await
 }
