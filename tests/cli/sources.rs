@@ -167,8 +167,8 @@ fn nobodys_service(uid: u32, before: &[&str], source: &str) -> CommandOutput {
     assert_eq!(said.told("SIGTERM  "), 2, "signals: {}", said.out);
     assert_eq!(said.told("2 reaped, 0 kept, 0 failed"), 2, "{}", said.out);
     // The doctor knows what the probes lack here: nobody has to be told of it.
-    assert_eq!(said.told("above: load probes"), 1, "{}", said.out);
-    assert_eq!(said.told("report this line"), 0, "{}", said.out);
+    assert_eq!(said.told("first: load probes"), 1, "{}", said.out);
+    assert_eq!(said.told("report a bug"), 0, "{}", said.out);
     said
 }
 
@@ -198,13 +198,13 @@ kill "$(cat one)" "$(cat two)"
         for word in [
             &*format!("refused: {errno}"),
             ", to observe: nothing can be signalled",
-            "this only observes: processes can be neither held nor signalled by pidfds",
+            "this service only observes: processes can be neither held nor signalled by pidfds",
             "both live",
             "the scan ended with 1",
         ] {
             assert_eq!(said.told(word), 1, "no '{word}': {}{}", said.out, said.err);
         }
-        assert!(said.err.contains("nothing can be ended"), "{}", said.err);
+        assert!(said.err.contains("cannot reap"), "{}", said.err);
         assert_eq!(said.told("SIGTERM"), 0, "{}", said.out);
         assert_eq!(said.told("0 reaped, 0 kept, 0 failed"), 2, "{}", said.out);
     }

@@ -1,4 +1,4 @@
-//! `reaper doctor`: what this host can do, the reason for each no, and what would be used.
+//! `reaper doctor`: checks what this host supports, and which event source a daemon would use.
 
 mod features;
 mod privileges;
@@ -20,21 +20,21 @@ use reaper_host::source::ebpf::btf::{self, Btf, BtfError};
 use reaper_host::sys::host::{Host, Limit};
 use reaper_host::sys::pidfd::{self, PidfdUnavailable};
 
-/// The oldest kernel that the probes are made for.
+/// Oldest kernel that the probes support.
 const OLDEST: (u32, u32) = (5, 10);
 
-/// One question and its answer.
+/// One check and its result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
     pub name: &'static str,
     pub ok: bool,
     /// What was found.
     pub value: String,
-    /// Why not, or what is missed without it.
+    /// Why the check failed, or what is missing because of that.
     pub reason: Option<String>,
     /// What to do about it.
     pub advice: Option<String>,
-    /// Whether the probes cannot be used without it.
+    /// Whether the probes need it.
     #[serde(skip)]
     needed: bool,
 }
@@ -58,7 +58,7 @@ impl Check {
         }
     }
 
-    /// What is said if the answer is no.
+    /// Adds a reason and an advice if the check has failed.
     fn or(self, reason: impl Into<String>, advice: impl Into<String>) -> Check {
         match self.ok {
             true => self,
@@ -71,38 +71,39 @@ impl Check {
     }
 }
 
-/// All answers.
+/// Results of all checks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DoctorReport {
-    /// Whether `reaper daemon` can work here.
+    /// Whether `reaper daemon` can run here.
     pub usable: bool,
-    /// Whether it can signal anything; else it only observes.
+    /// Whether it can send signals; otherwise it only observes.
     pub can_signal: bool,
-    /// Where its events would come from, if anywhere.
+    /// Event source that it would use, if any is usable.
     pub source: Option<&'static str>,
-    /// All that the settings let it choose from, the best first.
+    /// All sources that the config allows, the best first.
     pub sources: Vec<Candidate>,
-    /// Why the probes cannot be used, what comes first being most likely the cause.
+    /// Reasons why the probes cannot be used, the most likely cause first.
     pub reasons: Vec<String>,
     pub checks: Vec<Check>,
 }
 
-/// A source that a daemon would try.
+/// Event source that a daemon would try.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Candidate {
     pub name: &'static str,
     pub usable: bool,
     /// Why it cannot be used.
     pub reason: Option<String>,
-    /// What it cannot tell that the probes can.
+    /// What it cannot report, compared with the probes.
     pub limitations: Option<&'static str>,
 }
 
-/// Looks at this host with the eyes of a daemon with these settings, calls `probe` to open each source and let it go again, and prints the answers.
-/// Returns the exit status: 0 if one of those that the settings allow can be used, 3 if not.
+/// Checks this host for a daemon with this config, and prints the results.
+///
+/// `probe` opens a source and closes it again. Returns the exit status: 0 if an allowed source can be used, 3 if not.
 ///
 /// # Errors
-/// If standard output cannot be written.
+/// Standard output cannot be written.
 pub fn run<E: Display>(
     config: &Config,
     json: bool,
@@ -117,7 +118,7 @@ pub fn run<E: Display>(
     Ok(if report.usable { 0 } else { 3 })
 }
 
-/// Answers everything. What the sources did when they were opened decides; the rest explains it.
+/// Runs all checks. Whether a source opens decides the result; the other checks explain it.
 pub fn examine<E: Display>(
     config: &Config,
     host: &Host,
@@ -138,11 +139,7 @@ pub fn examine<E: Display>(
     checks.push(features::bpffs(config, host, loads));
     checks.extend(features::kernel(btf, offsets.as_ref().ok()));
     checks.push(features::kernel_reap(config, btf, loads));
-    let loaded = if loads {
-        "loaded and let go"
-    } else {
-        "refused"
-    };
+    let loaded = if loads { "loaded" } else { "refused" };
     let failure = probed.clone().err().unwrap_or_default();
     let advice = remedy(&checks, host);
     let load = Check::new("programs load", loads, loaded);
@@ -173,18 +170,18 @@ pub fn examine<E: Display>(
     }
 }
 
-/// What to do where the probes are refused.
+/// Returns what to do if the probes do not load.
 fn remedy(checks: &[Check], host: &Host) -> String {
     let unmet = checks.iter().filter(|check| check.needed && !check.ok);
     let unmet: Vec<_> = unmet.map(|check| check.name).collect();
     if !unmet.is_empty() {
-        return format!("see to what is said of this above: {}", unmet.join(", "));
+        return format!("fix these checks first: {}", unmet.join(", "));
     }
     let pids = &host.pid_namespace;
     match host.container.is_empty() && (pids.is_initial || pids.inode == 0) {
-        true => "report this line and the kernel's release".into(),
-        false => "run it on the host: a container may be refused this whoever runs in it (by seccomp, for one; docker run \
-             --privileged lifts that); if the host refuses it too, report this line and the kernel's release"
+        true => "report a bug with this line and the kernel release".into(),
+        false => "run it on the host: a container may be refused this even as root, for example by seccomp (docker run \
+             --privileged allows it); if the host refuses it too, report a bug with this line and the kernel release"
             .into(),
     }
 }
@@ -194,12 +191,12 @@ fn kernel(host: &Host) -> Check {
     Check::new(
         "kernel",
         host.version().is_some_and(|v| v >= OLDEST),
-        known(&host.release),
+        or_unknown(&host.release),
     )
     .needed()
     .or(
-        format!("the kernel is older than {major}.{minor}, or does not tell its release"),
-        format!("run a kernel of {major}.{minor} or later"),
+        format!("the kernel is older than {major}.{minor}, or its release is unknown"),
+        format!("use kernel {major}.{minor} or later"),
     )
 }
 
@@ -211,7 +208,7 @@ fn type_information(offsets: &Result<Offsets, String>) -> Check {
     };
     Check::new("BTF", offsets.is_ok(), value).needed().or(
         offsets.as_ref().err().cloned().unwrap_or_default(),
-        "run a kernel built with CONFIG_DEBUG_INFO_BTF=y, as the big distributions build theirs, and mount sysfs",
+        "use a kernel built with CONFIG_DEBUG_INFO_BTF=y, as most distributions do, and mount sysfs",
     )
 }
 
@@ -229,35 +226,39 @@ fn surroundings(host: &Host) -> Vec<Check> {
     let wsl = signs.iter().any(|sign| sign.starts_with("wsl"));
     let (elsewhere, unrefused) = match wsl {
         true => (
-            "run it in each WSL distribution in which there are agents: each has a namespace of its own",
-            "update the kernel (wsl --update) if something is refused here",
+            "run it in each WSL distribution that runs agents: each has its own pid namespace",
+            "if something is refused, update the kernel (wsl --update)",
         ),
         false => (
-            "run it on the host, or its container with the host's pid namespace (docker run --pid=host)",
-            "run it on the host if something is refused here",
+            "run it on the host, or in a container with the host's pid namespace (docker run --pid=host)",
+            "if something is refused, run it on the host",
         ),
+    };
+    let proc_value = match host.proc_matches_pid_namespace {
+        true => "of this pid namespace",
+        false => "missing, or of another pid namespace",
     };
     vec![
         Check::new("lockdown", host.lockdown != "confidentiality", &*host.lockdown).needed().or(
-            "the kernel is locked down for confidentiality and shows its memory to no program",
+            "kernel lockdown (confidentiality) forbids reading kernel memory",
             "boot with lockdown=integrity, or without lockdown",
         ),
-        Check::new("/proc", host.proc_matches_pid_namespace, if host.proc_matches_pid_namespace { "this pid namespace's" } else { "none, or another pid namespace's" })
+        Check::new("/proc", host.proc_matches_pid_namespace, proc_value)
             .needed()
             .or(
-                "what runs here is not to be had from it, and its pids would be those of others",
-                "mount this pid namespace's own (mount -t proc proc /proc; unshare has --mount-proc for it)",
+                "it does not list the processes of this pid namespace, and its pids mean other processes",
+                "mount the /proc of this pid namespace (mount -t proc proc /proc, or unshare --mount-proc)",
             ),
         Check::new("pid namespace", pids.is_initial || pids.inode == 0, place(pids.is_initial, pids.inode))
-            .or("only processes of this pid namespace are seen", elsewhere),
+            .or("only processes of this pid namespace are visible", elsewhere),
         Check::new("host", signs.is_empty(), if signs.is_empty() { "no container".into() } else { signs.join(", ") })
-            .or("containers and guests may be refused what root may do on a host", unrefused),
+            .or("a container or guest may be refused what root can do on a host", unrefused),
         Check::new("processes of others", host.proc_shows_others, if host.proc_shows_others { "shown in /proc" } else { "hidden" }).or(
-            "/proc is mounted with hidepid: without the probes or the proc connector only own processes are seen",
-            "run it as root, or in the group that `gid=` of that mount names, or mount -o remount,hidepid=0 /proc",
+            "/proc is mounted with hidepid: without the probes or the proc connector, only your own processes are visible",
+            "run as root or in the group of the mount option `gid=`, or use mount -o remount,hidepid=0 /proc",
         ),
         Check::new("locked memory", enough, memlock)
-            .or("kernels before 5.11 count the ring as locked memory", "raise the limit (ulimit -l unlimited)"),
+            .or("kernels before 5.11 count the ring buffer as locked memory", "raise the limit (ulimit -l unlimited)"),
     ]
 }
 
@@ -269,11 +270,11 @@ fn place(first: bool, inode: u64) -> String {
     }
 }
 
-fn known(text: &str) -> &str {
+fn or_unknown(text: &str) -> &str {
     if text.is_empty() { "unknown" } else { text }
 }
 
-/// The answers as a table, with colours.
+/// Formats the report as a table with colours.
 fn render(report: &DoctorReport) -> String {
     let width = report
         .checks

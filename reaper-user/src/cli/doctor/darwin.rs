@@ -1,4 +1,4 @@
-//! `reaper doctor` on macOS: what this host tells of its processes, the reason for each no, and what would be used.
+//! `reaper doctor` on macOS: checks what the kernel reports about processes, and whether a daemon can run.
 
 use std::fmt::{Display, Write as _};
 use std::io;
@@ -16,23 +16,23 @@ use reaper_host::sys::darwin;
 use reaper_host::sys::host::Host;
 use reaper_host::sys::pidfd::exit_of;
 
-/// One question and its answer.
+/// One check and its result.
 #[derive(Serialize)]
 struct Check {
     name: &'static str,
     ok: bool,
     /// What was found.
     value: String,
-    /// Why not, or what is missed without it.
+    /// Why the check failed, or what is missing because of that.
     reason: Option<String>,
     /// What to do about it.
     advice: Option<&'static str>,
-    /// Whether nothing can be watched without it.
+    /// Whether a daemon needs it.
     #[serde(skip)]
     needed: bool,
 }
 
-/// All answers.
+/// Results of all checks.
 #[derive(Serialize)]
 struct Report {
     usable: bool,
@@ -41,10 +41,12 @@ struct Report {
     checks: Vec<Check>,
 }
 
-/// Looks at this host, calls `probe` to open its source and let it go again, and prints the answers. Returns the exit status: 0 if its processes can be watched, 3 if not.
+/// Checks this host and prints the results.
+///
+/// `probe` opens the source and closes it again. Returns the exit status: 0 if a daemon can run, 3 if not.
 ///
 /// # Errors
-/// If standard output cannot be written.
+/// Standard output cannot be written.
 pub fn run<E: Display>(
     _: &Config,
     json: bool,
@@ -61,16 +63,16 @@ pub fn run<E: Display>(
 fn examine<E: Display>(host: &Host, probed: Result<(), E>) -> Report {
     let checks =
         vec![
-        says("system", Ok::<_, io::Error>(format!("Darwin {}", host.release))),
-        needed(says("source opens", probed.map(|()| "opened and let go".into()))),
-        needed(says("process table", listed())),
-        needed(says("names of processes", named())),
-        needed(says("word of forks and exits", told())),
+        result_of("system", Ok::<_, io::Error>(format!("Darwin {}", host.release))),
+        needed(result_of("source opens", probed.map(|()| "opened".into()))),
+        needed(result_of("process table", process_table())),
+        needed(result_of("names of processes", identity())),
+        needed(result_of("word of forks and exits", event_queue())),
         privilege(host),
         Check {
             name: "signals",
             ok: true,
-            value: "sent by pid, right after asking who has it: in the microseconds between, it could become another's".into(),
+            value: "sent by pid, right after checking its identity: within these microseconds the pid could be reused".into(),
             reason: None,
             advice: None,
             needed: false,
@@ -78,13 +80,13 @@ fn examine<E: Display>(host: &Host, probed: Result<(), E>) -> Report {
         Check {
             name: "environments",
             ok: false,
-            value: shown().unwrap_or_else(|| "not told".into()),
+            value: environments().unwrap_or_else(|| "not shown".into()),
             reason: Some(
-                "of programs that come with the system (/bin/sh) the kernel shows no environment: \
-                 REAPER_KEEP=1 could stand in it, so they are kept where a rule honors that mark"
+                "the kernel shows no environment of programs that belong to the system (/bin/sh): \
+                 it could contain REAPER_KEEP=1, so they are kept if a rule honors that"
                     .into(),
             ),
-            advice: Some("set honor_keep = false in the config to have them ended all the same"),
+            advice: Some("to reap them all the same, set honor_keep = false in the config"),
             needed: false,
         },
     ];
@@ -99,36 +101,38 @@ fn examine<E: Display>(host: &Host, probed: Result<(), E>) -> Report {
     }
 }
 
-fn listed() -> Result<String, table::ProcfsError> {
+fn process_table() -> Result<String, table::ProcfsError> {
     let all = table::all()?;
     Ok(format!(
-        "{} processes, with starts to the microsecond",
+        "{} processes, with start times in microseconds",
         all.len()
     ))
 }
 
-fn named() -> nix::Result<String> {
+fn identity() -> nix::Result<String> {
     let first = darwin::identity(1)?;
     Ok(format!(
-        "pid 1 is number {} of this boot, never used again",
+        "pid 1 has the unique id {} of this boot",
         first.unique
     ))
 }
 
-fn told() -> nix::Result<String> {
+fn event_queue() -> nix::Result<String> {
     let queue = Kqueue::new()?;
     queue.kevent(&[exit_of(std::process::id(), 0)], &mut [], None)?;
     Ok(
-        "kqueue tells of forks, execs and exits as they happen, also of other users' processes"
+        "kqueue reports forks, execs and exits as they happen, also of other users' processes"
             .into(),
     )
 }
 
-/// What is shown of this program's own.
-fn shown() -> Option<String> {
+/// Returns whose environments the kernel shows, by reading that of this process.
+fn environments() -> Option<String> {
     let bytes = darwin::arguments(std::process::id()).ok()?;
-    let shown = Arguments::parse(&bytes).environment.is_some();
-    shown.then(|| "of this user's own programs, and all but the system's for root".into())
+    let environments = Arguments::parse(&bytes).environment.is_some();
+    environments.then(|| {
+        "those of this user's own programs; for root all but those of system programs".into()
+    })
 }
 
 fn privilege(host: &Host) -> Check {
@@ -140,14 +144,14 @@ fn privilege(host: &Host) -> Check {
             .euid
             .map_or("unknown".into(), |id| format!("user id {id}")),
         reason: (!root).then(|| {
-            "what others run is seen without its arguments, and cannot be signalled".into()
+            "processes of other users are visible without arguments, and cannot be signalled".into()
         }),
-        advice: (!root).then_some("run it as root, or with --user for what is your own"),
+        advice: (!root).then_some("run as root, or with --user for your own processes"),
         needed: false,
     }
 }
 
-fn says<E: Display>(name: &'static str, answer: Result<String, E>) -> Check {
+fn result_of<E: Display>(name: &'static str, answer: Result<String, E>) -> Check {
     let reason = answer
         .as_ref()
         .err()
@@ -155,7 +159,7 @@ fn says<E: Display>(name: &'static str, answer: Result<String, E>) -> Check {
     Check {
         name,
         ok: reason.is_none(),
-        value: answer.unwrap_or_else(|_| "not told".into()),
+        value: answer.unwrap_or_else(|_| "not available".into()),
         advice: reason.as_ref().map(|_| "run it outside of a sandbox"),
         reason,
         needed: false,
@@ -169,7 +173,7 @@ fn needed(check: Check) -> Check {
     }
 }
 
-/// The answers as a table, with colours.
+/// Formats the report as a table with colours.
 fn render(report: &Report) -> String {
     let names = report.checks.iter().map(|check| check.name.len());
     let width = names.max().unwrap_or(0);
@@ -183,8 +187,8 @@ fn render(report: &Report) -> String {
         let style = colour.on_default().bold();
         let (name, value) = (check.name, printable(&check.value, usize::MAX));
         let _ = writeln!(out, "{style}{word}{style:#}  {name:width$}  {value}");
-        let said = [("why", check.reason.as_deref()), ("do", check.advice)];
-        for (label, text) in said {
+        let details = [("why", check.reason.as_deref()), ("do", check.advice)];
+        for (label, text) in details {
             if let Some(text) = text {
                 let text = printable(text, usize::MAX);
                 let dim = Style::new().dimmed();

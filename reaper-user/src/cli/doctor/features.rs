@@ -1,4 +1,4 @@
-//! What the kernel and the host offer beyond what is needed, as this daemon's settings would use it.
+//! Checks of optional kernel and host features, as the daemon's config would use them.
 
 use reaper_common::{ABSENT, Offsets};
 
@@ -8,17 +8,17 @@ use reaper_host::source::ebpf::btf::Btf;
 use reaper_host::source::ebpf::kfunc;
 use reaper_host::sys::host::Host;
 
-/// Where a bpffs belongs.
+/// Usual mount point of a bpffs.
 const BPFFS: &str = "/sys/fs/bpf";
 
-/// What it takes from the kernel.
+/// Checks kernel features by its BTF type information.
 pub(super) fn kernel(btf: Option<&Btf>, offsets: Option<&Offsets>) -> Vec<Check> {
     let ask = |name, asked: &dyn Fn(&Btf) -> bool| {
         let answer = btf.map(asked);
         let word = match answer {
-            Some(true) => "there",
-            Some(false) => "not there",
-            None => "unknown without type information",
+            Some(true) => "available",
+            Some(false) => "missing",
+            None => "unknown without BTF",
         };
         Check::new(name, answer == Some(true), word)
     };
@@ -30,40 +30,40 @@ pub(super) fn kernel(btf: Option<&Btf>, offsets: Option<&Offsets>) -> Vec<Check>
         .needed()
         .or(
             "the kernel has no BPF ring buffer",
-            "run a kernel of 5.10 or later",
+            "use kernel 5.10 or later",
         ),
         ask("bpf_loop", &|b| {
             b.has_enum_value("bpf_func_id", "BPF_FUNC_loop")
         })
         .or(
-            "lists of children are followed to a lower bound; user space sees the rest",
-            "5.17 and later have it",
+            "the probes follow only part of a long list of children; the service finds the rest",
+            "use kernel 5.17 or later",
         ),
         ask("inode of a pidfd", &inode).or(
-            "a process has no second name beside pid and start time",
-            "6.9 and later have it",
+            "processes are identified by pid and start time alone",
+            "use kernel 6.9 or later",
         ),
         ask("PIDFD_GET_INFO", &|b| b.has_struct("pidfd_info")).or(
-            "how a process ended cannot be asked of its pidfd",
-            "6.13 and later have it",
+            "exit statuses cannot be read through pidfds",
+            "use kernel 6.13 or later",
         ),
         ask("process table", &|b| b.has_func("bpf_iter_task")).or(
-            "what runs before the daemon is found in /proc alone, which tells starts to 10 ms",
-            "run a kernel of 5.10 or later with /proc in it (CONFIG_PROC_FS=y)",
+            "pre-existing processes are read from /proc, where start times have a resolution of 10 ms",
+            "use kernel 5.10 or later with CONFIG_PROC_FS=y",
         ),
     ]
 }
 
-/// Whether what is pinned would find its place; `loads`: there are probes to be pinned.
+/// Checks whether the pin directory is on a writable bpffs. `loads` is whether the probes load.
 pub(super) fn bpffs(config: &Config, host: &Host, loads: bool) -> Check {
     const NAME: &str = "bpffs";
-    const LOSS: &str = "nothing is pinned: tracking ends with the daemon, and what agents leave behind \
-        until the next start is found only where its parents still show whose it was";
+    const LOSS: &str = "nothing can be pinned: tracking ends with the daemon, and what agents leave behind \
+        until the next start is found only if its ancestry is still visible";
     if !config.pin {
-        return Check::new(NAME, true, "not wanted (pin = false)");
+        return Check::new(NAME, true, "not used (pin = false)");
     }
     if !loads {
-        return Check::new(NAME, true, "not needed: there are no probes to pin");
+        return Check::new(NAME, true, "not needed: no probes to pin");
     }
     let directory = config.pin_dir.display();
     match host.mounts.of(&config.pin_dir) {
@@ -80,9 +80,9 @@ pub(super) fn bpffs(config: &Config, host: &Host, loads: bool) -> Check {
         }
         _ if config.pin_dir.starts_with(BPFFS) => Check::new(NAME, false, "not mounted").or(
             LOSS,
-            format!("mount -t bpf bpf {BPFFS}; the daemon does so itself where it runs as root"),
+            format!("mount -t bpf bpf {BPFFS}; a daemon that runs as root does this itself"),
         ),
-        _ => Check::new(NAME, false, format!("{directory} is on none")).or(
+        _ => Check::new(NAME, false, format!("{directory} is not on a bpffs")).or(
             LOSS,
             format!(
                 "mkdir -p {directory} && mount -t bpf bpf {directory}, or set pin_dir below {BPFFS}"
@@ -91,19 +91,19 @@ pub(super) fn bpffs(config: &Config, host: &Host, loads: bool) -> Check {
     }
 }
 
-/// Whether an agent's children can be sent their first signal by the probe that sees it exit.
+/// Checks whether the probes can send the first signal to the children of an exiting agent.
 pub(super) fn kernel_reap(config: &Config, btf: Option<&Btf>, loads: bool) -> Check {
     let can = btf.map(kfunc::has_all);
     let value = match can {
-        None => "unknown without type information",
-        Some(false) => "not there",
-        Some(true) if !loads => "there, for probes alone",
-        Some(true) if config.may_kernel_reap() => "there, and used (kernel_reap = \"auto\")",
-        Some(true) => "there, and not used, as the config says",
+        None => "unknown without BTF",
+        Some(false) => "missing",
+        Some(true) if !loads => "available, but only to probes",
+        Some(true) if config.may_kernel_reap() => "available and used (kernel_reap = \"auto\")",
+        Some(true) => "available, but disabled in the config",
     };
     Check::new("kills in the kernel", can == Some(true), value).or(
-        "every signal is sent by the daemon, some 30 µs later; nothing else is missed",
-        "6.16 and later have what it takes",
+        "the daemon sends all signals, about 30 µs later; nothing else changes",
+        "use kernel 6.16 or later",
     )
 }
 
@@ -111,7 +111,7 @@ pub(super) fn kernel_reap(config: &Config, btf: Option<&Btf>, loads: bool) -> Ch
 mod tests {
     use super::*;
 
-    /// A host with these mounts, whose daemon has these capabilities.
+    /// Returns a host with these mounts and capabilities.
     fn host(mounts: &str, capabilities: &str) -> Host {
         let dir = tempfile::tempdir().unwrap();
         let own = dir.path().join("proc/self");
@@ -132,7 +132,7 @@ mod tests {
     const SYS: &str = "1 0 0:1 / / rw - ext4 x rw\n2 1 0:2 / /sys rw - sysfs x rw\n";
 
     #[test]
-    fn pins_want_a_bpffs_that_can_be_written() {
+    fn pin_dir_needs_a_writable_bpffs() {
         let bpf = |options: &str| format!("{SYS}3 2 0:3 / /sys/fs/bpf {options} - bpf x rw\n");
         for (pin_dir, mounts, capabilities, ok, word) in [
             (

@@ -1,10 +1,10 @@
-//! What this program may do to others.
+//! Checks what this process may do to other processes.
 
 use super::{Check, place};
 use reaper_host::sys::host::Host;
 use reaper_host::sys::pidfd::PidfdUnavailable;
 
-/// What loads the probes.
+/// Capabilities to load the probes: the first two together, or the last one.
 const PROBES: [&str; 3] = ["CAP_BPF", "CAP_PERFMON", "CAP_SYS_ADMIN"];
 
 pub(super) fn checks(host: &Host, pidfds: Result<(), PidfdUnavailable>) -> Vec<Check> {
@@ -14,31 +14,31 @@ pub(super) fn checks(host: &Host, pidfds: Result<(), PidfdUnavailable>) -> Vec<C
         match (have.is_empty(), host.in_first_user_namespace()) {
             (true, _) => "none".to_owned(),
             (false, true) => have.join(" "),
-            (false, false) => format!("{}, in its user namespace alone", have.join(" ")),
+            (false, false) => format!("{}, but only in its user namespace", have.join(" ")),
         }
     };
-    let (own, first) = (&host.user_namespace, host.in_first_user_namespace());
+    let (namespace, first) = (&host.user_namespace, host.in_first_user_namespace());
     let check =
         |name, has: bool, names: &[&'static str]| Check::new(name, has && first, held(names));
     let caps = host.capabilities;
     let one = |name, capability| check(name, caps.has(capability), &[capability]);
-    // Whoever is root already is not helped by being told to become it.
+    // Root gains nothing from the advice to run as root.
     let root = host.euid == Some(0);
-    let get = |what: &str| match (first, root) {
+    let advice = |what: &str| match (first, root) {
         (false, _) => "run it on the host, outside of rootless containers".to_owned(),
         (true, true) => format!(
-            "give {what} to this root, which a container does with --cap-add or --privileged (docker, podman)"
+            "give this root {what}; for a container: --cap-add or --privileged (docker, podman)"
         ),
-        (true, false) => format!("run it as root (sudo reaper …), or give it {what}"),
+        (true, false) => format!("run as root (sudo reaper …), or give it {what}"),
     };
-    let who = host
+    let user = host
         .euid
         .map_or("this user".to_owned(), |id| format!("user id {id}"));
     let others = match first {
         true => "processes of other users",
         false => "processes of other user namespaces",
     };
-    let unwatched = match caps.has("CAP_KILL") {
+    let no_watch = match caps.has("CAP_KILL") {
         true => "",
         false => "; without the probes they are not watched either",
     };
@@ -48,17 +48,17 @@ pub(super) fn checks(host: &Host, pidfds: Result<(), PidfdUnavailable>) -> Vec<C
             .needed()
             .or(
                 match first {
-                    true => format!("{who} has neither CAP_BPF and CAP_PERFMON nor CAP_SYS_ADMIN"),
+                    true => format!("{user} has neither CAP_BPF and CAP_PERFMON nor CAP_SYS_ADMIN"),
                     false => format!(
-                        "{who} has no capabilities on the host, but in its user namespace at most"
+                        "{user} has no capabilities on the host, only in its user namespace"
                     ),
                 },
-                get("CAP_BPF, CAP_PERFMON, CAP_KILL and CAP_SYS_PTRACE"),
+                advice("CAP_BPF, CAP_PERFMON, CAP_KILL and CAP_SYS_PTRACE"),
             ),
         Check::new(
             "pidfds",
             refused.is_none(),
-            refused.map_or("given, and take signals".into(), |errno| {
+            refused.map_or("available, and accept signals".into(), |errno| {
                 format!("refused: {errno}")
             }),
         )
@@ -67,17 +67,17 @@ pub(super) fn checks(host: &Host, pidfds: Result<(), PidfdUnavailable>) -> Vec<C
             PidfdUnavailable::ADVICE,
         ),
         one("signal others", "CAP_KILL").or(
-            format!("{others} cannot be signalled{unwatched}"),
-            get("CAP_KILL"),
+            format!("{others} cannot be signalled{no_watch}"),
+            advice("CAP_KILL"),
         ),
         one("look at others", "CAP_SYS_PTRACE").or(
             format!(
-                "what {others} run is known only where a probe has told of it; else they are kept"
+                "programs of {others} are known only if a probe has reported them; otherwise the processes are kept"
             ),
-            get("CAP_SYS_PTRACE"),
+            advice("CAP_SYS_PTRACE"),
         ),
-        Check::new("user namespace", first, place(own.is_initial, own.inode)).or(
-            "in a user namespace of its own, capabilities do not hold on the host",
+        Check::new("user namespace", first, place(namespace.is_initial, namespace.inode)).or(
+            "capabilities in another user namespace do not apply to the host",
             "run it on the host, outside of rootless containers",
         ),
     ]
@@ -88,13 +88,13 @@ mod tests {
     use super::*;
     use reaper_host::sys::host::Namespace;
 
-    /// A host on which this user has these capabilities, in the first user namespace or not.
+    /// Returns a host where this user has these capabilities, in the initial user namespace or in another one.
     fn host(uid: u32, capabilities: &str, first: bool) -> Host {
         let dir = tempfile::tempdir().unwrap();
-        let own = dir.path().join("proc/self");
-        std::fs::create_dir_all(&own).unwrap();
+        let namespace = dir.path().join("proc/self");
+        std::fs::create_dir_all(&namespace).unwrap();
         let status = format!("Uid:\t{uid}\t{uid}\t{uid}\t{uid}\nCapEff:\t{capabilities}\n");
-        std::fs::write(own.join("status"), status).unwrap();
+        std::fs::write(namespace.join("status"), status).unwrap();
         Host {
             user_namespace: Namespace {
                 inode: 7,
@@ -107,11 +107,11 @@ mod tests {
     const ALL: &str = "1ffffffffff";
 
     #[test]
-    fn nobody_is_told_to_become_what_they_are() {
-        for (host, ok, said) in [
+    fn root_is_not_advised_to_run_as_root() {
+        for (host, ok, expected) in [
             (host(0, ALL, true), true, None),
-            (host(0, "0", true), false, Some("to this root")),
-            (host(1000, "0", true), false, Some("run it as root")),
+            (host(0, "0", true), false, Some("give this root")),
+            (host(1000, "0", true), false, Some("run as root")),
             (
                 host(0, ALL, false),
                 false,
@@ -127,9 +127,9 @@ mod tests {
                 if ["load probes", "signal others", "look at others"].contains(&check.name) {
                     assert_eq!(check.ok, ok, "{check:?}");
                     let advice = check.advice.as_deref();
-                    assert_eq!(advice.is_some(), said.is_some(), "{check:?}");
+                    assert_eq!(advice.is_some(), expected.is_some(), "{check:?}");
                     assert!(
-                        said.is_none_or(|said| advice.unwrap().contains(said)),
+                        expected.is_none_or(|expected| advice.unwrap().contains(expected)),
                         "{check:?}"
                     );
                 }
@@ -138,12 +138,12 @@ mod tests {
     }
 
     #[test]
-    fn what_holds_in_a_user_namespace_alone_is_said_to() {
+    fn namespaced_capabilities_are_reported_as_such() {
         let checks = checks(&host(0, ALL, false), Ok(()));
         let kill = checks.iter().find(|check| check.name == "signal others");
         let kill = kill.unwrap();
         assert!(
-            kill.value.ends_with("in its user namespace alone"),
+            kill.value.ends_with("only in its user namespace"),
             "{kill:?}"
         );
         assert!(
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn why_there_are_no_pidfds_and_what_that_means() {
+    fn missing_pidfds_are_explained() {
         let checks = checks(
             &host(0, ALL, true),
             Err(PidfdUnavailable(nix::Error::ENOSYS)),

@@ -1,4 +1,4 @@
-//! What is said of a host, by what it is.
+//! Tests of the report for different hosts.
 
 use super::*;
 use reaper_host::source::kind::SourceChoice;
@@ -16,7 +16,7 @@ fn no_btf() -> Result<Btf, BtfError> {
 }
 
 #[test]
-fn what_the_probes_did_decides() {
+fn loaded_probes_make_the_host_usable() {
     let report = examine(&Config::default(), &host(), &no_btf(), Ok(()), |_| {
         Ok::<(), String>(())
     });
@@ -29,7 +29,7 @@ fn what_the_probes_did_decides() {
 }
 
 #[test]
-fn each_no_has_a_reason_and_an_advice() {
+fn each_failed_check_has_a_reason_and_advice() {
     let report = examine(&Config::default(), &host(), &no_btf(), Ok(()), |_| {
         Err("the kernel said no")
     });
@@ -54,7 +54,7 @@ fn each_no_has_a_reason_and_an_advice() {
 }
 
 #[test]
-fn what_to_do_fits_the_place() {
+fn advice_fits_container_and_wsl() {
     let private = reaper_host::sys::host::Namespace {
         inode: 4,
         is_initial: false,
@@ -83,14 +83,14 @@ fn what_to_do_fits_the_place() {
     }
 }
 
-/// What is to be done about the probes.
+/// Returns the advice if the probes do not load and these checks have passed or failed.
 fn advice(host: &Host, needed: &[(&'static str, bool)]) -> String {
     let check = |(name, ok): &(&'static str, bool)| Check::new(name, *ok, "").needed();
     remedy(&needed.iter().map(check).collect::<Vec<_>>(), host)
 }
 
 #[test]
-fn a_report_is_asked_for_where_nothing_else_is_amiss() {
+fn bug_report_is_advised_if_all_checks_pass() {
     let host = Host {
         container: Vec::new(),
         ..host()
@@ -99,9 +99,9 @@ fn a_report_is_asked_for_where_nothing_else_is_amiss() {
         &host,
         &[("BTF", false), ("kernel", true), ("lockdown", false)],
     );
-    assert!(said.ends_with("above: BTF, lockdown"), "{said}");
+    assert!(said.ends_with("first: BTF, lockdown"), "{said}");
     let said = advice(&host, &[("BTF", true)]);
-    assert!(said.starts_with("report this line"), "{said}");
+    assert!(said.starts_with("report a bug"), "{said}");
     let container = Host {
         container: vec!["docker".into()],
         ..host
@@ -111,7 +111,7 @@ fn a_report_is_asked_for_where_nothing_else_is_amiss() {
 }
 
 #[test]
-fn where_nothing_can_be_signalled_that_is_the_verdict() {
+fn missing_pidfds_make_the_daemon_observe() {
     let refused = PidfdUnavailable(nix::Error::EPERM);
     let probe = |_| Ok::<(), String>(());
     let report = examine(&Config::default(), &host(), &no_btf(), Err(refused), probe);
@@ -127,7 +127,7 @@ fn where_nothing_can_be_signalled_that_is_the_verdict() {
 }
 
 #[test]
-fn where_the_probes_are_refused_the_next_source_is_named() {
+fn next_source_is_used_if_probes_do_not_load() {
     let no_probes = |kind| match kind {
         SourceKind::Ebpf => Err("no"),
         _ => Ok(()),
@@ -156,7 +156,7 @@ fn where_the_probes_are_refused_the_next_source_is_named() {
 }
 
 #[test]
-fn old_kernels_and_lockdown_are_named() {
+fn old_kernel_and_lockdown_are_reasons() {
     let host = Host {
         release: "4.19.0".into(),
         lockdown: "confidentiality".into(),
@@ -164,11 +164,11 @@ fn old_kernels_and_lockdown_are_named() {
     };
     let report = examine(&Config::default(), &host, &no_btf(), Ok(()), |_| Err("no"));
     assert!(report.reasons[0].contains("older than 5.10"));
-    assert!(report.reasons.iter().any(|r| r.contains("locked down")));
+    assert!(report.reasons.iter().any(|r| r.contains("lockdown")));
 }
 
 #[test]
-fn json_has_what_is_promised() {
+fn json_report_has_the_documented_keys() {
     let report = examine(&Config::default(), &host(), &no_btf(), Ok(()), |_| {
         Err("no")
     });
