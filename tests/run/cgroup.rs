@@ -333,7 +333,7 @@ fn lose(place: &RunWorld, home: &DelegatedCgroup, grace: &str, script: &str) -> 
     assert!(left.iter().all(|one| one.is_alive()));
     let said = place.ask(&["ps", "--all"]);
     assert_eq!(said.code, Some(0), "{}", said.err);
-    assert!(said.err.contains("(x) is closed"), "{}", said.err);
+    assert!(said.err.contains("closed run "), "{}", said.err);
     assert!(!left.iter().any(|one| one.is_alive()));
     place.assert_alone();
     let known = place.ps(&["--all"]).remove(0);
@@ -358,7 +358,7 @@ fn lost_and_not_shown(place: &RunWorld, home: &DelegatedCgroup) {
     assert!(said.out.contains(" x "), "{}", said.out);
     assert!(left.iter().all(|one| one.is_alive()));
     let said = place.ask(&["ps"]);
-    assert!(said.err.contains("(x) is closed"), "{}", said.err);
+    assert!(said.err.contains("closed run "), "{}", said.err);
     place.assert_alone();
 }
 

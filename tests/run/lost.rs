@@ -54,8 +54,7 @@ fn owner_killed(place: &RunWorld) {
     let said = place.ask(&["ps", "--all"]);
     assert_eq!(said.code, Some(0), "{}", said.err);
     assert!(
-        said.err
-            .contains("(x) is closed: its `reaper run` was killed"),
+        said.err.contains("(x): its `reaper run` was killed"),
         "{}",
         said.err
     );
@@ -208,7 +207,7 @@ fn another_boot(place: &RunWorld) {
     assert!(said.out.contains("death"), "{}", said.out);
     assert!(tree.iter().all(|one| one.is_alive()));
     let said = place.ask(&["stop", "x"]);
-    assert!(said.out.contains("was over"), "{}", said.out);
+    assert!(said.out.contains("had already ended"), "{}", said.out);
     assert!(tree.iter().all(|one| one.is_alive()));
 }
 

@@ -138,7 +138,11 @@ fn stopped(place: &RunWorld) {
     );
     let said = place.ask(&["stop", "x"]);
     assert_eq!(said.code, Some(0), "{}", said.err);
-    assert!(said.out.contains("was over: cancelled"), "{}", said.out);
+    assert!(
+        said.out.contains("had already ended: cancelled"),
+        "{}",
+        said.out
+    );
     // One that would not hear of it, nor its owner, which has been stopped by SIGSTOP.
     let script = "trap '' TERM; echo $$ > deaf; while :; do sleep 0.05; done";
     let mut run = place.start(&["--grace", "200ms", "--", "sh", "-c", script]);

@@ -1,4 +1,4 @@
-//! `reaper logs`
+//! `reaper logs`: prints the output of a detached run.
 
 use std::io;
 
@@ -6,20 +6,22 @@ use super::Failure;
 use super::runs::open;
 
 pub(super) const HELP: &str = "\
-It is kept as long as the run is: the last 100 that are over, for 30 days. What grows without end
-fills the disk: a run that says much had better write to a file of its own.
+A log is kept as long as the record of its run: for the last 100 finished runs, up to 30 days. Its size has no limit. \
+    A run with much output should write to a file of its own.
 
 Examples:
   reaper logs web
-  reaper logs -f web            until it is over";
 
-pub(super) fn run(word: &str, follow: bool) -> Result<(), Failure> {
+  # Follow the output until the run ends
+  reaper logs -f web";
+
+pub(super) fn run(name: &str, follow: bool) -> Result<(), Failure> {
     let runs = open()?;
-    let known = runs.find(word)?;
-    let passed = runs.logs(&known, &mut io::stdout().lock(), follow);
-    passed.map_err(|error| match error.kind() {
+    let recorded = runs.find(name)?;
+    let copied = runs.logs(&recorded, &mut io::stdout().lock(), follow);
+    copied.map_err(|error| match error.kind() {
         io::ErrorKind::Other | io::ErrorKind::NotFound => {
-            Failure::Refused(format!("run {} has no log: {error}", known.id()))
+            Failure::Refused(format!("run {} has no log: {error}", recorded.id()))
         }
         _ => Failure::Other(error.into()),
     })

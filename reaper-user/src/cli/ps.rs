@@ -8,17 +8,18 @@ use serde::Serialize;
 
 use super::Failure;
 use super::client::{BOLD, DIM, age};
-use super::runs::{open, words};
+use super::runs::{open, redacted_command};
 use super::show::{fit, width};
 use crate::export::{print, printable, to_json};
 use crate::run::{RecordedRun, RunHeader, RunRecord, RunResult};
 use reaper_host::sys;
 
 pub(super) const HELP: &str = "\
-Needs no service. A run of this list is one of `reaper run`, of this user. Those whose owner was
-killed are closed first, and what is left of them is ended: the command, if the process with its pid
-is still that one, what descends from it, and what is in its cgroup. Those of another boot are only closed. `left` is what
-there is of --timeout.
+Needs no service. Lists the commands that you have started with `reaper run`. Runs whose `reaper run` process was \
+    killed are closed first, and what is left of them is ended: the command, if its pid still belongs to it, its \
+    descendants and the processes in its cgroup. Runs from before the last boot are only closed.
+
+Columns: AGE is the time since the start, LEFT what remains of --timeout.
 
 Examples:
   reaper ps
@@ -117,7 +118,7 @@ impl Shown<'_> {
             log: start.detached.then(|| known.log().display().to_string()),
             over: over.as_ref(),
             start: RunHeader {
-                command: words(known),
+                command: redacted_command(known),
                 ..start.clone()
             },
         }

@@ -1,4 +1,4 @@
-//! `reaper run`: a command of which nothing is left behind.
+//! `reaper run`: runs a command and leaves nothing of it behind.
 
 mod detach;
 
@@ -24,135 +24,162 @@ use reaper_host::sys::child;
 use reaper_host::sys::held_path::{self, HeldFile, HeldPath, HeldPathError, has_parent_component};
 
 pub(super) const HELP: &str = "\
-The command has the terminal, stdin, signals and exit status as if it had been started without this; and
-when it ends, all that descends from it is ended: SIGTERM, and SIGKILL after the grace. That holds whatever
-it does with setsid, nohup, double forks or user ids, and needs neither root nor a service. Not followed is what another
-program starts for it: docker, systemd-run, cron, a tmux server that is there already. If this program itself is
-killed by SIGKILL, a service that runs ends the rest; without one, see below.
+The command keeps the terminal, stdin, signals and exit status as if it had been started directly. When it exits, all \
+    its descendants are ended: SIGTERM, then SIGKILL after the grace. Neither setsid, nohup, double forks nor another user \
+    id lets them escape. No root privileges and no service are needed. Processes that another program starts for the \
+    command are not followed: docker, systemd-run, cron or an existing tmux server.
 
-With --cgroup the command is born in a cgroup (v2) below the one that this is started in, and whoever is in there is ended
-with it, at last all at once by cgroup.kill (Linux 5.14): also what runs under another user id, and, where this
-program is killed, what has lost its parents. This user has to be able to make one there, as under
-`systemd-run --user --scope -p Delegate=yes`; if not, nothing is started. It starts some 10 ms later.
+Signals: signals sent to `reaper run` are passed on to the command. While the descendants are being ended, a second \
+    Ctrl-C skips the grace. A signal that another process sends to the whole process group reaches the command twice, \
+    because it is a member of the group; one from the terminal reaches it once.
 
-Signals sent to this program reach the command; a second Ctrl-C while the rest is being ended cuts the grace short.
-What somebody sends to the whole process group reaches the command twice, as it is in that group too: from a terminal
-once. Where a time runs out the whole tree is ended. What --idle waits for is broken by whoever writes to the
-terminal that the command's stdout or stderr is, though not through /dev/tty; to a file or a pipe it alone writes.
+Time limits: when --timeout or --idle ends the run, the whole tree is ended. If stdout or stderr is a terminal, output \
+    of any process to that terminal resets --idle, except through /dev/tty. If it is a file or a pipe, only output of the \
+    run does.
 
-A run is written down where `reaper ps` finds it: in $XDG_STATE_HOME/reaper/runs, by default in
-~/.local/state/reaper/runs, for root in /var/lib/reaper/runs. `reaper stop`, `wait` and `logs` take its
-id or --name. If this program is killed by SIGKILL, the next `reaper run`, `ps`, `stop`, `wait` or `logs`
-of the same user ends what of the run can still be told from strangers: the command, what descends
-from it, and what is in its cgroup. A --done-when that was being asked goes with this program. Where that directory
-cannot be used, a run goes on without; one with --name, --limit or --detach is refused.
+Cgroup: with --cgroup the command starts in a new cgroup (v2) below the current one. Everything in it is ended at the \
+    end, finally with cgroup.kill (Linux 5.14): also processes of other user ids and, if `reaper run` is killed, processes \
+    that have lost their parents. You must be allowed to create a cgroup there, as under `systemd-run --user --scope -p \
+    Delegate=yes`; otherwise nothing is started. The start takes about 10 ms longer.
+
+Records: each run is recorded in $XDG_STATE_HOME/reaper/runs (default: ~/.local/state/reaper/runs; for root: \
+    /var/lib/reaper/runs). `reaper ps`, `stop`, `wait` and `logs` find it there by its id or --name. If the directory \
+    cannot be used, the run starts without a record, or is refused if it has --name, --limit or --detach.
+
+Crashes: if `reaper run` is killed by SIGKILL, a running service ends the rest. Without one, your next `reaper run`, \
+    `ps`, `stop`, `wait` or `logs` ends what still can be attributed to the run: the command, its descendants and the \
+    processes in its cgroup. A running --done-when check ends with `reaper run`.
 
 Examples:
   reaper run -- npm test
   reaper run --timeout 45min --grace 30s -- claude -p 'fix the build'
   reaper run --idle 10min -- ./nightly.sh > nightly.log
   reaper run --done-when 'test -e done' --every 5s -- ./agent-that-never-exits.sh
-  reaper run --clean-on-success ./worktree --on-failure 'echo \"kept: $REAPER_OUTCOME\"' -- make -C worktree
   reaper run --report run.json -- cargo test; jq .outcome run.json
+
+  # Remove a worktree after a success, keep it after a failure
+  reaper run --clean-on-success ./worktree --on-failure 'echo \"kept: $REAPER_OUTCOME\"' -- make -C worktree
+
+  # Run in the background
   reaper run --detach --name web -- npm run dev; reaper logs -f web; reaper stop web
+
+  # Run in a cgroup of its own
   systemd-run --user --scope -p Delegate=yes reaper run --cgroup -- ./ci.sh
+
+  # Run at most two commands of the group \"gpu\" at a time
   reaper run --limit gpu=2 --agent codex --session turn-17 -- codex exec 'train it'
 
 Exit status:
-  the command's own; 128 + N if signal N has ended it
-  0    --done-when says that it is done    1    it left with 0, and --done-when says that it is not done
-  124  a time ran out    125  reaper itself has failed, or what was to follow has
-  126  the command cannot be run    127  it cannot be found";
+  the status of the command, or 128 + N if signal N killed it
+  0    --done-when reported success
+  1    the command exited with 0, but --done-when reported that it is not done
+  124  a time limit ended the run
+  125  reaper itself failed, or a step after the command did
+  126  the command cannot be executed
+  127  the command was not found";
 
 #[derive(Args)]
 pub(super) struct RunArgs {
-    /// End it when it has taken so long, such as `45min`; a number alone means seconds.
+    /// End the run after this time, such as `45min`; a plain number means seconds.
     #[arg(long, value_name = "TIME", value_parser = limit)]
     timeout: Option<Duration>,
-    /// End it when it has written nothing to stdout and stderr for so long.
+    /// End the run after this time without output on stdout and stderr.
     #[arg(long, value_name = "TIME", value_parser = limit)]
     idle: Option<Duration>,
-    /// From the first signal to SIGKILL.
+    /// Time between the first signal and SIGKILL.
     #[arg(long, value_name = "TIME", value_parser = time, default_value = "5s")]
     grace: Duration,
-    /// What is sent first to who is to end: a name or a number.
+    /// First signal, by name or number.
     #[arg(long, value_name = "SIGNAL", value_parser = signal, default_value = "TERM")]
     signal: Signal,
-    /// Where a time runs out, ask the command alone to end first: a server that stops its own workers.
+    /// At a time limit, signal only the command at first.
+    ///
+    /// For servers that stop their own workers. The other processes are signalled when the command has exited, or when
+    /// the grace has passed.
     #[arg(long)]
     leader_first: bool,
-    /// A shell command that leaves with 0 once the run is done: then it is a success, and is ended if it still runs.
+    /// Shell command that exits with 0 once the run is done.
+    ///
+    /// The run then counts as a success, and is ended if the command is still running.
     #[arg(long, value_name = "COMMAND")]
     done_when: Option<String>,
-    /// How often that is asked.
+    /// Time between two checks with --done-when.
     #[arg(long, value_name = "TIME", value_parser = limit, default_value = "10s", requires = "done_when")]
     every: Duration,
-    /// A shell command that follows on a success, with REAPER_OUTCOME set.
+    /// Shell command to run after a success, with REAPER_OUTCOME set.
     #[arg(long, value_name = "COMMAND")]
     on_success: Option<String>,
-    /// A shell command that follows on a failure, a death, or where a time ran out.
+    /// Shell command to run after a failure, a fatal signal or a time limit.
     #[arg(long, value_name = "COMMAND")]
     on_failure: Option<String>,
-    /// Remove this file or directory after a success. May be given several times.
+    /// Remove this file or directory after a success; can be repeated.
     #[arg(long, value_name = "PATH", value_parser = removable)]
     clean_on_success: Vec<PathBuf>,
-    /// What it is found by: letters, digits, `.`, `_` and `-`. Refused while another run of that name lives.
+    /// Name of the run, for `stop`, `wait` and `logs`.
+    ///
+    /// Up to 64 letters, digits, `.`, `_` and `-`. Must differ from the names of your other open runs.
     #[arg(long, value_name = "NAME", value_parser = name)]
     name: Option<String>,
-    /// Of what it is part: shown by `ps`, and in the report.
+    /// Session that the run belongs to; shown by `ps` and in the report.
     #[arg(long, value_name = "ID", value_parser = label)]
     session: Option<String>,
-    /// Of whom it is: the same.
+    /// Agent that the run belongs to; shown by `ps` and in the report.
     #[arg(long, value_name = "NAME", value_parser = label)]
     agent: Option<String>,
-    /// Run at most N commands of this group of yours at a time, and wait for a turn. N is the same for all of the group: a run
-    /// that waits holds up those behind it, whatever their N. So does one that is stopped (Ctrl-Z) while it waits.
+    /// Run at most N of your commands of this group at a time, and wait for a free slot.
+    ///
+    /// Use the same N for all runs of a group. A run that waits blocks those behind it, whatever their N. So does a run
+    /// that is stopped with Ctrl-Z while it waits.
     #[arg(long, value_name = "GROUP=N", value_parser = group)]
     limit: Option<ConcurrencyLimit>,
-    /// In a cgroup of its own, where cgroup v2 is delegated to you: all that is in there at the end is ended with it.
+    /// Run the command in a new cgroup, and end everything in it.
+    ///
+    /// Needs a cgroup (v2) that is delegated to you.
     #[arg(long)]
     cgroup: bool,
-    /// In the background, in a session of its own; prints its id. What it says is kept for `reaper logs`.
+    /// Run in the background, in a new session, and print the id of the run.
+    ///
+    /// Output is kept for `reaper logs`.
     #[arg(long)]
     detach: bool,
-    /// Write what has become of it to this file, as one JSON object.
+    /// Write the outcome to this file as one JSON object.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// The same on standard error.
+    /// Write the outcome to stderr as one JSON object.
     #[arg(long)]
     json: bool,
-    /// The command and its arguments.
+    /// Command and its arguments.
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 
-/// What `reaper run` becomes where a service could take it for one that is about to leave.
+/// Arguments of the detached process. Its own subcommand tells it apart from a `reaper run` that is about to exit.
 #[derive(Args)]
 pub(super) struct OwnerArgs {
-    /// Who waits to be told of the start: a file that is open.
+    /// File descriptor to which the result of the start is written.
     #[arg(long)]
     tell: Option<i32>,
     #[command(flatten)]
     run: RunArgs,
 }
 
-/// How its user is told what has become of it.
+/// Destinations of the report.
 struct ReportOutput {
     report: Option<ReportFile>,
     json: bool,
 }
 
-/// Where a report goes, resolved before the command starts.
+/// File for the report, resolved before the command starts.
 struct ReportFile {
-    /// As it was typed.
+    /// Path from the command line.
     path: PathBuf,
     file: TargetFile,
 }
 
 enum TargetFile {
-    /// Replaced as a whole.
+    /// Replaced by a new file.
     Regular(HeldPath),
-    /// A device, a pipe, or what a link leads to: written to, and not replaced.
+    /// A device, a pipe or the target of a link: written to, not replaced.
     Special(HeldFile),
 }
 
@@ -176,37 +203,37 @@ impl ReportFile {
     }
 }
 
-/// Gives the exit status.
+/// Runs the command, with `--detach` in a child process, and returns the exit status.
 pub(super) fn run(args: RunArgs) -> u8 {
     let detach = args.detach;
-    let (run, told) = match prepare(args) {
+    let (run, report) = match prepare(args) {
         Ok(prepared) => prepared,
         Err(status) => return status,
     };
-    let tell = match detach.then(detach::part) {
+    let notifier = match detach.then(detach::split) {
         None => StartNotifier::default(),
         Some(Ok(Side::Caller(status))) => return status,
-        // Just forked, so without children.
-        Some(Ok(Side::Run(tell))) => return own(run, &told, &tell),
+        // A process that was just forked has no children.
+        Some(Ok(Side::Run(notifier))) => return run_and_report(run, &report, &notifier),
         Some(Err(error)) => {
             message!("reaper: --detach: {error}");
             return OWN_FAILURE;
         }
     };
-    supervise(run, &told, &tell)
+    supervise(run, &report, &notifier)
 }
 
-/// Gives the exit status of the one that owns the command, and has nobody else do it.
+/// Supervises a detached run in this process and returns the exit status.
 pub(super) fn owner(args: OwnerArgs) -> u8 {
-    let tell = args.tell.and_then(child::take_inherited_pipe);
-    let tell = tell.map_or_else(StartNotifier::default, StartNotifier::to);
+    let notifier = args.tell.and_then(child::take_inherited_pipe);
+    let notifier = notifier.map_or_else(StartNotifier::default, StartNotifier::to);
     match prepare(args.run) {
-        Ok((run, told)) => supervise(run, &told, &tell),
+        Ok((run, report)) => supervise(run, &report, &notifier),
         Err(status) => status,
     }
 }
 
-/// Or the exit status, where it is not to be run: that has been said.
+/// Prepares a run. On an error, prints it and returns the exit status.
 fn prepare(args: RunArgs) -> Result<(Run, ReportOutput), u8> {
     let report = args.report.clone().map(ReportFile::resolve).transpose();
     let report = report.map_err(|error| {
@@ -217,11 +244,11 @@ fn prepare(args: RunArgs) -> Result<(Run, ReportOutput), u8> {
         );
         OWN_FAILURE
     })?;
-    let told = ReportOutput {
+    let report = ReportOutput {
         report,
         json: args.json,
     };
-    let mut run = owned(args);
+    let mut run = build_run(args);
     match Runs::of_user() {
         Ok(runs) => {
             super::runs::close_dead(&runs, false);
@@ -233,15 +260,15 @@ fn prepare(args: RunArgs) -> Result<(Run, ReportOutput), u8> {
         }
         Err(error) => tracing::debug!("{error}"),
     }
-    Ok((run, told))
+    Ok((run, report))
 }
 
-/// Has a process supervise the run that has no children from before. Returns the exit status.
-fn supervise(mut run: Run, told: &ReportOutput, tell: &StartNotifier) -> u8 {
+/// Supervises the run, in a child process if this one already has children. Returns the exit status.
+fn supervise(mut run: Run, report: &ReportOutput, notifier: &StartNotifier) -> u8 {
     match role() {
         Ok(Role::Supervisor(supervisor)) => {
             run.supervisor = Some(supervisor);
-            own(run, told, tell)
+            run_and_report(run, report, notifier)
         }
         Ok(Role::StandIn(status)) => status,
         Err(error) => {
@@ -251,49 +278,49 @@ fn supervise(mut run: Run, told: &ReportOutput, tell: &StartNotifier) -> u8 {
     }
 }
 
-fn own(mut run: Run, how: &ReportOutput, tell: &StartNotifier) -> u8 {
-    run.progress = Some(Box::new(show(&run, tell.clone())));
-    let told = match run.supervise() {
-        Ok(told) => told,
+fn run_and_report(mut run: Run, output: &ReportOutput, notifier: &StartNotifier) -> u8 {
+    run.progress = Some(Box::new(progress_handler(&run, notifier.clone())));
+    let report = match run.supervise() {
+        Ok(report) => report,
         Err(error) => {
-            let said = tell.failed(error.status(), &error.to_string());
+            let reported = notifier.failed(error.status(), &error.to_string());
             match error {
-                RunError::Stopped(Signal::SIGINT) => end_as_interrupted(),
-                // Somebody has wanted that: nothing is said of it once the command is there either.
+                RunError::Stopped(Signal::SIGINT) => die_of_sigint(),
+                // The user has stopped the run, which needs no message.
                 RunError::Stopped(_) => {}
-                _ if said => {}
+                _ if reported => {}
                 _ => message!("reaper: {error}"),
             }
             return error.status();
         }
     };
-    for left in &told.survivors {
+    for left in &report.survivors {
         let (pid, command, why) = (left.pid, &left.command, &left.reason);
         message!("reaper: left behind: pid {pid} ({command}): {why}");
     }
-    for complaint in &told.errors {
-        message!("reaper: {complaint}");
+    for error in &report.errors {
+        message!("reaper: {error}");
     }
-    if let Err(error) = hand_over(&told, how.report.as_ref(), how.json) {
+    if let Err(error) = write_report(&report, output.report.as_ref(), output.json) {
         message!("reaper: {error:#}");
         return OWN_FAILURE;
     }
-    if told.outcome == RunOutcome::Cancelled
-        && told.end == Some(CommandExit::Killed(Signal::SIGINT as i32))
+    if report.outcome == RunOutcome::Cancelled
+        && report.end == Some(CommandExit::Killed(Signal::SIGINT as i32))
     {
-        end_as_interrupted();
+        die_of_sigint();
     }
-    told.status()
+    report.status()
 }
 
-/// By that a shell that waits knows that the user wants it to stop too, as in a loop.
-fn end_as_interrupted() {
+/// Dies of SIGINT, so that a waiting shell stops its script or loop too.
+fn die_of_sigint() {
     let _ = raise(Signal::SIGINT);
 }
 
-fn owned(args: RunArgs) -> Run {
+fn build_run(args: RunArgs) -> Run {
     let mut words = args.command.into_iter();
-    // Clap asks for one.
+    // Clap requires at least one word.
     let mut command = Command::new(words.next().unwrap_or_default());
     command.args(words);
     let mut run = Run::new(command);
@@ -316,8 +343,8 @@ fn owned(args: RunArgs) -> Run {
     run
 }
 
-/// What a user is told while it goes on.
-fn show(run: &Run, tell: StartNotifier) -> impl FnMut(Progress<'_>) + use<> {
+/// Returns the handler of progress: it reports the start and prints that the run waits for a slot.
+fn progress_handler(run: &Run, notifier: StartNotifier) -> impl FnMut(Progress<'_>) + use<> {
     let group = run.limit.as_ref().map(|limit| limit.group.clone());
     let group = group.filter(|_| std::io::stderr().is_terminal() && !run.detached);
     let mut id = String::new();
@@ -325,96 +352,101 @@ fn show(run: &Run, tell: StartNotifier) -> impl FnMut(Progress<'_>) + use<> {
         Progress::Recorded(recording) => {
             recording.id().clone_into(&mut id);
             if let Some(log) = recording.log() {
-                tell.write_to(log);
+                notifier.write_to(log);
             }
         }
         Progress::Waiting => {
             if let Some(group) = &group {
-                message!("reaper: waits for a place in {group}");
+                message!("reaper: waiting for a free slot in {group}");
             }
-            tell.begun(&id);
+            notifier.started(&id);
         }
-        Progress::Started(_) => tell.begun(&id),
+        Progress::Started(_) => notifier.started(&id),
     }
 }
 
-fn hand_over(told: &RunReport, target: Option<&ReportFile>, json: bool) -> anyhow::Result<()> {
-    let line = to_json(told);
+fn write_report(report: &RunReport, target: Option<&ReportFile>, json: bool) -> anyhow::Result<()> {
+    let line = to_json(report);
     if json {
         std::io::stderr().write_all(&line)?;
     }
     target.map_or(Ok(()), |target| target.write(&line))
 }
 
-fn time(typed: &str) -> Result<Duration, String> {
-    match typed.parse::<u64>() {
+fn time(text: &str) -> Result<Duration, String> {
+    match text.parse::<u64>() {
         Ok(seconds) => Ok(Duration::from_secs(seconds)),
-        Err(_) => humantime::parse_duration(typed).map_err(|error| error.to_string()),
+        Err(_) => humantime::parse_duration(text).map_err(|error| error.to_string()),
     }
 }
 
-/// One that is not over before it begins.
-fn limit(typed: &str) -> Result<Duration, String> {
-    match time(typed)? {
-        Duration::ZERO => Err("0 is no time: leave the option out".to_owned()),
+/// Parses a time limit, which must not be zero.
+fn limit(text: &str) -> Result<Duration, String> {
+    match time(text)? {
+        Duration::ZERO => Err("must be more than 0; omit the option for no limit".to_owned()),
         time => Ok(time),
     }
 }
 
-/// What can be typed, and be the name of a file.
-fn name(typed: &str) -> Result<String, String> {
-    let fine = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    let begins = typed.starts_with(|c: char| c.is_ascii_alphanumeric());
-    if !begins || typed.len() > 64 || !typed.chars().all(fine) {
+/// Parses the name of a run, which must also be valid as a file name.
+fn name(text: &str) -> Result<String, String> {
+    let is_valid = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let starts_alphanumeric = text.starts_with(|c: char| c.is_ascii_alphanumeric());
+    if !starts_alphanumeric || text.len() > 64 || !text.chars().all(is_valid) {
         return Err(
-            "a name is of up to 64 letters, digits, `.`, `_` and `-`, and begins with one of the first two".to_owned(),
+            "expected up to 64 letters, digits, `.`, `_` and `-`, with a letter or digit first"
+                .to_owned(),
         );
     }
-    Ok(typed.to_owned())
+    Ok(text.to_owned())
 }
 
-/// A line that is not too long.
-fn label(typed: &str) -> Result<String, String> {
-    if typed.is_empty() || typed.len() > 256 || typed.chars().any(char::is_control) {
-        return Err("it is to be one line of up to 256 characters".to_owned());
+/// Parses a label: one line of limited length.
+fn label(text: &str) -> Result<String, String> {
+    if text.is_empty() || text.len() > 256 || text.chars().any(char::is_control) {
+        return Err("expected one line of up to 256 characters".to_owned());
     }
-    Ok(typed.to_owned())
+    Ok(text.to_owned())
 }
 
-fn group(typed: &str) -> Result<ConcurrencyLimit, String> {
-    let (group, runs) = typed.rsplit_once('=').ok_or("such as `gpu=2`")?;
+fn group(text: &str) -> Result<ConcurrencyLimit, String> {
+    let (group, runs) = text
+        .rsplit_once('=')
+        .ok_or("expected a group and a number, such as `gpu=2`")?;
     let group = name(group)?;
     match runs.parse() {
         Ok(runs @ 1..) => Ok(ConcurrencyLimit { group, runs }),
-        _ => Err(format!("{runs:?} is no number of runs: it takes 1 or more")),
+        _ => Err(format!(
+            "{runs:?} is not a number of runs: expected 1 or more"
+        )),
     }
 }
 
-fn signal(typed: &str) -> Result<Signal, String> {
-    if let Ok(number) = typed.parse::<i32>() {
-        return Signal::try_from(number).map_err(|_| format!("there is no signal {number}"));
+fn signal(text: &str) -> Result<Signal, String> {
+    if let Ok(number) = text.parse::<i32>() {
+        return Signal::try_from(number).map_err(|_| format!("unknown signal {number}"));
     }
-    let name = typed.to_ascii_uppercase();
+    let name = text.to_ascii_uppercase();
     let name = match name.starts_with("SIG") {
         true => name,
         false => format!("SIG{name}"),
     };
     name.parse()
-        .map_err(|_| format!("there is no signal {name}: `kill -l` lists them"))
+        .map_err(|_| format!("unknown signal {name}; `kill -l` lists all signals"))
 }
 
-/// A path from the root, that is none by which too much would go.
-fn removable(typed: &str) -> Result<PathBuf, String> {
-    if has_parent_component(Path::new(typed)) {
+/// Parses a path to remove. Refuses the root directory, and home directories above or equal to `$HOME`.
+fn removable(text: &str) -> Result<PathBuf, String> {
+    if has_parent_component(Path::new(text)) {
         return Err(HeldPathError::ParentComponent.to_string());
     }
-    let path = std::path::absolute(typed).map_err(|error| error.to_string())?;
-    // It may only come to be while the command runs.
-    let there = path.canonicalize().unwrap_or_else(|_| path.clone());
+    let path = std::path::absolute(text).map_err(|error| error.to_string())?;
+    // The path may not exist before the command runs.
+    let target = path.canonicalize().unwrap_or_else(|_| path.clone());
     let home = std::env::var_os("HOME").map(PathBuf::from);
-    let above_home = home.is_some_and(|home| home.starts_with(&there));
-    if there.parent().is_none() || above_home {
-        return Err("that would remove a home directory, or all there is".to_owned());
+    let above_home = home.is_some_and(|home| home.starts_with(&target));
+    if target.parent().is_none() || above_home {
+        return Err("this would remove a home directory or the whole file system".to_owned());
     }
     Ok(path)
 }

@@ -1,11 +1,11 @@
-//! What `reaper ps`, `stop`, `wait` and `logs` have in common.
+//! Helpers for `reaper ps`, `stop`, `wait` and `logs`.
 
 use super::Failure;
 use super::show::count;
 use crate::export::{message, printable, redact};
 use crate::run::{RecordError, RecordedRun, Runs, StopError, Survivor};
 
-/// Characters of a command line in a message.
+/// Longest command line in a message, in characters.
 const COMMAND_MAX: usize = 200;
 
 impl From<RecordError> for Failure {
@@ -28,58 +28,60 @@ impl From<StopError> for Failure {
     }
 }
 
-/// Those of this user, after those were closed whose owner is gone.
+/// Opens the records of the user's runs, after closing those whose `reaper run` was killed.
 pub(super) fn open() -> Result<Runs, Failure> {
     let runs = Runs::of_user()?;
     close_dead(&runs, true);
     Ok(runs)
 }
 
-/// Closes them. What cannot be ended is told of in any case, with `talk` what was ended too.
-pub(super) fn close_dead(runs: &Runs, talk: bool) {
+/// Closes runs whose `reaper run` was killed. Prints processes that could not be ended, with `verbose` also what was
+/// ended.
+pub(super) fn close_dead(runs: &Runs, verbose: bool) {
     let closed = match runs.close_dead() {
         Ok(closed) => closed,
         Err(error) => return tracing::warn!("{error}"),
     };
-    for known in &closed {
-        let over = known.record.result.as_ref();
-        let ended = over.map_or(0, |over| over.ended);
-        if talk {
+    for run in &closed {
+        let result = run.record.result.as_ref();
+        let ended = result.map_or(0, |result| result.ended);
+        if verbose {
             let ended = count(ended as u64, "process", "processes");
-            let why = over.and_then(|over| over.notes.first());
+            let why = result.and_then(|result| result.notes.first());
             let why = why.map_or("", String::as_str);
             message!(
-                "reaper: run {} is closed: {why}; {ended} of it ended",
-                called(known)
+                "reaper: closed run {}: {why}; ended {ended}",
+                run_label(run)
             );
         }
-        print_survivors(known, over.map_or(&[], |over| &over.left));
+        print_survivors(run, result.map_or(&[], |result| &result.left));
     }
 }
 
-/// Says who of a run could not be ended.
-pub(super) fn print_survivors(known: &RecordedRun, all: &[Survivor]) {
+/// Prints the processes of a run that could not be ended.
+pub(super) fn print_survivors(run: &RecordedRun, all: &[Survivor]) {
     for left in all {
         let (pid, why) = (left.pid, &left.reason);
         let command = printable(&left.command, COMMAND_MAX);
         message!(
-            "reaper: left behind of run {}: pid {pid} ({command}): {why}",
-            known.id()
+            "reaper: run {}: left behind: pid {pid} ({command}): {why}",
+            run.id()
         );
     }
 }
 
-/// Its id, and its name if it has one.
-pub(super) fn called(known: &RecordedRun) -> String {
-    match &known.record.header.name {
-        Some(name) => format!("{} ({name})", known.id()),
-        None => known.id().to_owned(),
+/// Returns the id of a run, with its name if it has one.
+pub(super) fn run_label(run: &RecordedRun) -> String {
+    match &run.record.header.name {
+        Some(name) => format!("{} ({name})", run.id()),
+        None => run.id().to_owned(),
     }
 }
 
-/// The words of its command, without secrets.
-pub(super) fn words(known: &RecordedRun) -> Vec<String> {
-    let words = known.record.header.command.iter().map(String::as_bytes);
-    let shown = redact::arguments(words).map(|word| String::from_utf8_lossy(&word).into_owned());
+/// Returns the command of a run, without secrets.
+pub(super) fn redacted_command(run: &RecordedRun) -> Vec<String> {
+    let redacted_command = run.record.header.command.iter().map(String::as_bytes);
+    let shown =
+        redact::arguments(redacted_command).map(|word| String::from_utf8_lossy(&word).into_owned());
     shown.collect()
 }

@@ -1,75 +1,76 @@
-//! `reaper stop`
+//! `reaper stop`: stops runs.
 
 use super::Failure;
-use super::runs::{called, open, print_survivors};
+use super::runs::{open, print_survivors, run_label};
 use crate::export::{message, print, printable};
 use crate::run::RunOutcome;
 
 pub(super) const HELP: &str = "\
-It is ended as its own time limits would end it: --signal, and SIGKILL after the --grace it was
-started with; a second `stop` cuts that short. Recorded it is as cancelled, which is neither a
-success nor a failure, and its hooks are not run. One that has come to its own end by then keeps
-that; all who stop it at once are told the same. Waits until nothing is left.
+A run is stopped as by its own time limit: --signal first, then SIGKILL after the --grace that it was started with. A \
+    second `stop` skips the grace. The outcome is `cancelled`, neither a success nor a failure, and the hooks do not run. \
+    A run that has ended by itself in the meantime keeps its own outcome. `stop` waits until no process is left.
 
-Only what `reaper run` has started is ever touched, and only where the process that has the pid is
-still that one.
-
-Of several each is seen to, whatever becomes of the others.
+Only processes of `reaper run` are signalled, and only if the recorded pid still belongs to the same process. If one \
+    of several runs cannot be stopped, the others still are.
 
 Examples:
-  reaper stop web              by name
-  reaper stop k4               by the beginning of an id
+  # Stop a run by its name
+  reaper stop web
+
+  # Stop a run by the first characters of its id
+  reaper stop k4
 
 Exit status:
-  0  it is over    2  wrong usage
-  1  there is no such run, or something of it could not be ended, which is named";
+  0  all runs have ended
+  1  there is no such run, or some of its processes could not be ended; they are listed
+  2  wrong usage";
 
-/// Gives the exit status. One that cannot be stopped keeps none of the others.
-pub(super) fn run(words: &[String]) -> Result<u8, Failure> {
+/// Stops the runs and returns the exit status. If one cannot be stopped, the others still are.
+pub(super) fn run(names: &[String]) -> Result<u8, Failure> {
     let runs = open()?;
     let mut status = 0;
-    let mut told = |failure: Failure| {
+    let mut report = |failure: Failure| {
         message!("reaper: {failure:#}");
         status = status.max(failure.status());
     };
     let mut all = Vec::new();
-    for word in words {
-        match runs.find(word).map_err(Failure::from) {
-            Ok(known) => all.push(known),
-            Err(failure) => told(failure),
+    for name in names {
+        match runs.find(name).map_err(Failure::from) {
+            Ok(run) => all.push(run),
+            Err(failure) => report(failure),
         }
     }
-    // All of them are asked before any is waited for.
-    all.retain(|known| {
-        let stopped = match known.record.result {
-            None => runs.stop(known),
+    // Requests all stops before it waits for the first.
+    all.retain(|run| {
+        let stopped = match run.record.result {
+            None => runs.stop(run),
             Some(_) => Ok(()),
         };
-        stopped.map_err(|error| told(error.into())).is_ok()
+        stopped.map_err(|error| report(error.into())).is_ok()
     });
     let mut left = false;
-    for known in all {
-        let before = known.record.result.is_some();
-        let known = match runs.wait(&known) {
-            Ok(known) => known,
+    for run in all {
+        let had_ended = run.record.result.is_some();
+        let run = match runs.wait(&run) {
+            Ok(run) => run,
             Err(error) => {
-                told(error.into());
+                report(error.into());
                 continue;
             }
         };
-        let Some(over) = &known.record.result else {
+        let Some(result) = &run.record.result else {
             continue;
         };
-        let outcome = over.outcome.as_str();
-        let said = match over.outcome {
-            _ if before => format!("was over: {outcome}"),
+        let outcome = result.outcome.as_str();
+        let state = match result.outcome {
+            _ if had_ended => format!("had already ended: {outcome}"),
             RunOutcome::Cancelled => "stopped".to_owned(),
-            _ => format!("came to its own end: {outcome}"),
+            _ => format!("ended by itself: {outcome}"),
         };
-        let line = printable(&format!("{} {said}", called(&known)), usize::MAX);
+        let line = printable(&format!("{} {state}", run_label(&run)), usize::MAX);
         print(line + "\n").map_err(|error| Failure::Other(error.into()))?;
-        print_survivors(&known, &over.left);
-        left |= !over.left.is_empty() && !before;
+        print_survivors(&run, &result.left);
+        left |= !result.left.is_empty() && !had_ended;
     }
     Ok(status.max(u8::from(left)))
 }

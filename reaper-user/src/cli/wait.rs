@@ -1,4 +1,4 @@
-//! `reaper wait`
+//! `reaper wait`: waits for a run.
 
 use super::runs::{open, print_survivors};
 use super::{Failure, OWN_FAILURE};
@@ -6,16 +6,16 @@ use crate::export::message;
 
 pub(super) const HELP: &str = "\
 Examples:
-  reaper wait web && echo fine
+  reaper wait web && echo success
   id=$(reaper run --detach -- make); reaper wait $id; echo $?
 
 Exit status:
-  that of the run, as `reaper run` would have left with it; 1 where its owner was killed
+  the status of the run; 1 if its `reaper run` process was killed
   125  there is no such run, or it cannot be waited for";
 
-/// Gives the exit status.
-pub(super) fn run(word: &str) -> u8 {
-    match wait(word) {
+/// Waits for the run and returns its exit status, or 125 on an error.
+pub(super) fn run(name: &str) -> u8 {
+    match wait(name) {
         Ok(status) => status,
         Err(failure) => {
             message!("reaper: {failure:#}");
@@ -24,12 +24,12 @@ pub(super) fn run(word: &str) -> u8 {
     }
 }
 
-fn wait(word: &str) -> Result<u8, Failure> {
+fn wait(name: &str) -> Result<u8, Failure> {
     let runs = open()?;
-    let known = runs.wait(&runs.find(word)?)?;
-    let Some(over) = &known.record.result else {
+    let recorded = runs.wait(&runs.find(name)?)?;
+    let Some(result) = &recorded.record.result else {
         return Ok(OWN_FAILURE);
     };
-    print_survivors(&known, &over.left);
-    Ok(over.status)
+    print_survivors(&recorded, &result.left);
+    Ok(result.status)
 }

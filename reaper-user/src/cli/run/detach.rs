@@ -1,4 +1,4 @@
-//! `reaper run --detach`: the run goes on in a child, and this program says what has become of its start.
+//! `reaper run --detach`: a child supervises the run, and this process reports whether it has started.
 
 use std::cell::RefCell;
 use std::ffi::OsString;
@@ -11,34 +11,34 @@ use crate::cli::OWN_FAILURE;
 use crate::export::message;
 use reaper_host::sys::child;
 
-/// Whose side of the parting this is.
+/// Process that continues after the fork.
 pub(super) enum Side {
-    /// Has told its user, and is to leave with this status.
+    /// The process that the user started. The start has been reported; it exits with this status.
     Caller(u8),
     Run(StartNotifier),
 }
 
-/// By this word a service knows who owns a command, whatever the words are that follow. It is hidden from users.
+/// Subcommand by which a service recognises the supervisor of a run, whatever arguments follow. Hidden from users.
 pub(in crate::cli) const OWNER: &str = "run-owner";
 
-/// Who waits to be told of the start, if somebody does.
+/// Pipe to the process that waits for the start, if one does. Written at most once.
 #[derive(Clone, Default)]
 pub(super) struct StartNotifier(Rc<RefCell<Option<PipeWriter>>>);
 
-/// Goes on in a child; whoever has started this program is told by what that tells.
-pub(super) fn part() -> io::Result<Side> {
-    let (mut from, to) = io::pipe()?;
+/// Forks. The child returns as the supervisor; the parent waits for the child's report and prints it.
+pub(super) fn split() -> io::Result<Side> {
+    let (mut receiver, to) = io::pipe()?;
     if child::fork_new_session()?.is_none() {
         become_owner(&to);
         return Ok(Side::Run(StartNotifier::to(to)));
     }
     drop(to);
-    let mut told = Vec::new();
-    from.read_to_end(&mut told)?;
-    let status = match told.split_first() {
+    let mut report = Vec::new();
+    receiver.read_to_end(&mut report)?;
+    let status = match report.split_first() {
         Some((0, id)) => {
             let mut out = io::stdout();
-            // It runs, whether or not somebody reads that.
+            // The run has started, whether or not its id can be printed.
             let _ = out.write_all(id).and_then(|()| out.flush());
             0
         }
@@ -47,25 +47,24 @@ pub(super) fn part() -> io::Result<Side> {
             *status
         }
         None => {
-            message!("reaper: the detached run was killed before its command was started");
+            message!("reaper: the detached run was killed before its command started");
             OWN_FAILURE
         }
     };
     Ok(Side::Caller(status))
 }
 
-/// Becomes the owner of a command in the eyes of a service, by beginning this program anew. Where that cannot be, it goes on
-/// without one that knows.
+/// Re-executes this program with the subcommand that services recognise. If that fails, the run continues unrecognised.
 fn become_owner(to: &PipeWriter) {
-    let mut words: Vec<OsString> = std::env::args_os().collect();
-    let Some(word) = words.get_mut(1).filter(|word| *word == "run") else {
-        return tracing::debug!("no service will know of this run: it was called by another word");
+    let mut args: Vec<OsString> = std::env::args_os().collect();
+    let Some(subcommand) = args.get_mut(1).filter(|subcommand| *subcommand == "run") else {
+        return tracing::debug!("services will not recognise this run: unexpected subcommand");
     };
-    *word = OWNER.into();
+    *subcommand = OWNER.into();
     let number = to.as_fd().as_raw_fd().to_string();
-    words.splice(2..2, ["--tell".into(), number.into()]);
-    let error = child::reexec(&words, Some(to.as_fd()));
-    tracing::debug!("no service will know of this run: {error}");
+    args.splice(2..2, ["--tell".into(), number.into()]);
+    let error = child::reexec(&args, Some(to.as_fd()));
+    tracing::debug!("services will not recognise this run: {error}");
 }
 
 impl StartNotifier {
@@ -73,30 +72,30 @@ impl StartNotifier {
         StartNotifier(Rc::new(RefCell::new(Some(to))))
     }
 
-    /// It goes on by itself.
-    pub(super) fn begun(&self, id: &str) {
-        // If nobody waits for it, so be it.
-        let _ = self.say(0, &format!("{id}\n"));
+    /// Reports that the run has started.
+    pub(super) fn started(&self, id: &str) {
+        // The run continues even if no process waits.
+        let _ = self.send(0, &format!("{id}\n"));
     }
 
-    /// Whether somebody waited for that, who says it then.
+    /// Reports that the start failed. Returns whether a process waited for that: it prints the message.
     pub(super) fn failed(&self, status: u8, why: &str) -> bool {
-        self.say(status, why)
+        self.send(status, why)
     }
 
-    /// Has all that it and its command say go to a file.
+    /// Redirects the output of this process and the command to a log file.
     pub(super) fn write_to(&self, log: &File) {
         if let Err(error) = child::write_to(log.as_fd()) {
-            tracing::error!("its output cannot go to its log: {error}");
+            tracing::error!("cannot redirect the output to the log: {error}");
         }
     }
 
-    fn say(&self, status: u8, what: &str) -> bool {
+    fn send(&self, status: u8, message: &str) -> bool {
         let to = self.0.borrow_mut().take();
-        // Whoever does not listen any more has been told nothing.
+        // The report is lost if the reading end is closed.
         to.is_some_and(|mut to| {
-            let said = to.write_all(&[&[status], what.as_bytes()].concat());
-            said.is_ok()
+            let sent = to.write_all(&[&[status], message.as_bytes()].concat());
+            sent.is_ok()
         })
     }
 }

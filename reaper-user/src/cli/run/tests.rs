@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn times_are_typed_as_for_timeout_or_in_words() {
+fn time_accepts_seconds_and_durations() {
     assert_eq!(time("5"), Ok(Duration::from_secs(5)));
     assert_eq!(time("0"), Ok(Duration::ZERO));
     assert_eq!(time("45min"), Ok(Duration::from_secs(45 * 60)));
@@ -20,9 +20,9 @@ fn times_are_typed_as_for_timeout_or_in_words() {
 }
 
 #[test]
-fn signals_are_typed_as_for_kill() {
-    for typed in ["TERM", "term", "SIGTERM", "15"] {
-        assert_eq!(signal(typed), Ok(Signal::SIGTERM));
+fn signal_accepts_names_and_numbers() {
+    for text in ["TERM", "term", "SIGTERM", "15"] {
+        assert_eq!(signal(text), Ok(Signal::SIGTERM));
     }
     for wrong in ["", "0", "99", "-9", "SIGSIGTERM", "STOPPED"] {
         assert!(signal(wrong).is_err(), "{wrong}");
@@ -30,7 +30,7 @@ fn signals_are_typed_as_for_kill() {
 }
 
 #[test]
-fn nobody_loses_everything() {
+fn root_and_home_cannot_be_removed() {
     for wrong in ["/", "//", "/.."] {
         assert!(removable(wrong).is_err(), "{wrong}");
     }
@@ -42,14 +42,14 @@ fn nobody_loses_everything() {
     );
 }
 
-/// The service must read a command line of `reaper run` as this program does, to find its sub-command and `--detach`.
+/// Services parse a command line of `reaper run` as this program does, to find its subcommand and `--detach`.
 #[test]
-fn rule_for_runs_knows_all_options_with_a_value() {
+fn run_rule_lists_all_options_with_a_value() {
     use clap::CommandFactory;
     let cli = crate::cli::Cli::command();
     let run = cli
         .find_subcommand(super::super::run::OWNER)
-        .expect("it is a sub-command");
+        .expect("a subcommand");
     let valued = run
         .get_opts()
         .filter(|option| option.get_action().takes_values());
