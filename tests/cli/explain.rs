@@ -67,7 +67,8 @@ fn explained() {
     let agent = world.await_processes("agent", 1)[0];
     let name = format!("claude-code ({})", agent.pid);
     let lives = format!("Kept: its agent {name} lives.");
-    let reaped = format!("When {name} ends, it is reaped: SIGTERM, and SIGKILL 200ms later.");
+    let reaped =
+        format!("When {name} exits, this process is reaped: SIGTERM, and SIGKILL 200ms later.");
     let leaf = world.await_processes("leaf", 1)[0];
     assert_says(&explain(&world, leaf), &[&lives, &reaped, "status 0"]);
     let orphan = world.await_processes("orphan", 1)[0];
@@ -83,7 +84,7 @@ fn explained() {
         ],
     );
     let key = world.await_processes("key", 1)[0];
-    let kept = format!("When {name} ends, it is kept: the rule \"ssh-agent\" says so.");
+    let kept = format!("When {name} exits, this process is kept: the rule \"ssh-agent\" says so.");
     assert_says(&explain(&world, key), &[&lives, &kept]);
     assert_says(
         &explain(&world, agent),
@@ -135,7 +136,7 @@ fn explained_in_time() {
         &[
             "Kept for now: the rule \"asked-for-servers\" gives it time, though its agent claude-code (",
             " ago with status 0.",
-            "that time is over, and it is reaped: SIGTERM, and SIGKILL 200ms later.",
+            "that delay expires, and it is reaped: SIGTERM, and SIGKILL 200ms later.",
             "listens on a port: yes",
             "[due] [waits ",
         ],

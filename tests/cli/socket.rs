@@ -230,7 +230,7 @@ fn scan_heeds() {
     let refused = looked();
     assert_eq!(refused.code, Some(1), "{}{}", refused.out, refused.err);
     assert!(
-        refused.err.contains("journal-x.db") && refused.err.contains("nothing was ended"),
+        refused.err.contains("journal-x.db") && refused.err.contains("nothing was reaped"),
         "{}",
         refused.err
     );

@@ -1,4 +1,4 @@
-//! `reaper agents`
+//! `reaper agents`: lists the agents that the rules recognise.
 
 use std::fmt::Write;
 
@@ -8,12 +8,12 @@ use super::{Failure, ServiceArgs};
 use crate::api::{AgentsResponse, SessionInfo};
 use crate::export::printable;
 
-/// Characters of what a rule matches, where there is room.
+/// Longest description of a rule's match, in characters.
 const MATCH_MAX: usize = 1000;
 
-pub(super) fn run(asking: &ServiceArgs) -> Result<(), Failure> {
-    let said = client(asking).get("/v1/agents")?;
-    print(asking, &said, |agents: AgentsResponse| {
+pub(super) fn run(service: &ServiceArgs) -> Result<(), Failure> {
+    let response = client(service).get("/v1/agents")?;
+    print(service, &response, |agents: AgentsResponse| {
         table(&agents, width())
     })
 }

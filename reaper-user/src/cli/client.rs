@@ -1,4 +1,4 @@
-//! What all commands that ask the service have in common.
+//! Helpers for the commands that query the service.
 
 use std::fmt::Write as _;
 use std::io::{self, ErrorKind};
@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anstyle::Style;
-use bytesize::ByteSize;
 use serde::de::DeserializeOwned;
 
 use super::{Failure, ServiceArgs, user};
@@ -19,21 +18,18 @@ use reaper_host::sys::paths;
 pub(super) const BOLD: Style = Style::new().bold();
 pub(super) const DIM: Style = Style::new().dimmed();
 
-/// Characters of a command line in a table.
-pub(super) const COMMAND_MAX: usize = 72;
-
 impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Failure {
-        let said = printable(&error.to_string(), 1000);
+        let message = printable(&error.to_string(), 1000);
         match error {
             ClientError::NoService { path, source } if source.kind() == ErrorKind::NotFound => {
-                Failure::NoService(said + &others(&path))
+                Failure::NoService(message + &other_sockets(&path))
             }
             ClientError::NoService { .. }
             | ClientError::UnexpectedResponse { .. }
             | ClientError::TimedOut { .. }
-            | ClientError::ConnectionClosed(_) => Failure::NoService(said),
-            ClientError::Refused(_) => Failure::Refused(said),
+            | ClientError::ConnectionClosed(_) => Failure::NoService(message),
+            ClientError::Refused(_) => Failure::Refused(message),
             ClientError::Io(error) => Failure::Other(error.into()),
         }
     }
@@ -48,7 +44,7 @@ impl From<ServerError> for Failure {
     }
 }
 
-/// The socket of the host's service or, where there is none, that of the user's own.
+/// Returns the socket of the host's service, or of the user's own service if only that exists.
 pub(super) fn default_socket() -> PathBuf {
     let host = Path::new(paths::RUNTIME).join(api::SOCKET);
     let own = user::runtime_dir().map(|directory| directory.join(api::SOCKET));
@@ -58,8 +54,8 @@ pub(super) fn default_socket() -> PathBuf {
     }
 }
 
-/// The sockets of services with a scope, where there is none of the whole host.
-fn others(path: &Path) -> String {
+/// Lists the sockets of other services in the same directory: those with a scope.
+fn other_sockets(path: &Path) -> String {
     let entries = path
         .parent()
         .and_then(|directory| directory.read_dir().ok());
@@ -77,29 +73,29 @@ fn others(path: &Path) -> String {
     };
     let mut sockets: Vec<_> = paths.filter(is_socket).collect();
     sockets.sort_unstable();
-    let mut said = String::new();
+    let mut text = String::new();
     for socket in sockets {
-        let _ = write!(said, "; there is {}", socket.display());
+        let _ = write!(text, "; another service uses {}", socket.display());
     }
-    said
+    text
 }
 
-/// The service that is to be asked.
-pub(super) fn client(asking: &ServiceArgs) -> Client {
-    let socket = asking.socket.clone();
+/// Returns a client for the service that the arguments select.
+pub(super) fn client(service: &ServiceArgs) -> Client {
+    let socket = service.socket.clone();
     Client::new(socket.unwrap_or_else(default_socket))
 }
 
-/// Prints what the service has said: as it is, or in the words of `table`.
+/// Prints the service's answer: as it is with `--json`, otherwise as formatted by `table`.
 pub(super) fn print<T: DeserializeOwned>(
-    asking: &ServiceArgs,
-    said: &ServiceResponse,
+    service: &ServiceArgs,
+    response: &ServiceResponse,
     table: impl FnOnce(T) -> String,
 ) -> Result<(), Failure> {
-    let written = if asking.json {
-        export::print(&said.body)
+    let written = if service.json {
+        export::print(&response.body)
     } else {
-        export::print(table(said.read()?))
+        export::print(table(response.read()?))
     };
     written.map_err(failed)
 }
@@ -108,10 +104,10 @@ fn failed(error: io::Error) -> Failure {
     Failure::Other(anyhow::Error::new(error).context("cannot write"))
 }
 
-/// `reaper config reload`
-pub(super) fn reload(asking: &ServiceArgs) -> Result<(), Failure> {
-    let said = client(asking).post("/v1/config/reload", &())?;
-    print(asking, &said, |reloaded: Reloaded| {
+/// Runs `reaper config reload`.
+pub(super) fn reload(service: &ServiceArgs) -> Result<(), Failure> {
+    let response = client(service).post("/v1/config/reload", &())?;
+    print(service, &response, |reloaded: Reloaded| {
         let lines = reloaded.message.lines();
         lines
             .map(|line| printable(line, 1000) + "\n")
@@ -119,21 +115,7 @@ pub(super) fn reload(asking: &ServiceArgs) -> Result<(), Failure> {
     })
 }
 
-pub(super) fn memory(bytes: Option<u64>) -> String {
-    bytes.map_or_else(|| "-".into(), |bytes| ByteSize::b(bytes).to_string())
-}
-
-/// A time in its largest unit.
-pub(super) fn age(seconds: u64) -> String {
-    match seconds {
-        s if s < 120 => format!("{s}s"),
-        s if s < 7200 => format!("{}m", s / 60),
-        s if s < 172_800 => format!("{}h", s / 3600),
-        s => format!("{}d", s / 86_400),
-    }
-}
-
-/// A time in words.
+/// Formats a time as in the config, such as `1h 30m`.
 pub(super) fn span(seconds: u64) -> String {
     humantime::format_duration(Duration::from_secs(seconds)).to_string()
 }

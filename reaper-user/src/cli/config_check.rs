@@ -1,4 +1,4 @@
-//! `reaper config check`.
+//! `reaper config check`: validates a config file.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ pub(super) fn run(file: &Path) -> Result<(), Failure> {
         message!("{path}:{line}:{column}: warning: {}", warning.what);
     }
     let (mode, summary) = (config.mode.name(), config.summary());
-    let fine = printable(&format!("{path}: fine; mode {mode}, {summary}"), usize::MAX);
-    let written = print(fine + "\n");
+    let summary_line = printable(&format!("{path}: ok; mode {mode}, {summary}"), usize::MAX);
+    let written = print(summary_line + "\n");
     written.map_err(|error| Failure::Other(error.into()))
 }

@@ -1,4 +1,4 @@
-//! `reaper config show`.
+//! `reaper config show`: prints settings and rules.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! `reaper daemon`.
+//! `reaper daemon`: starts the service and connects its parts.
 
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
@@ -29,86 +29,95 @@ use reaper_host::sys;
 use reaper_host::sys::pidfd;
 
 pub(super) const HELP: &str = "\
-Never signalled: pid 1, kernel threads, this program and its ancestors, whatever does not
-descend from a recognised agent, and whatever a rule keeps or declares a boundary. With --observe
-the same decisions are made and printed, and no signal is sent.
+Only descendants of a recognised agent are ever signalled. Never signalled: pid 1, kernel threads, reaper and its \
+    ancestors, and processes that a rule keeps or declares a boundary. With --observe the same decisions are made and \
+    printed, but no signal is sent.
 
-Without the privilege or the kernel for probes it goes by what else there is: the netlink proc
-connector (root's alone before Linux 6.6), or the process table, and says so. So it does if a
-source fails while it is at work. `reaper doctor` tells what there is here.
+Event sources: BPF probes need privileges and a recent kernel. Without them, the daemon uses the netlink proc \
+    connector (root only before Linux 6.6), or polls the process table. It also does so if a source fails later, and logs \
+    it. `reaper doctor` shows what is available.
 
-Probes, maps and ring are pinned on a bpffs: if the daemon is killed, the kernel goes on keeping
-the trees, and the next daemon of the same scope takes them up with all that has happened
-meanwhile. A daemon that is stopped removes them, unless it was started with --leave-pinned. It
-also leaves them, with a warning, if processes are due for which it could not decide within 2 s.
-`reaper unpin` removes them too.
+Restarts: probes, maps and ring buffer are pinned on a bpffs. If the daemon is killed, the kernel continues to track \
+    processes, and the next daemon of the same scope picks up all events since then. A daemon that is stopped removes the \
+    pins, unless it was started with --leave-pinned. It also leaves them, with a warning, if it could not decide about all \
+    due processes within 2 s. `reaper unpin` removes them.
 
 Examples:
   sudo reaper daemon --observe
   sudo reaper daemon --config /etc/reaper.toml --events /var/log/reaper.jsonl
-  sudo reaper daemon --leave-pinned         before an upgrade: the next one misses nothing
-  sudo reaper daemon --scope $$            only this shell's descendants
-  reaper daemon --user                     your own agents, without any privilege
+
+  # Before an upgrade: the next daemon misses nothing
+  sudo reaper daemon --leave-pinned
+
+  # Watch only the descendants of this shell
+  sudo reaper daemon --scope $$
+
+  # Watch your own agents, without privileges
+  reaper daemon --user
+
   sudo reaper daemon --scope /sys/fs/cgroup/user.slice --json | jq .event";
 
 #[derive(Args)]
 pub(super) struct DaemonArgs {
-    /// Settings and rules, in TOML; without it the built-in ones.
+    /// Config file (TOML) [default: built-in settings and rules].
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Decide and print, but send no signal.
+    /// Print decisions, but send no signal.
     #[arg(long, conflicts_with = "enforce")]
     observe: bool,
-    /// Reap, whatever the config file says.
+    /// Send signals, even if the config says `mode = "observe"`.
     #[arg(long)]
     enforce: bool,
-    /// Consider only this process and what descends from it, or what runs in this cgroup (a directory
-    /// of cgroup v2) and what descends from that. May be given several times.
+    /// Watch only this process or cgroup, with all descendants; can be repeated.
+    ///
+    /// A cgroup is named by the absolute path of its directory (cgroup v2).
     #[arg(long, value_name = "PID|CGROUP")]
     scope: Vec<String>,
-    /// Append the event stream to this file as JSON lines; `-` is standard output.
+    /// Append the event stream to this file as JSON lines; `-` is stdout.
     #[arg(long, value_name = "FILE|-")]
     events: Option<PathBuf>,
-    /// JSON lines on standard output instead of readable ones.
+    /// Print JSON lines instead of text.
     #[arg(long)]
     json: bool,
-    /// Have lock, socket and journal where a user's are: $XDG_RUNTIME_DIR/reaper and ~/.local/state/reaper.
+    /// Run as your own service, for your own processes only.
+    ///
+    /// The lock and the socket are in $XDG_RUNTIME_DIR/reaper, the journal in ~/.local/state/reaper.
     #[arg(long)]
     user: bool,
-    /// Where events come from: auto takes the first of the others that can be used here.
+    /// Event source; `auto` uses the best one available here.
     #[arg(long, value_name = "auto|ebpf|proc-connector|procfs")]
     source: Option<SourceChoice>,
-    /// Print the probes' own diagnostics to standard error.
+    /// Print messages of the BPF probes to stderr.
     #[arg(long)]
     pub(super) bpf_log: bool,
-    /// Load the probes from this object file instead of the built-in one.
+    /// Load the BPF probes from this object file.
     #[arg(long, value_name = "FILE")]
     bpf_object: Option<PathBuf>,
-    /// Directory of the journal, instead of the config's.
+    /// Directory of the journal; overrides the config.
     #[arg(long, value_name = "DIR", conflicts_with = "no_journal")]
     journal_dir: Option<PathBuf>,
-    /// Keep no journal of sessions, decisions and outcomes.
+    /// Keep no journal.
     #[arg(long)]
     no_journal: bool,
-    /// Directory of the lock file and the socket, instead of the config's.
+    /// Directory of the lock file and the socket; overrides the config.
     #[arg(long, value_name = "DIR")]
     runtime_dir: Option<PathBuf>,
-    /// Leave probes, maps and ring pinned and at work when it stops, so that the next start misses nothing.
+    /// Leave the probes pinned on exit, so that the next daemon misses nothing.
     #[arg(long, conflicts_with = "no_pin")]
     leave_pinned: bool,
-    /// Directory of the pins, on a bpffs, instead of the config's.
+    /// Directory of the pins, on a bpffs; overrides the config.
     #[arg(long, value_name = "DIR", conflicts_with = "no_pin")]
     pin_dir: Option<PathBuf>,
-    /// Pin nothing: tracking ends with this process.
+    /// Pin nothing: tracking ends with the daemon.
     #[arg(long)]
     no_pin: bool,
-    /// Whether the kernel itself sends the first signal to the children of an agent that exits.
+    /// Whether the probes may send the first signal to the children of an exited agent.
     #[arg(long, value_name = "auto|off", hide_possible_values = true)]
     kernel_reap: Option<KernelReap>,
 }
 
 pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
-    let mut config = configured(&args)?;
+    let mut config = load_config(&args)?;
     let mut scope = scope::parse(&args.scope)?;
     let scope_name = scope::name(&args.scope, &scope);
     let outputs = outputs(
@@ -117,11 +126,11 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
         config.events == EventScope::All,
     )?;
     let directory = args.runtime_dir.as_deref().unwrap_or(&config.runtime_dir);
-    // Before anything that another daemon may be at work with is touched.
+    // Taken before anything is touched that another daemon may use.
     let _lock = lock::take(directory, scope_name.as_deref())
-        .map_err(|failure| better_known(failure, &args))?;
+        .map_err(|failure| suggest_user(failure, &args))?;
     let journal = journal_options(&config, scope_name.as_deref());
-    // Before the source, since the mode decides whether the probes may send signals.
+    // Known before the source opens, because the mode decides whether the probes may send signals.
     let newer = journal
         .as_ref()
         .and_then(|options| NewerSchema::check(&options.path()).err());
@@ -141,8 +150,8 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
         }),
         ..options(&config, &scope)
     };
-    let (source, passed_over) = open_source(&config, &options)?;
-    // After the source: a daemon that cannot run leaves no journal behind.
+    let (source, rejected) = open_source(&config, &options)?;
+    // Opened after the source: a daemon that cannot run leaves no journal behind.
     let (journal, newer) = match (newer, journal) {
         (None, Some(options)) => open_journal(options),
         (newer, _) => (None, newer),
@@ -152,44 +161,44 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
         format!("stored keeps are unknown: {newer}, then restart the service")
     });
     if let Some(reason) = &mode_reason {
-        tracing::error!("this service only observes, and keeps no journal: {reason}");
+        tracing::error!("this service only observes, without a journal: {reason}");
     }
     let host = sys::host::Host::read();
-    // What cannot be signalled is not to be decided about; nor is what the user's own service was not meant for.
+    // With --user, or with neither probes nor CAP_KILL, only the processes of this user are tracked.
     if args.user || source.probes().is_none() && !host.capabilities.has("CAP_KILL") {
         scope.uid = Some(nix::unistd::getuid().as_raw());
     }
     if let Some(lacks) = source.kind().limitation() {
-        tracing::warn!("watching through {}: {lacks}", source.name());
+        tracing::warn!("event source {}: {lacks}", source.name());
     }
     if config.mode == Mode::Enforce && scope.uid.is_none() {
         warn_of_missing(&host);
     }
-    let (asks, asked) = mpsc::channel(server::QUEUE);
+    let (requests, request_receiver) = mpsc::channel(server::QUEUE);
     let unsure = match &journal {
         None if config.journal && newer.is_none() => Some("no journal could be opened"),
-        Some(journal) if journal.was_replaced() => Some("the journal was begun anew"),
+        Some(journal) if journal.was_replaced() => Some("the journal was replaced"),
         _ => None,
     };
-    // Whoever asks before the engine is up waits for it.
-    let kept_in = journal.as_ref().map(|journal| journal.path().into());
-    // For a newer schema too: the error of each read says why it cannot be read.
-    let kept_in = kept_in.or(newer.map(|newer| newer.path));
-    let scanner = Scanner::new(asks.clone(), kept_in.clone()).with_keeps_error(unsure);
+    // Requests that arrive before the engine runs wait in this channel.
+    let journal_path = journal.as_ref().map(|journal| journal.path().into());
+    // Also set for a newer schema: each read then fails with an error that says so.
+    let journal_path = journal_path.or(newer.map(|newer| newer.path));
+    let scanner = Scanner::new(requests.clone(), journal_path.clone()).with_keeps_error(unsure);
     let backend = Backend {
-        engine: asks.clone(),
-        journal: kept_in,
+        engine: requests.clone(),
+        journal: journal_path,
         leftovers: Arc::new(scanner.clone()),
     };
     let serve = |socket: Socket| socket.serve(backend);
     let _server = socket.map(serve).transpose()?;
-    let begun = scanner.begin(config.reap_leftovers);
-    begun.context("cannot start a thread to look for what agents left behind")?;
+    let started = scanner.begin(config.reap_leftovers);
+    started.context("cannot start the leftover scanner")?;
     let own = scope.uid.map(|uid| format!("uid:{uid}"));
     let names_of_scope = args.scope.iter().cloned().chain(own).collect();
     let settings = EngineSettings {
         leave_pinned: args.leave_pinned,
-        rejected_sources: passed_over,
+        rejected_sources: rejected,
         mode_reason,
         keeps: journal
             .as_ref()
@@ -203,7 +212,7 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     let only_observes = settings.mode_reason.is_some();
     let settings = match args.config {
         Some(_) => EngineSettings {
-            load: Arc::new(move || again(&args, only_observes)),
+            load: Arc::new(move || reload(&args, only_observes)),
             ..settings
         },
         None => settings,
@@ -212,7 +221,7 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
         if let Some(journal) = &journal {
             sink.set_consumer(journal.feed());
         }
-        in_thread(move || watch(source, settings, sink, (asks, asked), log))
+        in_thread(move || watch(source, settings, sink, (requests, request_receiver), log))
     });
     if let Some(journal) = journal {
         journal.close();
@@ -220,20 +229,22 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     result
 }
 
-/// Reads the config anew, with what the arguments say. With `only_observes` its mode is observe, as at the start, so that
-/// no reload reports that a change of the mode waits for a restart.
-fn again(args: &DaemonArgs, only_observes: bool) -> Result<LoadedConfig, String> {
-    let said = |failure: Failure| failure.to_string();
-    let mut config = configured(args).map_err(said)?;
+/// Loads the config again and applies the arguments.
+///
+/// With `only_observes` the mode is observe, as at the start. Otherwise each reload would report that a change of
+/// the mode needs a restart.
+fn reload(args: &DaemonArgs, only_observes: bool) -> Result<LoadedConfig, String> {
+    let to_text = |failure: Failure| failure.to_string();
+    let mut config = load_config(args).map_err(to_text)?;
     if only_observes {
         config.mode = Mode::Observe;
     }
-    let names = names(&config).map_err(said)?;
+    let names = names(&config).map_err(to_text)?;
     Ok(LoadedConfig { config, names })
 }
 
-/// What the config and the arguments say together; where nothing can be signalled, that it only observes.
-fn configured(args: &DaemonArgs) -> Result<Config, Failure> {
+/// Loads the config and applies the arguments. The mode is observe if no signals can be sent.
+fn load_config(args: &DaemonArgs) -> Result<Config, Failure> {
     let mut config = load(args.config.as_deref())?;
     for warning in &config.warnings {
         let file = args.config.as_deref().unwrap_or(Path::new(""));
@@ -246,7 +257,7 @@ fn configured(args: &DaemonArgs) -> Result<Config, Failure> {
         config.mode = Mode::Enforce;
     }
     if let Err(refused) = pidfd::probe() {
-        tracing::warn!("this only observes: {refused}");
+        tracing::warn!("this service only observes: {refused}");
         config.mode = Mode::Observe;
     }
     config.source = args.source.unwrap_or(config.source);
@@ -256,7 +267,7 @@ fn configured(args: &DaemonArgs) -> Result<Config, Failure> {
     }
     config.pin = !args.no_pin && (config.pin || args.pin_dir.is_some());
     if args.leave_pinned && !config.pin {
-        let what = "--leave-pinned: the config says `pin = false`, so there is nothing to leave";
+        let what = "--leave-pinned: nothing is pinned, because the config says `pin = false`";
         return Err(Failure::Usage(what.into()));
     }
     if args.user {
@@ -269,7 +280,7 @@ fn configured(args: &DaemonArgs) -> Result<Config, Failure> {
     Ok(config)
 }
 
-/// Returns where the journal is and what it may hold, if the config wants one.
+/// Returns the options of the journal, `None` if the config wants no journal.
 fn journal_options(config: &Config, scope: Option<&str>) -> Option<journal::JournalOptions> {
     config.journal.then(|| journal::JournalOptions {
         directory: config.journal_dir.clone(),
@@ -279,14 +290,15 @@ fn journal_options(config: &Config, scope: Option<&str>) -> Option<journal::Jour
     })
 }
 
-/// Opens the journal. Returns the reason instead if it has a newer schema. Only logs other errors, since the service also
-/// works without a journal.
+/// Opens the journal, or returns the reason if its schema is newer.
+///
+/// Other errors are only logged, because the service works without a journal.
 fn open_journal(options: journal::JournalOptions) -> (Option<Journal>, Option<NewerSchema>) {
     match Journal::open(options, sys::host::Host::read().boot_id) {
         Ok(journal) => (Some(journal), None),
         Err(JournalError::Newer(newer)) => (None, Some(newer)),
         Err(error) => {
-            tracing::warn!("no journal is kept: {error}");
+            tracing::warn!("cannot keep a journal: {error}");
             (None, None)
         }
     }
@@ -301,23 +313,23 @@ impl From<SourceError> for Failure {
     }
 }
 
-/// Who may not make the lock is told how they can have a service of their own.
-fn better_known(failure: Failure, args: &DaemonArgs) -> Failure {
+/// Suggests `--user` to users other than root if the lock cannot be created.
+fn suggest_user(failure: Failure, args: &DaemonArgs) -> Failure {
     match failure {
         Failure::Other(error) if !nix::unistd::geteuid().is_root() && !args.user => Failure::Usage(
-            format!("{error:#}: run it as root, or with --user to watch your own processes"),
+            format!("{error:#}; run as root, or with --user to watch your own processes"),
         ),
         other => other,
     }
 }
 
-/// Says what reaping lacks that watching does not need.
+/// Warns of missing capabilities that reaping needs but watching does not.
 fn warn_of_missing(host: &sys::host::Host) {
     for (capability, without) in [
         ("CAP_KILL", "processes of other users cannot be signalled"),
         (
             "CAP_SYS_PTRACE",
-            "what other users' processes run cannot be read, and such processes are kept",
+            "programs of other users cannot be read, and these processes are kept",
         ),
     ] {
         if !host.capabilities.has(capability) {
@@ -354,17 +366,17 @@ fn watch(
     mut source: Box<dyn Source + Send>,
     settings: EngineSettings,
     sink: Sink,
-    (asks, asked): (mpsc::Sender<EngineRequest>, mpsc::Receiver<EngineRequest>),
+    (requests, request_receiver): (mpsc::Sender<EngineRequest>, mpsc::Receiver<EngineRequest>),
     log: bool,
 ) -> Result<(), Failure> {
     runtime()?.block_on(async {
-        // A terminal that goes takes the service that runs in it along.
+        // In a terminal, the service stops when the terminal closes.
         let stop = stop_signal(io::stdout().is_terminal())?;
-        reload_at_hangup(asks)?;
+        reload_at_hangup(requests)?;
         if log {
             let mut logger = source
                 .probes_mut()
-                .context("the probes are not the source")?
+                .context("--bpf-log needs the event source ebpf")?
                 .diagnostics()?;
             let ready =
                 sys::readable(&logger).context("cannot wait for the probes' diagnostics")?;
@@ -376,14 +388,14 @@ fn watch(
             });
         }
         Engine::start(kernel(&settings)?, source, settings, sink)?
-            .run(stop, asked)
+            .run(stop, request_receiver)
             .await?;
         Ok(())
     })
 }
 
-/// Has the config read anew at each SIGHUP; what comes of it is told in the stream.
-fn reload_at_hangup(asks: mpsc::Sender<EngineRequest>) -> Result<(), Failure> {
+/// Reloads the config on SIGHUP. The result is in the event stream.
+fn reload_at_hangup(requests: mpsc::Sender<EngineRequest>) -> Result<(), Failure> {
     let mut hangup = signal(SignalKind::hangup()).context("cannot catch SIGHUP")?;
     tokio::spawn(async move {
         while hangup.recv().await.is_some() {
@@ -393,7 +405,7 @@ fn reload_at_hangup(asks: mpsc::Sender<EngineRequest>) -> Result<(), Failure> {
                 question: RequestKind::Reload,
                 answer,
             };
-            if asks.send(ask).await.is_err() {
+            if requests.send(ask).await.is_err() {
                 break;
             }
         }

@@ -1,4 +1,4 @@
-//! `reaper demo`: a small agent-shaped tree, orphaned and reaped while one looks on.
+//! `reaper demo`: starts a small process tree like that of an agent, orphans it and reaps it.
 
 #[cfg_attr(target_os = "macos", path = "demo/darwin.rs")]
 mod system;
@@ -24,14 +24,14 @@ use reaper_host::source::procfs::{ProcessReading, Procfs};
 use reaper_host::sys::pidfd::{self, Pidfd};
 use reaper_model::event::TICK_NS;
 
-/// Prints a line; that nobody reads any more is no reason to leave the tree behind.
-macro_rules! say {
+/// Prints a line. Ignores errors: a closed output is no reason to leave the tree behind.
+macro_rules! print_line {
     ($($part:tt)*) => {
         let _ = crate::export::print(format!($($part)*) + "\n");
     };
 }
 
-/// The demo's own rule for a program of this file name, and a grace that nobody has to wait long for.
+/// Returns the config of the demo: a rule for a program of this file name, and a short grace.
 fn config(program: &str) -> String {
     format!(
         "grace = '1s'\n{}[[agent]]\nname = 'demo-agent'\nexe = '**/{program}'\nargs = 'demo-agent'\n",
@@ -39,43 +39,43 @@ fn config(program: &str) -> String {
     )
 }
 
-/// What the agent leaves behind; each script prints the pid that is to be watched. They end by
-/// themselves after a minute, should the demo be killed.
+/// Processes that the agent leaves behind: description and script. Each script prints the pid to watch. If the demo is
+/// killed, they exit after a minute.
 const CHILDREN: [(&str, &str); 4] = [
     ("an ordinary child", "echo $$; exec sleep 60"),
-    ("a session of its own (setsid)", system::OWN_SESSION),
-    ("double-forked, orphaned already", "(sleep 62 & echo $!)"),
+    ("a new session (setsid)", system::OWN_SESSION),
+    ("a double fork, orphaned already", "(sleep 62 & echo $!)"),
     (
         "ignores SIGTERM",
         "trap '' TERM; echo $$; n=0; while [ $n -lt 60 ]; do sleep 1; n=$((n+1)); done",
     ),
 ];
 
-/// How long all of it may take before the demo calls it a failure.
+/// Time limit of the demo.
 const DEADLINE: Duration = Duration::from_secs(15);
 
-/// Runs the demo; its exit status is 1 if something of the tree lives on.
+/// Runs the demo. Returns 1 if a process of the tree survives.
 pub(super) fn run() -> Result<u8, Failure> {
-    let program = std::env::current_exe().context("cannot tell this program's path")?;
+    let program = std::env::current_exe().context("cannot find the path of this program")?;
     let name = program.file_name().unwrap_or_default().to_string_lossy();
     let config = Config::parse(&config(&name), Path::new("demo"))?;
-    // Of a process and what descends from it, and gone with this program.
+    // Scoped to one tree, and unpinned: the probes disappear with this program.
     let options = ProbeOptions {
         filter: true,
         scoped: true,
         kernel_reap: config.may_kernel_reap(),
         ..ProbeOptions::default()
     };
-    pidfd::probe().context("nothing could be ended")?;
+    pidfd::probe().context("cannot reap")?;
     let (source, _) = open_source(&config, &options)?;
     let mut agent = Agent::start()?;
     let pid = agent.child.id();
-    say!("A stand-in for a coding agent runs as pid {pid}; nothing but its tree is considered.");
-    say!("It starts four processes, each in its own way of getting away:");
+    print_line!("Started a stand-in for a coding agent as pid {pid}. Only its tree is watched.");
+    print_line!("It starts four processes that try to escape in different ways:");
     for (what, _) in CHILDREN {
-        say!("  - {what}");
+        print_line!("  - {what}");
     }
-    say!("Then it is killed with SIGKILL. SIGTERM goes to what is left, and after 1 s SIGKILL.\n");
+    print_line!("It is then killed with SIGKILL. The others get SIGTERM, and SIGKILL after 1 s.\n");
     let scope_name = pid.to_string();
     let settings = settings(
         config,
@@ -87,58 +87,63 @@ pub(super) fn run() -> Result<u8, Failure> {
         in_thread(move || {
             runtime()?.block_on(async {
                 let engine = Engine::start(kernel(&settings)?, source, settings, sink)?;
-                let mut left = agent.leave_behind()?;
-                let nobody_asks = tokio::sync::mpsc::channel(1).1;
-                let stop = wait(&mut agent, &mut left);
-                let reaped = engine.run(stop, nobody_asks).await?.reaped;
-                Ok((reaped, left.end()))
+                let mut survivors = agent.leave_behind()?;
+                let no_requests = tokio::sync::mpsc::channel(1).1;
+                let stop = wait(&mut agent, &mut survivors);
+                let reaped = engine.run(stop, no_requests).await?.reaped;
+                Ok((reaped, survivors.end()))
             })
         })
     };
-    let (reaped, left) = with_writer(outputs, work)?;
-    if left.is_empty() {
-        say!("\nNothing is left of it: {reaped} processes ended, each confirmed by its pidfd.");
+    let (reaped, survivors) = with_writer(outputs, work)?;
+    if survivors.is_empty() {
+        print_line!(
+            "\nNothing is left: {reaped} processes were reaped, each exit confirmed by a pidfd."
+        );
         return Ok(0);
     }
-    say!("\nStill there, and ended now: {}", left.join(", "));
+    print_line!(
+        "\nNot reaped in time, and killed now: {}",
+        survivors.join(", ")
+    );
     Ok(1)
 }
 
-/// Kills the agent, waits until nothing of its tree is left, and tells why the demo is over.
-async fn wait(agent: &mut Agent, left: &mut LeftBehind) -> &'static str {
+/// Kills the agent and waits until its tree is gone. Returns why the demo ends.
+async fn wait(agent: &mut Agent, survivors: &mut LeftBehind) -> &'static str {
     let Ok(stop) = stop_signal(true) else {
         return "no signal handler";
     };
-    let gone = async {
-        // Time to see what was there before.
+    let run = async {
+        // Gives the engine time to read the pre-existing processes.
         sleep(Duration::from_millis(300)).await;
         agent.end();
         let deadline = Instant::now() + DEADLINE;
-        while !left.all_ended() && Instant::now() < deadline {
+        while !survivors.all_ended() && Instant::now() < deadline {
             sleep(Duration::from_millis(20)).await;
         }
-        // The engine confirms the ends in its own time.
+        // Gives the engine time to confirm the exits.
         sleep(Duration::from_millis(100)).await;
         "the demo is over"
     };
     tokio::select! {
-        reason = gone => reason,
+        reason = run => reason,
         reason = stop => reason,
     }
 }
 
-/// The stand-in for an agent: this program again. Killed when dropped.
+/// Stand-in for an agent: this program, started again. Killed on drop.
 struct Agent {
     child: Child,
     stdin: Option<ChildStdin>,
-    /// Its start in ns since boot, to the tick.
+    /// Start time in ns since boot, truncated to a clock tick.
     began: u64,
     stdout: BufReader<ChildStdout>,
 }
 
 impl Agent {
     fn start() -> Result<Agent, Failure> {
-        let program = std::env::current_exe().context("cannot find this program's own file")?;
+        let program = std::env::current_exe().context("cannot find the path of this program")?;
         let mut child = Command::new(program)
             .arg("demo-agent")
             .stdin(Stdio::piped())
@@ -149,9 +154,9 @@ impl Agent {
         let stdout = child
             .stdout
             .take()
-            .ok_or_else(|| anyhow!("the demo's agent has no output"))?;
+            .ok_or_else(|| anyhow!("the demo's agent has no stdout"))?;
         let ticks = Procfs::default().start_ticks(child.id());
-        let began = ticks.ok_or_else(|| anyhow!("the demo's agent is gone already"))? * TICK_NS;
+        let began = ticks.ok_or_else(|| anyhow!("the demo's agent has exited already"))? * TICK_NS;
         let stdout = BufReader::new(stdout);
         Ok(Agent {
             child,
@@ -161,14 +166,14 @@ impl Agent {
         })
     }
 
-    /// Has it start its children; a handle on each of them.
+    /// Makes the agent start its children. Returns a pidfd of each.
     fn leave_behind(&mut self) -> Result<LeftBehind, Failure> {
         if let Some(stdin) = &mut self.stdin {
             stdin
                 .write_all(b"go\n")
-                .context("cannot talk to the demo's agent")?;
+                .context("cannot write to the demo's agent")?;
         }
-        let mut left = LeftBehind(Vec::new());
+        let mut survivors = LeftBehind(Vec::new());
         for (what, _) in CHILDREN {
             let mut line = String::new();
             self.stdout
@@ -179,19 +184,21 @@ impl Agent {
                 .parse()
                 .with_context(|| format!("no pid from {what}: {line:?}"))?;
             let pidfd = self
-                .own(pid)
-                .with_context(|| format!("no process {pid} of {what}"))?;
-            left.0.push((what, pid, pidfd));
+                .open_own(pid)
+                .with_context(|| format!("no process {pid} for {what}"))?;
+            survivors.0.push((what, pid, pidfd));
         }
-        Ok(left)
+        Ok(survivors)
     }
 
-    /// A handle on a process of this agent's tree. Opened first, so that what is read of the pid is of
-    /// whoever the handle is on, if that lives on afterwards.
-    fn own(&self, pid: u32) -> Option<Pidfd> {
+    /// Opens a pidfd of a process of the agent's tree.
+    ///
+    /// The pidfd is opened before the process is checked. If it is still alive afterwards, the check was about the same
+    /// process.
+    fn open_own(&self, pid: u32) -> Option<Pidfd> {
         let pidfd = Pidfd::open(pid).ok()?;
         let deadline = std::time::Instant::now() + Duration::from_secs(1);
-        // In the middle of an exec a process has no command line to know it by.
+        // During an exec, a process has no command line to recognise it by.
         while !self.is_own(pid) {
             if pidfd.has_exited() || std::time::Instant::now() > deadline {
                 return None;
@@ -201,7 +208,7 @@ impl Agent {
         (!pidfd.has_exited()).then_some(pidfd)
     }
 
-    /// Whether the pid's process began no earlier than the agent and runs what the agent's children run.
+    /// Returns whether the process started after the agent and runs a program of the agent's children.
     fn is_own(&self, pid: u32) -> bool {
         let Ok(ProcessReading::Alive(seen)) = Procfs::default().read(pid) else {
             return false;
@@ -211,7 +218,7 @@ impl Agent {
     }
 
     fn end(&mut self) {
-        // It is this process's child and not waited for yet, so its pid is its own.
+        // The pid of an unreaped child cannot be reused.
         if let Ok(pidfd) = Pidfd::open(self.child.id()) {
             let _ = reap::signal_own(&pidfd, self.child.id(), Signal::SIGKILL);
         }
@@ -227,7 +234,7 @@ impl Drop for Agent {
     }
 }
 
-/// What the agent left, by what it is.
+/// Processes that the agent has left behind: description, pid and pidfd.
 struct LeftBehind(Vec<(&'static str, u32, Pidfd)>);
 
 impl LeftBehind {
@@ -235,7 +242,7 @@ impl LeftBehind {
         self.0.iter().all(|(_, _, pidfd)| pidfd.has_exited())
     }
 
-    /// Ends what lives on; tells what that was.
+    /// Kills the survivors and returns their descriptions.
     fn end(&self) -> Vec<String> {
         let alive = self.0.iter().filter(|(_, _, pidfd)| !pidfd.has_exited());
         let ended = alive.map(|(what, pid, pidfd)| {
@@ -252,16 +259,16 @@ impl Drop for LeftBehind {
     }
 }
 
-/// What `reaper demo-agent` does: waits for a word, starts the children, and waits to be killed.
+/// Runs `reaper demo-agent`: waits for input, starts the children and waits to be killed.
 pub(super) fn agent() -> Result<(), Failure> {
     let mut stdin = std::io::stdin().lock();
     let mut line = String::new();
     stdin
         .read_line(&mut line)
-        .context("cannot read the demo's word")?;
+        .context("cannot read from the demo")?;
     if line.is_empty() {
         return Err(Failure::Usage(
-            "demo-agent is a part of `reaper demo`".into(),
+            "demo-agent is only started by `reaper demo`".into(),
         ));
     }
     let mut children = Vec::new();
@@ -272,9 +279,9 @@ pub(super) fn agent() -> Result<(), Failure> {
             .spawn();
         children.push(child.with_context(|| format!("cannot start {what}"))?);
     }
-    // Until the demo goes away, should it not kill this first.
+    // Returns when the demo exits, if it has not killed this process before.
     stdin
         .read_line(&mut line)
-        .context("cannot wait for the demo")?;
+        .context("cannot wait for the demo to exit")?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Running an engine, for all commands that do.
+//! Helpers for the commands that run an engine: `daemon` and `demo`.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -21,18 +21,19 @@ use reaper_host::sys;
 use reaper_model::Scope;
 use reaper_model::ruleset::NameTable;
 
-/// The names that the probes are to know: of the rules, and of this program, which nobody signals, not
-/// even before it has said that it is there.
+/// Returns the program names that the probes recognise: those of the rules, and this program.
+///
+/// This program is never signalled, even before it is registered.
 pub(super) fn names(config: &Config) -> Result<NameTable, Failure> {
     let mut names = config.rules.names();
-    // It is told by /proc, without which no source can be used: that says more.
+    // Ignored, because it only fails without /proc, and then opening the source reports more.
     if let Ok(program) = std::env::current_exe() {
         names.add_keep(program.file_name().unwrap_or_default().as_bytes());
     }
     Ok(names)
 }
 
-/// Opens the source that the config asks for, and says which better ones could not be used.
+/// Opens the source that the config selects. Returns the rejected sources too, and logs them.
 pub(super) fn open_source(
     config: &Config,
     options: &ProbeOptions,
@@ -42,19 +43,19 @@ pub(super) fn open_source(
         names: &names(config)?,
         scan: config.scan(),
     };
-    let (source, passed_over) = selection::open(config.source, &wanted)?;
-    for passed in &passed_over {
-        tracing::warn!("{passed}");
+    let (source, rejected) = selection::open(config.source, &wanted)?;
+    for reason in &rejected {
+        tracing::warn!("{reason}");
     }
-    Ok((source, passed_over))
+    Ok((source, rejected))
 }
 
-/// What the config says, for the probes. Nothing is pinned.
+/// Returns the options of the probes by the config, without pins.
 pub(super) fn options(config: &Config, scope: &Scope) -> ProbeOptions {
     ProbeOptions {
         ring_size: config.ring_size,
         max_members: config.max_members,
-        // Who runs in a cgroup of the scope, only the service can tell: it has to hear of everybody.
+        // Only the service can tell which processes run in a cgroup of the scope, so it needs all events.
         filter: config.events == EventScope::Agents && scope.cgroups.is_empty(),
         scoped: !scope.roots.is_empty() && scope.cgroups.is_empty(),
         kernel_reap: config.may_kernel_reap(),
@@ -62,7 +63,7 @@ pub(super) fn options(config: &Config, scope: &Scope) -> ProbeOptions {
     }
 }
 
-/// What the config says, for the engine. It is not read anew, and nothing is kept for longer than the engine runs.
+/// Returns the settings of the engine by the config, without reload and without stored keeps.
 pub(super) fn settings(config: Config, scope: Scope, scope_names: Vec<String>) -> EngineSettings {
     let kernel_reap = config.may_kernel_reap();
     let Config {
@@ -90,32 +91,34 @@ pub(super) fn settings(config: Config, scope: Scope, scope_names: Vec<String>) -
         kernel_reap,
         running: config.clone(),
         config,
-        load: Arc::new(|| Err("started without a config file: there is none to read anew".into())),
+        load: Arc::new(|| {
+            Err("the service was started without --config, so there is no file to reload".into())
+        }),
         keeps: Vec::new(),
         keep_store: None,
     }
 }
 
-/// Opens the real kernel.
+/// Opens the host's kernel.
 pub(super) fn kernel(settings: &EngineSettings) -> Result<Kernel, Failure> {
     let config = &settings.running;
     let kernel = Kernel::open(config.ring_size, config.scan());
-    Ok(kernel.context("cannot wait for exits of processes")?)
+    Ok(kernel.context("cannot watch process exits")?)
 }
 
-/// Runs with a writer of the event stream, and waits until it has written all.
+/// Runs `work` with a writer of the event stream. Returns when all is written.
 pub(super) fn with_writer<T>(
     outputs: Vec<StreamOutput>,
     work: impl FnOnce(Sink) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     let (sink, writer) =
-        Writer::start(outputs).context("cannot start the event stream's writer")?;
+        Writer::start(outputs).context("cannot start the writer of the event stream")?;
     let result = work(sink);
     writer.join();
     result
 }
 
-/// Runs the engine's work in a thread of its own, before ordinary ones.
+/// Runs the engine's work on its own thread, with raised priority.
 pub(super) fn in_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {
@@ -133,7 +136,7 @@ pub(super) fn in_thread<T: Send + 'static>(
         .unwrap_or_else(|_| Err(anyhow::anyhow!("the engine has panicked; this is a bug").into()))
 }
 
-/// A runtime for the engine: one thread, which sleeps when nothing happens.
+/// Creates the engine's runtime, which has a single thread.
 pub(super) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -141,7 +144,9 @@ pub(super) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     Ok(runtime.context("cannot start the engine's runtime")?)
 }
 
-/// Done at SIGINT or SIGTERM, and at SIGHUP if that is wanted, with its name.
+/// Returns a future that resolves to the name of the signal that stops the service.
+///
+/// SIGINT and SIGTERM do, with `at_hangup` also SIGHUP.
 pub(super) fn stop_signal(at_hangup: bool) -> Result<impl Future<Output = &'static str>, Failure> {
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot catch SIGINT")?;
     let mut terminate = signal(SignalKind::terminate()).context("cannot catch SIGTERM")?;

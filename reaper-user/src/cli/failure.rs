@@ -1,10 +1,10 @@
-//! Why a command could not be done, and with which exit status it leaves.
+//! Errors that end a command, and their exit statuses.
 
 use crate::config::ConfigError;
 use crate::engine::EngineError;
 use reaper_host::source::SourceError;
 
-/// What ends a command before its time.
+/// Error that ends a command.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
     #[error(transparent)]
@@ -17,7 +17,7 @@ pub(super) enum Failure {
     Locked(String),
     #[error(transparent)]
     Engine(EngineError),
-    /// It has answered, and said no.
+    /// The service refused the request.
     #[error("{0}")]
     Refused(String),
     #[error("{0}")]
@@ -36,7 +36,7 @@ impl From<EngineError> for Failure {
 }
 
 impl Failure {
-    /// The exit status that says so.
+    /// Returns the exit status for this error.
     pub(super) fn status(&self) -> u8 {
         match self {
             Failure::Engine(_) | Failure::Refused(_) | Failure::Other(_) => 1,

@@ -15,17 +15,23 @@ const BEFORE: usize = 39;
 const COMMAND_MAX: usize = 256;
 
 pub(super) const HELP: &str = "\
-Only members of an agent's session are ever reaped, so only these can be kept. Who keeps a process
-once more sets the time anew; what was kept with it by --tree stays so, with the new time, until
-`reaper unkeep`. Where a process is kept for itself and with one above it, each wish stands by
-itself, and the longer one counts. A wish is forgotten when its process ends, one with --tree when the
-session does, or when its time is over; then it is decided anew, and what is due is reaped.
+Only members of an agent's session can be kept, because nothing else is ever reaped. Keeping a process again replaces \
+    the time, also for the descendants that are kept along with it. If a process is kept both itself and along with an \
+    ancestor, the longer time counts. A keep ends when its time has passed, when the process exits or, with --tree, when \
+    the session closes. The process is then decided again, and reaped if it is due.
 
 Examples:
-  reaper keep 4250                    until it ends
-  reaper keep 4250 --for 2h --tree    for two hours, with all that descends from it
-  reaper keep --list                  what is kept so, by whom, and for how long still
-  REAPER_KEEP=1 npm run dev           needs no asking: it and what it starts are kept";
+  # Keep a process until it exits
+  reaper keep 4250
+
+  # Keep a process and all its descendants for two hours
+  reaper keep 4250 --for 2h --tree
+
+  # List what is kept, by which user and for how long
+  reaper keep --list
+
+  # Keep a process and everything that it starts, without a request
+  REAPER_KEEP=1 npm run dev";
 
 #[derive(Args)]
 pub(super) struct KeepArgs {

@@ -1,4 +1,4 @@
-//! One daemon per host and scope, and the directory in which it has its lock and its socket.
+//! Lock file of the daemon, and the directory that holds it and the socket. One daemon can run per host and scope.
 
 use std::fs::{File, Permissions};
 use std::io::{ErrorKind, Read, Write};
@@ -13,21 +13,21 @@ use nix::libc::{O_DIRECTORY, O_NOFOLLOW};
 use super::Failure;
 use reaper_host::sys::{lock_holder, owner};
 
-/// Held for as long as it lives, and by no other process meanwhile.
+/// Lock of a scope, held until drop.
 pub(super) struct Lock {
     _file: Flock<File>,
 }
 
-/// Makes the runtime directory if it is not there.
+/// Creates the runtime directory if it does not exist.
 ///
 /// # Errors
-/// It is a symbolic link, or others may put something in it or in its place: what asks on the socket there is to
-/// reach this program.
-fn make(directory: &Path) -> Result<(), Failure> {
+/// The directory is a symbolic link, or other users can write to it or replace it. They could then put their own
+/// socket there.
+fn create(directory: &Path) -> Result<(), Failure> {
     let refused = |what: &str| {
         let name = directory.display();
         Failure::Usage(format!(
-            "the runtime directory {name} {what}, or name another with --runtime-dir"
+            "the runtime directory {name} {what}, or set another one with --runtime-dir"
         ))
     };
     let context = || format!("cannot use the runtime directory {}", directory.display());
@@ -40,28 +40,28 @@ fn make(directory: &Path) -> Result<(), Failure> {
         }
         meta => meta.with_context(context)?,
     };
-    let around = directory.join("..").metadata().with_context(context)?;
-    if owner::is_writable_by_others(&meta) || owner::allows_replacement(&around) {
+    let parent = directory.join("..").metadata().with_context(context)?;
+    if owner::is_writable_by_others(&meta) || owner::allows_replacement(&parent) {
         let (uid, mode) = (meta.uid(), meta.mode() & 0o7777);
         return Err(refused(&format!(
-            "is not safe from others, who may write to it or put another in its place (owner {uid}, mode {mode:04o}): \
-             take that right away (chmod go-w, chown), also of the directory around it"
+            "can be changed by other users (owner {uid}, mode {mode:04o}): \
+             take away their write access to it and to its parent directory (chmod go-w, chown)"
         )));
     }
     Ok(())
 }
 
-/// Takes the lock of the scope of this name; `None` is the whole host.
+/// Takes the lock of a scope; `None` is the whole host.
 ///
 /// # Errors
-/// Another process has it: says which.
+/// Another process holds the lock. The error names it.
 pub(super) fn take(directory: &Path, scope: Option<&str>) -> Result<Lock, Failure> {
     let path = directory.join(match scope {
         Some(name) => format!("daemon-{name}.lock"),
         None => "daemon.lock".into(),
     });
     let context = || format!("cannot take the lock {}", path.display());
-    make(directory)?;
+    create(directory)?;
     let file = File::options()
         .read(true)
         .write(true)
@@ -72,7 +72,7 @@ pub(super) fn take(directory: &Path, scope: Option<&str>) -> Result<Lock, Failur
         .with_context(context)?;
     match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
         Ok(mut file) => {
-            // Whoever may read it could hold the lock as well.
+            // A process that can open the file could lock it.
             file.set_permissions(Permissions::from_mode(0o600))
                 .with_context(context)?;
             file.set_len(0).with_context(context)?;
@@ -80,7 +80,7 @@ pub(super) fn take(directory: &Path, scope: Option<&str>) -> Result<Lock, Failur
             Ok(Lock { _file: file })
         }
         Err((file, Errno::EWOULDBLOCK)) => Err(Failure::Locked(format!(
-            "{} watches this already (lock {}): stop it first, or give another --scope",
+            "{} already watches this scope (lock {}): stop it first, or use another --scope",
             holder(file),
             path.display()
         ))),
@@ -88,7 +88,7 @@ pub(super) fn take(directory: &Path, scope: Option<&str>) -> Result<Lock, Failur
     }
 }
 
-/// Who has this lock, as far as it says.
+/// Returns the description of the process that holds the lock, by the pid in the file.
 fn holder(mut file: File) -> String {
     let mut holder = String::new();
     let _ = file.read_to_string(&mut holder);
@@ -98,10 +98,10 @@ fn holder(mut file: File) -> String {
     }
 }
 
-/// Whoever is at work, of any scope, with a lock in this directory: who that is, and the lock.
+/// Returns a running daemon of any scope with its lock, if there is one in this directory.
 ///
 /// # Errors
-/// The directory cannot be listed, or a lock in it not be asked for.
+/// The directory cannot be listed, or a lock file cannot be read.
 pub(super) fn running_daemon(directory: &Path) -> std::io::Result<Option<(String, PathBuf)>> {
     let entries = match std::fs::read_dir(directory) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -125,7 +125,7 @@ pub(super) fn running_daemon(directory: &Path) -> std::io::Result<Option<(String
             }
             file => file?,
         };
-        // Shared, so that two who only look are not in each other's way.
+        // A shared lock, so that two checks at the same time do not find each other.
         match Flock::lock(file, FlockArg::LockSharedNonblock) {
             Ok(_) => {}
             Err((file, Errno::EWOULDBLOCK)) => return Ok(Some((holder(file), path))),
@@ -141,9 +141,9 @@ mod tests {
 
     use super::*;
 
-    /// What is said of this directory, or nothing.
+    /// Returns the message with which the directory is refused.
     fn refused(directory: &Path) -> Option<String> {
-        match make(directory) {
+        match create(directory) {
             Ok(()) => None,
             Err(Failure::Usage(what)) => Some(what),
             Err(other) => panic!("{other}"),
@@ -151,29 +151,29 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_others_may_write_to_is_refused() {
+    fn directory_that_others_can_change_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let run = dir.path().join("a/run");
-        assert_eq!(refused(&run), None, "it is made");
+        assert_eq!(refused(&run), None, "the directory is created");
         let chmod = |path: &Path, mode| {
             std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
         };
         for mode in [0o777, 0o1777, 0o775] {
             chmod(&run, mode);
-            let what = refused(&run).expect("others may write to it");
+            let what = refused(&run).expect("others can write to it");
             assert!(what.contains(&format!("mode {mode:04o}")), "{what}");
         }
         chmod(&run, 0o755);
-        let around = run.parent().unwrap();
-        chmod(around, 0o777);
-        assert!(refused(&run).is_some(), "another may be put in its place");
-        chmod(around, 0o1777);
+        let parent = run.parent().unwrap();
+        chmod(parent, 0o777);
+        assert!(refused(&run).is_some(), "others can replace it");
+        chmod(parent, 0o1777);
         assert_eq!(refused(&run), None);
         let link = dir.path().join("link");
         symlink(&run, &link).unwrap();
         assert!(refused(&link).is_some_and(|what| what.contains("symbolic link")));
         std::fs::write(run.join("file"), "").unwrap();
-        assert!(make(&run.join("file")).is_err());
+        assert!(create(&run.join("file")).is_err());
         if nix::unistd::geteuid().is_root() {
             std::os::unix::fs::chown(&run, Some(4242), None).unwrap();
             assert!(refused(&run).is_some_and(|what| what.contains("owner 4242")));
@@ -181,12 +181,15 @@ mod tests {
     }
 
     #[test]
-    fn who_is_at_work_is_told_by_their_lock() {
+    fn running_daemon_is_found_by_its_lock() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(running_daemon(&dir.path().join("none")).unwrap(), None);
         let lock = take(dir.path(), Some("7-7")).unwrap();
-        let (who, path) = running_daemon(dir.path()).unwrap().expect("somebody");
-        assert!(who.ends_with(&std::process::id().to_string()), "{who}");
+        let (daemon, path) = running_daemon(dir.path()).unwrap().expect("a daemon");
+        assert!(
+            daemon.ends_with(&std::process::id().to_string()),
+            "{daemon}"
+        );
         assert_eq!(path, dir.path().join("daemon-7-7.lock"));
         drop(lock);
         assert_eq!(running_daemon(dir.path()).unwrap(), None);

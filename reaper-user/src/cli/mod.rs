@@ -1,4 +1,6 @@
-//! The command line: what was typed, and one place for exit statuses.
+//! Command line of `reaper`: parses the arguments, runs the command and maps its result to an exit status.
+//!
+//! Help texts have one line per paragraph, because clap wraps them to the width of the terminal.
 
 mod agents;
 mod client;
@@ -51,282 +53,316 @@ use failure::Failure;
 use reaper_host::source::SourceKind;
 use reaper_host::sys;
 
-/// Reaps what AI coding agents leave behind.
+/// Cleans up the processes that AI coding agents leave behind.
 ///
-/// When an agent ends or crashes, the shells, servers, test runs and browsers that it started live on,
-/// adopted by init. reaper is told by the kernel of every fork, exec and exit, keeps each agent's tree,
-/// and ends its orphans the moment they are orphaned.
+/// When an agent exits or crashes, the shells, servers, test runs and browsers that it started keep running. The kernel reports each
+/// fork, exec and exit to reaper. So reaper knows the process tree of each agent, and ends its orphans as soon as the agent is gone.
 #[derive(Parser)]
-#[command(name = "reaper", version, after_help = EXAMPLES, max_term_width = 100)]
+#[command(name = "reaper", version, after_long_help = EXAMPLES, max_term_width = MAX_WIDTH)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 }
 
+/// Longest line of a help text, in columns.
+const MAX_WIDTH: usize = 100;
+
 const EXAMPLES: &str = "\
 Examples:
-  reaper doctor                     what this host can do, and what would be used
-  sudo reaper demo                  a small tree of its own, orphaned and reaped before your eyes
-  sudo reaper daemon --observe      the whole host, decisions only: nothing is signalled
-  sudo reaper daemon                the whole host, for real
-  sudo reaper daemon --scope 4242 --json
-                                    only what descends from process 4242, as JSON lines
-  reaper run -- npm test            a command of which nothing is left behind, without root or a service
-  reaper ps                         your runs; `reaper stop`, `wait` and `logs` take their id or name
-  reaper tree                       the agents that run now, with all that descends from them
-  reaper explain 4250               why a process is kept or reaped, and what comes next
-  reaper keep 4250 --for 2h         do not reap it when its agent ends
-  sudo reaper history --since 1d    what was reaped and kept, why, and what that gave back
-  sudo reaper scan                  without a service: what agents have left behind
-  sudo reaper unpin                remove what a daemon has left pinned in the kernel
+  # Check what this host supports
+  reaper doctor
+
+  # Watch reaper clean up a small process tree
+  sudo reaper demo
+
+  # Watch the whole host, but send no signals
+  sudo reaper daemon --observe
+
+  # Watch the whole host and reap
+  sudo reaper daemon
+
+  # Run a command and leave nothing behind; needs neither root nor a service
+  reaper run -- npm test
+
+  # Show the running agents with all their processes
+  reaper tree
+
+  # Explain why a process is kept or reaped, and what happens next
+  reaper explain 4250
+
+  # Keep a process although its agent exits
+  reaper keep 4250 --for 2h
+
+  # Show what was reaped and kept in the last day, and why
+  sudo reaper history --since 1d
+
+  # Find what agents have left behind; needs no service
+  sudo reaper scan
 
 Exit status:
-  0  fine    1  failed while running    2  wrong usage or config; nothing was started
-  3  the source that was asked for cannot be used here; `reaper doctor` says why
-  4  another daemon watches the same scope already, or holds what is to be removed
+  0  success
+  1  failed while running
+  2  wrong usage or config; nothing was started
+  3  the requested event source is not available here; see `reaper doctor`
+  4  another daemon watches the same scope, or uses what should be removed
   5  no service answers on the socket";
 
 #[derive(Subcommand)]
 enum Command {
-    /// Tell what this host can do, with the reason for each no, and what would be used.
-    #[command(after_help = "\
+    /// Check what this host supports, and which event source will be used.
+    #[command(after_long_help = "\
 Examples:
   reaper doctor
   reaper doctor --config /etc/reaper.toml
   reaper doctor --json | jq .source
 
 Exit status:
-  0  a daemon can work here    3  it cannot, and it is said why")]
+  0  a daemon can run here
+  3  it cannot; the output says why")]
     Doctor {
-        /// Tell what a daemon with these settings would use.
+        /// Check for a daemon with this config file.
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
-        /// One JSON object instead of a table.
+        /// Print one JSON object.
         #[arg(long)]
         json: bool,
     },
-    /// Show it at work on a small agent-shaped tree of its own; touches nothing else.
-    #[command(after_help = "\
+    /// Demonstrate reaper on a small process tree.
+    ///
+    /// Only processes that the demo has started are signalled.
+    #[command(after_long_help = "\
 Example:
   sudo reaper demo")]
     Demo,
-    /// Watch, decide and reap until it is stopped with Ctrl-C or SIGTERM.
-    #[command(after_help = daemon::HELP)]
+    /// Run the service: track agents and reap what they leave behind.
+    ///
+    /// Runs until Ctrl-C or SIGTERM.
+    #[command(after_long_help = daemon::HELP)]
     Daemon(daemon::DaemonArgs),
-    /// Run a command, and when it ends, end all that it has left behind.
+    /// Run a command and end everything that it leaves behind.
     #[cfg(target_os = "linux")]
-    #[command(after_help = run::HELP)]
+    #[command(after_long_help = run::HELP)]
     Run(run::RunArgs),
-    /// What that becomes.
+    /// Started by `reaper run --detach` (internal).
     #[cfg(target_os = "linux")]
     #[command(name = run::OWNER, hide = true)]
     Owner(run::OwnerArgs),
-    /// List your runs: how far they are, what they may still take, and what has become of them.
+    /// List your runs and their state.
     #[cfg(target_os = "linux")]
-    #[command(after_help = ps::HELP)]
+    #[command(after_long_help = ps::HELP)]
     Ps(ps::PsArgs),
-    /// End a run of yours, with all that belongs to it.
+    /// Stop runs with all their processes.
     #[cfg(target_os = "linux")]
-    #[command(after_help = stop::HELP)]
+    #[command(after_long_help = stop::HELP)]
     Stop {
-        /// Its id, the beginning of that, or its name.
+        /// Name or id of a run, or the first characters of its id.
         #[arg(required = true, value_name = "RUN")]
         runs: Vec<String>,
     },
-    /// Wait until a run of yours is over, and leave with its status.
+    /// Wait for a run and exit with its status.
     #[cfg(target_os = "linux")]
-    #[command(after_help = wait::HELP)]
+    #[command(after_long_help = wait::HELP)]
     Wait {
-        /// Its id, the beginning of that, or its name.
+        /// Name or id of a run, or the first characters of its id.
         run: String,
     },
-    /// Show what a run that was detached has said.
+    /// Show the output of a detached run.
     #[cfg(target_os = "linux")]
-    #[command(after_help = logs::HELP)]
+    #[command(after_long_help = logs::HELP)]
     Logs {
-        /// Its id, the beginning of that, or its name.
+        /// Name or id of a run, or the first characters of its id.
         run: String,
-        /// And what it says from now on, until it is over.
+        /// Follow the output until the run ends.
         #[arg(short, long)]
         follow: bool,
     },
-    /// Ask the service what it watches, what it has done, and what it has missed.
-    #[command(after_help = "\
+    /// Show what the service watches, what it has done and what it has missed.
+    #[command(after_long_help = "\
 Examples:
   reaper status
   reaper status --json | jq .sessions_open")]
     Status(ServiceArgs),
-    /// Show the trees of the agents that run now: who is detached, due, kept, and why.
-    #[command(after_help = "\
-Behind a process stands in brackets what there is to know of it:
-  claude-code            it is this agent itself
-  detached               its parent has exited, its agent has not; it waits for the end of that
-  due                    its agent is gone: it is reaped, unless one of these stands there too
-  waits 9m: RULE         this rule gives it time, and decides when that is over
-  kept: RULE             this rule keeps it; also REAPER_KEEP, by a user, or a reason of the stream
-  boundary: RULE         it and what it runs belong to no agent above it
-  zombie                 it has exited, and its parent does not wait for it
+    /// Show the process trees of the running agents.
+    #[command(after_long_help = "\
+Tags behind a process:
+  [claude-code]      it is this agent
+  [detached]         its parent has exited, but its agent is alive; it is kept until the agent exits
+  [due]              its agent has exited; it is reaped unless another tag says why not
+  [waits 9m: RULE]   this rule delays the decision
+  [kept: RULE]       this rule keeps it; REAPER_KEEP, a user or another reason can stand here too
+  [boundary: RULE]   it and its descendants belong to no agent above it
+  [zombie]           it has exited, but its parent has not waited for it
 
 Examples:
   reaper tree
   reaper tree --agent claude-code
-  reaper tree --all                    also what belongs to no agent
+
+  # Include processes that belong to no agent
+  reaper tree --all
+
+  # List the pids of all processes whose agent has exited
   reaper tree --json | jq '.groups[].processes[] | select(.due).pid'")]
     Tree {
-        /// Only sessions of this agent, as `reaper agents` names it.
+        /// Show only sessions of this agent, named as in `reaper agents`.
         #[arg(long, value_name = "NAME")]
         agent: Option<String>,
-        /// Also all processes that belong to no agent.
+        /// Include processes that belong to no agent.
         #[arg(long)]
         all: bool,
         #[command(flatten)]
-        asking: ServiceArgs,
+        service: ServiceArgs,
     },
-    /// Tell why a process is kept or reaped, where it comes from, and what will happen to it.
-    #[command(after_help = "\
+    /// Explain why a process is kept or reaped, and what happens next.
+    #[command(after_long_help = "\
 Examples:
   reaper explain 4250
   reaper explain 4250 --json | jq -r '.why, .next'")]
     Explain {
-        /// The process.
+        /// Process id.
         #[arg(value_parser = pid())]
         pid: u32,
         #[command(flatten)]
-        asking: ServiceArgs,
+        service: ServiceArgs,
     },
-    /// Keep a process of yours from being reaped, or list what is kept so.
-    #[command(after_help = keep::HELP)]
+    /// Keep one of your processes from being reaped, or list what is kept.
+    #[command(after_long_help = keep::HELP)]
     Keep(keep::KeepArgs),
-    /// Take back `reaper keep`.
-    #[command(after_help = "\
-What was asked for the process itself is taken back, with --tree for all that was kept with it. What
-is kept with another that lives is not let go on its own. If nothing else keeps a process and its
-agent is gone, it is reaped at once.
-
+    /// Undo `reaper keep`.
+    ///
+    /// Processes that --tree has kept along with this one are released too. If nothing else keeps a process and its agent has exited, it
+    /// is reaped at once. A process that is kept only along with a living ancestor cannot be released alone.
+    #[command(after_long_help = "\
 Example:
   reaper unkeep 4250")]
     Unkeep {
-        /// The process that was kept; what was kept with it by --tree goes with it.
+        /// Process id.
         #[arg(value_parser = pid())]
         pid: u32,
         #[command(flatten)]
-        asking: ServiceArgs,
+        service: ServiceArgs,
     },
-    /// List the agents that are recognised, by what, and which run now.
-    #[command(after_help = "\
+    /// List the known agents, how they are recognised, and which run now.
+    #[command(after_long_help = "\
 Examples:
   reaper agents
   reaper agents --json | jq -r '.agents[].name'")]
     Agents(ServiceArgs),
-    /// Tell what the service has kept of sessions, decisions and outcomes, the newest last.
-    #[command(after_help = "\
-Whoever is not root is told of their own sessions.
-
+    /// Show past sessions with their decisions and outcomes, the newest last.
+    ///
+    /// Users other than root see their own sessions.
+    #[command(after_long_help = "\
 Examples:
   sudo reaper history --since 2h
   sudo reaper history --session claude-code-4242-19e1de9c03e4
   sudo reaper history --agent claude-code --json | jq '.[\"memory.rss\"]'")]
     History(history::HistoryArgs),
-    /// Find what agents have left behind, in one look: the service's, or one that needs none.
-    #[command(after_help = scan::HELP)]
+    /// Find what agents have left behind; works without a service too.
+    #[command(after_long_help = scan::HELP)]
     Scan(scan::ScanArgs),
-    /// Check config files, show what is in force, and have the service read its own anew.
+    /// Check, show or reload the config.
     #[command(subcommand)]
     Config(ConfigCommand),
-    /// Remove all that a daemon has left pinned, also one of another version.
+    /// Remove everything that a daemon has pinned in the kernel.
     ///
-    /// Refuses (exit status 4) while a daemon is at work with it.
-    #[command(after_help = "\
+    /// Also removes pins of other versions. Fails with exit status 4 while a daemon uses them.
+    #[command(after_long_help = "\
 Examples:
   sudo reaper unpin
   sudo reaper unpin --pin-dir /sys/fs/bpf/reaper")]
     Unpin(UnpinArgs),
-    /// A process of the demo's tree.
+    /// Root of the demo's process tree (internal).
     #[command(hide = true)]
     DemoAgent,
 }
 
 #[derive(Subcommand)]
 enum ConfigCommand {
-    /// Check a config file and say what is wrong with it, line by line.
-    #[command(after_help = "\
-Warns of rules that can never hold, and of those that another keeps from being asked.
-
+    /// Check a config file and list its problems by line.
+    ///
+    /// Also warns of rules that can never match, and of rules that an earlier rule makes unreachable.
+    #[command(after_long_help = "\
 Example:
   reaper config check /etc/reaper.toml
 
 Exit status:
-  0  it can be used, perhaps with warnings    2  it cannot")]
+  0  the file can be used, perhaps with warnings
+  2  it cannot be used")]
     Check {
-        /// The config, in TOML.
+        /// Config file (TOML).
         file: PathBuf,
     },
-    /// Show the settings and rules in force, in the order in which rules are asked.
-    #[command(after_help = "\
+    /// Show the settings and rules in force, in the order of evaluation.
+    #[command(after_long_help = "\
 Examples:
-  reaper config show --defaults                    all built-in rules, to copy from
-  reaper config show --config /etc/reaper.toml     what a daemon with this file goes by
+  # Show all built-in rules, for example to copy one
+  reaper config show --defaults
+
+  # Show what a daemon with this file would use
+  reaper config show --config /etc/reaper.toml
+
   reaper config show --json | jq '.rules[].name'")]
     Show {
-        /// Those of this file; without it the built-in ones.
+        /// Show the settings of this file instead of the built-in ones.
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
-        /// The built-in ones as they are written, those that are off included.
+        /// Show the built-in settings as written, including disabled rules.
         #[arg(long, conflicts_with = "config")]
         defaults: bool,
-        /// One JSON object instead of TOML.
+        /// Print one JSON object instead of TOML.
         #[arg(long)]
         json: bool,
     },
-    /// Have the service read its config anew.
-    #[command(after_help = "\
-What is wrong in the file is said, and then all stays as it was. Only root may ask.
-
+    /// Make the service reread its config file.
+    ///
+    /// If the file has errors, they are printed and the old config stays in force. Only root may do this.
+    #[command(after_long_help = "\
 Example:
   sudo reaper config reload")]
     Reload(ServiceArgs),
 }
 
-/// Where a command is run: what went wrong was none of its doing, as `env`, `timeout` and `nohup` have it.
+/// Exit status of `reaper run` and `reaper wait` if they fail themselves, as with `env`, `timeout` and `nohup`.
 const OWN_FAILURE: u8 = 125;
 
-/// What is typed for a process.
+/// Returns the parser for a process id.
 fn pid() -> impl clap::builder::TypedValueParser<Value = u32> {
     // The kernel's PID_MAX_LIMIT.
     clap::value_parser!(u32).range(1..=4_194_304)
 }
 
-/// How a service is asked.
+/// Options of the commands that query the service.
 #[derive(Args)]
 struct ServiceArgs {
-    /// The service's socket, instead of /run/reaper/reaper.sock or, where there is none, that of your own service
-    /// (--user); with --scope it is named after that.
+    /// Socket of the service.
+    ///
+    /// The default is /run/reaper/reaper.sock, or the socket of your own service (`reaper daemon --user`) if that is the only one. The
+    /// socket of a service with --scope has the scope in its name.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// What the service says, as JSON.
+    /// Print the service's answer as JSON.
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Args)]
 struct UnpinArgs {
-    /// Settings, for the directory of the pins; without it the built-in ones.
+    /// Read the directory of the pins from this config file.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Directory of the pins, instead of the config's.
+    /// Directory of the pins; overrides the config.
     #[arg(long, value_name = "DIR")]
     pin_dir: Option<PathBuf>,
-    /// One JSON object instead of a sentence.
+    /// Print one JSON object.
     #[arg(long)]
     json: bool,
 }
 
-/// Runs the command that the arguments name; gives its exit status.
+/// Runs the command that the arguments name and returns its exit status.
 pub fn main() -> ExitCode {
     sys::fix_mmap_threshold();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return misused(error),
+        Err(error) => return usage_error(error),
     };
     log_to_stderr(matches!(&cli.command, Command::Daemon(args) if args.bpf_log));
     let result = match cli.command {
@@ -346,16 +382,20 @@ pub fn main() -> ExitCode {
         Command::Demo => demo::run(),
         Command::Doctor { config, json } => doctor(config.as_deref(), json),
         Command::Unpin(args) => unpin::run(args).map(|()| 0),
-        Command::Status(asking) => status::run(&asking).map(|()| 0),
-        Command::Tree { agent, all, asking } => tree::run(agent, all, &asking).map(|()| 0),
-        Command::Explain { pid, asking } => explain::run(pid, &asking).map(|()| 0),
+        Command::Status(service) => status::run(&service).map(|()| 0),
+        Command::Tree {
+            agent,
+            all,
+            service,
+        } => tree::run(agent, all, &service).map(|()| 0),
+        Command::Explain { pid, service } => explain::run(pid, &service).map(|()| 0),
         Command::Scan(args) => scan::run(&args),
-        Command::Agents(asking) => agents::run(&asking).map(|()| 0),
+        Command::Agents(service) => agents::run(&service).map(|()| 0),
         Command::Keep(args) => keep::run(&args).map(|()| 0),
-        Command::Unkeep { pid, asking } => keep::undo(pid, &asking).map(|()| 0),
+        Command::Unkeep { pid, service } => keep::undo(pid, &service).map(|()| 0),
         Command::History(args) => history::run(args).map(|()| 0),
         Command::Config(ConfigCommand::Check { file }) => config_check::run(&file).map(|()| 0),
-        Command::Config(ConfigCommand::Reload(asking)) => client::reload(&asking).map(|()| 0),
+        Command::Config(ConfigCommand::Reload(service)) => client::reload(&service).map(|()| 0),
         Command::Config(ConfigCommand::Show {
             config,
             defaults,
@@ -367,20 +407,21 @@ pub fn main() -> ExitCode {
         Ok(status) => ExitCode::from(status),
         Err(Failure::Other(error)) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(failure) => {
-            let said = format!("reaper: {failure:#}");
+            let text = format!("reaper: {failure:#}");
             match failure {
-                // A line for each problem; names in it are escaped already.
-                Failure::Config(_) => said.lines().for_each(|line| message!("{line}")),
-                _ => message!("{said}"),
+                // One line per problem; names are already escaped.
+                Failure::Config(_) => text.lines().for_each(|line| message!("{line}")),
+                _ => message!("{text}"),
             }
             ExitCode::from(failure.status())
         }
     }
 }
 
-/// Says what is wrong with what was typed, or what was asked for. Whoever has a command run tells its statuses from
-/// those of this program.
-fn misused(mut error: clap::Error) -> ExitCode {
+/// Prints a usage error, or the help or version if those were requested.
+///
+/// `run` and `wait` exit with 125 on errors, so that callers can tell these from statuses of the command.
+fn usage_error(mut error: clap::Error) -> ExitCode {
     let quoted = error.context().filter_map(|(kind, value)| match value {
         ContextValue::String(text) => Some((kind, printable(text, usize::MAX))),
         _ => None,
@@ -389,16 +430,16 @@ fn misused(mut error: clap::Error) -> ExitCode {
         error.insert(kind, ContextValue::String(text));
     }
     let text = error.render();
-    // If the stream is closed, there is no other one to report that to.
+    // A failed write cannot be reported anywhere.
     let _ = match error.use_stderr() {
         true => write!(export::stderr(), "{}", text.ansi()),
         false => export::print(text.ansi().to_string()),
     };
-    let word = std::env::args_os().nth(1);
-    let runs = word.is_some_and(|word| word == "run" || word == "wait");
+    let command = std::env::args_os().nth(1);
+    let is_run = command.is_some_and(|command| command == "run" || command == "wait");
     match error.exit_code() {
         0 => ExitCode::SUCCESS,
-        _ if runs => ExitCode::from(OWN_FAILURE),
+        _ if is_run => ExitCode::from(OWN_FAILURE),
         _ => ExitCode::from(2),
     }
 }
@@ -407,18 +448,18 @@ fn doctor(config: Option<&Path>, json: bool) -> Result<u8, Failure> {
     doctor::run(&load(config)?, json, SourceKind::probe).map_err(|e| Failure::Other(e.into()))
 }
 
-/// The settings of a file, or the built-in ones.
+/// Loads a config file, or the built-in settings without one.
 fn load(config: Option<&Path>) -> Result<Config, ConfigError> {
     config.map_or_else(|| Ok(Config::default()), Config::load)
 }
 
-/// A directory as it was typed behind a flag, from the root.
+/// Returns the absolute path of a directory given with `flag`.
 fn absolute(flag: &str, directory: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(directory)
         .map_err(|error| Failure::Usage(format!("{flag} {}: {error}", directory.display())))
 }
 
-/// Warnings and errors, and what the probes say where that is wanted.
+/// Logs warnings and errors to stderr, with `probes` also the messages of the probes.
 fn log_to_stderr(probes: bool) {
     let level = if probes {
         LevelFilter::TRACE
@@ -438,7 +479,7 @@ fn log_to_stderr(probes: bool) {
         .init();
 }
 
-/// Whether somebody has stopped reading, as `head` does.
+/// Returns whether the reader of the output has closed it, as `head` does.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error
         .downcast_ref::<io::Error>()

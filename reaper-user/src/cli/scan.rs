@@ -1,4 +1,4 @@
-//! `reaper scan`: one look for what agents have left behind, the service's where one answers.
+//! `reaper scan`: finds what agents have left behind, through the service if one answers.
 
 mod preflight;
 mod show;
@@ -24,69 +24,81 @@ use reaper_model::Scope;
 use show::text;
 
 pub(super) const HELP: &str = "\
-Where a service answers, it is asked: it knows the lineage of all that began while it watched, and
-tells of its members, and of what is older than itself. Else, and with --config or --scope, there is
-only the process table, and the keeps in the journal. What nobody watched is ended only on strong evidence: its environment names
-an agent by pid (CLAUDE_PID, OPENCODE_PID, with another mark of that agent) that is gone, and it was
-orphaned; or it is the orphaned shell of a Claude tool, old enough; or it was recorded as a member of
-a session that is over; and no agent lives that may have started it. By itself a service asks for
-more: it ends what names an agent only if it has recorded a session of that agent. This list, and
---reap, do not ask for that: look at the list before you order it. All that descends from such a process goes with it. A mark
-alone proves nothing, since a tmux server that was started inside of an agent hands it to every
-later pane: what is weaker is listed and left alone, and so is what may have come through sudo or su,
-and what might belong to a process that cannot be read. What a rule gives time (a server that listens:
-10 minutes) has it from when a service first found it; without one it is left alone.
+If a service is running, it does the scan: it knows the ancestry of each process that started while it watched, and \
+    lists its members and older processes. Without a service, or with --config or --scope, reaper reads the process table \
+    once, and the keeps in the journal.
 
-Never touched: this program and its ancestors, what a rule keeps or declares a boundary, what has
-REAPER_KEEP=1, what runs in a systemd unit of its own, and, unless you are root, other users'
-processes.
+A process that no service has watched is reaped only on strong evidence, and only if no living agent may have started it:
+  - it is an orphan, and its environment names an exited agent by pid (CLAUDE_PID or OPENCODE_PID, and another marker of that agent)
+  - it is an orphaned shell of a Claude tool, and older than --min-age
+  - the journal has it as a member of a closed session
+Its descendants are reaped with it.
+
+Weaker evidence is listed, but not acted on. A marker alone proves nothing: a tmux server that was started inside an \
+    agent passes it to every later pane. Processes that may have come through sudo or su, and processes that may belong to \
+    one that cannot be read, are left alone too.
+
+On its own, a service requires more: it reaps by environment only if it has recorded a session of that agent. This \
+    list and --reap do not require that, so check the list before you use --reap.
+
+Rules with a delay (10 minutes for a listening server) count it from when a service first found the process. Without a \
+    service, such processes are left alone.
+
+Never signalled: this program and its ancestors, processes that a rule keeps or declares a boundary, processes with \
+    REAPER_KEEP=1 or in a systemd unit of their own and, unless you are root, processes of other users.
 
 Examples:
-  reaper scan                    what would be ended, what not, and why
-  reaper scan --reap             end it; of a service, only root may order that
+  # List what would be reaped, what would be kept, and why
+  reaper scan
+
+  # Reap it; only root can order a service to do that
+  reaper scan --reap
+
   reaper scan --json | jq '.reapable[].pid'
 
 Exit status:
-  0  nothing is left behind    1  something was found, or the look failed    2  wrong usage or config
-  4  --reap: a service is at work and was not asked";
+  0  nothing is left behind
+  1  something was found, or the scan failed
+  2  wrong usage or config
+  4  --reap: a service is running that was not asked";
 
 #[derive(Args)]
 pub(super) struct ScanArgs {
-    /// End what is found: SIGTERM, and SIGKILL after the grace; tells what was confirmed.
+    /// Reap what is found, and print the confirmed outcomes
     #[arg(long)]
     reap: bool,
-    /// How old an orphaned tool shell has to be that does not name its agent [default: 10min].
+    /// Minimum age of an orphaned tool shell that names no agent [default: 10min]
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     min_age: Option<Duration>,
-    /// One JSON object instead of a list.
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// The service's socket; that of a service with --scope is named after it.
+    /// Socket of the service; a service with --scope has the scope in the name of its socket
     #[arg(long, value_name = "PATH", conflicts_with_all = ["config", "scope"])]
     socket: Option<PathBuf>,
-    /// Ask no service, and go by these settings and rules.
+    /// Scan without a service, with the rules of this config file
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Ask no service, and look only at what descends from this process; nothing above it counts.
+    /// Scan without a service, and only the descendants of this process
     #[arg(long, value_name = "PID", hide_short_help = true)]
     scope: Option<u32>,
 }
 
-/// Gives the exit status.
+/// Scans, prints the report and returns the exit status.
 pub(super) fn run(args: &ScanArgs) -> Result<u8, Failure> {
     if args.config.is_none() && args.scope.is_none() {
-        match ask(args) {
-            // Whoever named one wants that one asked.
+        match query_service(args) {
+            // Falls back to a scan of its own, unless the user has named a socket.
             Err(ClientError::NoService { .. }) if args.socket.is_none() => {}
             Err(error) => return Err(error.into()),
-            Ok(said) => return print(&said.read()?, args),
+            Ok(response) => return print(&response.read()?, args),
         }
     }
-    print(&alone(args)?, args)
+    print(&scan_here(args)?, args)
 }
 
-fn ask(args: &ScanArgs) -> Result<ServiceResponse, ClientError> {
-    let asking = ServiceArgs {
+fn query_service(args: &ScanArgs) -> Result<ServiceResponse, ClientError> {
+    let service = ServiceArgs {
         socket: args.socket.clone(),
         json: args.json,
     };
@@ -94,7 +106,7 @@ fn ask(args: &ScanArgs) -> Result<ServiceResponse, ClientError> {
         Some(age) => format!("/v1/scan?min_age_s={}", age.as_secs()),
         None => "/v1/scan".into(),
     };
-    let client = client(&asking);
+    let client = client(&service);
     if args.reap {
         client.post(&path, &())
     } else {
@@ -102,29 +114,28 @@ fn ask(args: &ScanArgs) -> Result<ServiceResponse, ClientError> {
     }
 }
 
-/// Without a service.
-fn alone(args: &ScanArgs) -> Result<ScanReport, Failure> {
+/// Scans without a service.
+fn scan_here(args: &ScanArgs) -> Result<ScanReport, Failure> {
     let config = load(args.config.as_deref())?;
     if args.reap {
-        pidfd::probe().context("nothing can be ended")?;
-        preflight::nobody_at_work(&config)?;
+        pidfd::probe().context("cannot reap")?;
+        preflight::check_no_daemon(&config)?;
     }
     let kept = match preflight::kept(&config) {
         Ok(kept) => kept,
         Err(error) if args.reap => {
-            let what =
-                "cannot tell what users want kept, so nothing was ended; repair it or move it away";
+            let what = "cannot read which processes users keep, so nothing was reaped; repair the file or move it away";
             return Err(Failure::Refused(format!("{error:#}: {what}")));
         }
         Err(error) => {
-            tracing::warn!("what users want kept is not told apart: {error:#}");
+            tracing::warn!("processes that users keep are listed like others: {error:#}");
             Vec::new()
         }
     };
     let scope = args.scope.map(|pid| scope::parse(&[pid.to_string()]));
-    // Pids that are told in an environment mean something in this namespace alone.
+    // Pids in environment variables are only valid in the initial pid namespace.
     sys::non_initial_pid_namespace().context("cannot use /proc")?;
-    let terms = ScanOptions {
+    let options = ScanOptions {
         rules: config.rules,
         scope: scope.transpose()?.unwrap_or_else(Scope::default),
         uid: Some(nix::unistd::geteuid().as_raw()).filter(|uid| *uid != 0),
@@ -133,7 +144,7 @@ fn alone(args: &ScanArgs) -> Result<ScanReport, Failure> {
         by_order: true,
         ..ScanOptions::default()
     };
-    let found = find_leftovers(&terms, &HashSet::new()).map_err(failed)?;
+    let found = find_leftovers(&options, &HashSet::new()).map_err(failed)?;
     let mut report = ScanReport::by("command");
     report.add(&found.table, &found.leftovers);
     if args.reap && !report.reapable.is_empty() {
@@ -141,9 +152,9 @@ fn alone(args: &ScanArgs) -> Result<ScanReport, Failure> {
             grace: config.grace,
             kill_timeout: config.kill_timeout,
         };
-        let done =
-            reap_found(&found, times, |held| find_leftovers(&terms, held)).map_err(failed)?;
-        report.done(&done);
+        let outcome =
+            reap_found(&found, times, |held| find_leftovers(&options, held)).map_err(failed)?;
+        report.done(&outcome);
     }
     Ok(report)
 }
@@ -153,11 +164,11 @@ fn failed(error: ProcfsError) -> Failure {
 }
 
 fn print(report: &ScanReport, args: &ScanArgs) -> Result<u8, Failure> {
-    let everybody = nix::unistd::geteuid().is_root();
+    let all_users = nix::unistd::geteuid().is_root();
     let text = if args.json {
         to_json(report)
     } else {
-        text(report, args.reap, everybody).into_bytes()
+        text(report, args.reap, all_users).into_bytes()
     };
     export::print(text).map_err(|error| Failure::Other(error.into()))?;
     Ok(u8::from(!report.reapable.is_empty()))

@@ -1,4 +1,4 @@
-//! What `--scope` names.
+//! Parses `--scope`, and names the files of a scope.
 
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
@@ -12,68 +12,65 @@ use reaper_host::sys::{cgroup, thread_group};
 use reaper_model::Scope;
 use reaper_model::event::{ProcessKey, TICK_NS};
 
-/// Longest name of a scope, in bytes: room is left for what a file's name has beside it.
+/// Longest name of a scope in bytes. Leaves room for the prefix and suffix of a file name.
 const NAME_MAX: usize = 200;
 
-/// Reads scopes as they are typed: a pid, or the directory of a cgroup.
-pub(super) fn parse(words: &[String]) -> Result<Scope, Failure> {
+/// Parses scopes from the command line: pids, or directories of cgroups.
+pub(super) fn parse(args: &[String]) -> Result<Scope, Failure> {
     let mut scope = Scope::default();
-    for word in words {
-        if let Ok(pid) = word.parse::<u32>() {
+    for arg in args {
+        if let Ok(pid) = arg.parse::<u32>() {
             let ticks = Procfs::default().start_ticks(pid).ok_or_else(|| {
-                Failure::Usage(format!("--scope {word}: there is no process {pid}"))
+                Failure::Usage(format!("--scope {arg}: there is no process {pid}"))
             })?;
             if thread_group(pid) != Some(pid) {
-                let what = "this is a thread; name the process that it belongs to";
-                return Err(Failure::Usage(format!("--scope {word}: {what}")));
+                let what = "this is a thread; use the pid of its process";
+                return Err(Failure::Usage(format!("--scope {arg}: {what}")));
             }
             scope.roots.push(ProcessKey {
                 pid,
                 start: ticks * TICK_NS,
             });
-        } else if word.starts_with('/') {
-            let directory = Path::new(word);
+        } else if arg.starts_with('/') {
+            let directory = Path::new(arg);
             let error =
-                |what: &dyn std::fmt::Display| Failure::Usage(format!("--scope {word}: {what}"));
+                |what: &dyn std::fmt::Display| Failure::Usage(format!("--scope {arg}: {what}"));
             if !directory.exists() {
-                return Err(error(&"there is no such directory"));
+                return Err(error(&"no such directory"));
             }
             if !cgroup::is_cgroup(directory) {
-                return Err(error(
-                    &"not a cgroup of version 2, whose ids the kernel tells",
-                ));
+                return Err(error(&"this is not a directory of cgroup v2"));
             }
             let ids = cgroup::ids_below(directory).map_err(|e| error(&e))?;
             scope.cgroups.extend(ids);
         } else {
-            let what = "name a pid, or a cgroup by its absolute path";
-            return Err(Failure::Usage(format!(
-                "--scope {word}: neither a pid nor a path: {what}"
-            )));
+            let what = "expected a pid or the absolute path of a cgroup";
+            return Err(Failure::Usage(format!("--scope {arg}: {what}")));
         }
     }
     Ok(scope)
 }
 
-/// One name for one scope, in whatever order it was typed: of letters, digits, `-`, `+`, `_` and `%`, which
-/// every file system takes (a bpffs takes no dots). `None` is the whole host.
-pub(super) fn name(words: &[String], scope: &Scope) -> Option<String> {
-    if words.is_empty() {
+/// Returns the name of a scope, whatever the order of its parts; `None` is the whole host.
+///
+/// It consists of letters, digits, `-`, `+`, `_` and `%`, because a bpffs accepts no dots.
+pub(super) fn name(args: &[String], scope: &Scope) -> Option<String> {
+    if args.is_empty() {
         return None;
     }
     let root = |root: &ProcessKey| format!("{}-{}", root.pid, root.start / TICK_NS);
-    let cgroups = words.iter().filter(|word| word.starts_with('/'));
-    let cgroups = cgroups.map(|word| escaped(Path::new(word)));
+    let cgroups = args.iter().filter(|arg| arg.starts_with('/'));
+    let cgroups = cgroups.map(|arg| escaped(Path::new(arg)));
     let mut parts: Vec<_> = scope.roots.iter().map(root).chain(cgroups).collect();
     parts.sort_unstable();
     parts.dedup();
     Some(shortened(parts.join("+"), NAME_MAX))
 }
 
-/// A name of at most `max` bytes, if that is 17 or more.
+/// Shortens a name to at most `max` bytes, if `max` is at least 17.
 fn shortened(mut name: String, max: usize) -> String {
     if name.len() > max {
-        // FNV-1a of the whole keeps apart what begins alike.
+        // FNV-1a of the whole name keeps names with the same beginning apart.
         let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         });
@@ -83,17 +80,17 @@ fn shortened(mut name: String, max: usize) -> String {
     name
 }
 
-/// The socket of the scope of this name; `None` is the whole host. Its path is as short as the kernel wants it.
+/// Returns the path of a scope's socket, short enough for the kernel; `None` is the whole host.
 pub(super) fn socket(directory: &Path, scope: Option<&str>) -> PathBuf {
     let Some(name) = scope else {
         return directory.join(api::SOCKET);
     };
-    let around = directory.as_os_str().len() + "/reaper-.sock".len();
-    let name = shortened(name.into(), SOCKET_MAX.saturating_sub(around));
+    let rest = directory.as_os_str().len() + "/reaper-.sock".len();
+    let name = shortened(name.into(), SOCKET_MAX.saturating_sub(rest));
     directory.join(format!("reaper-{name}.sock"))
 }
 
-/// A directory's real path in letters, digits, `-`, `_` and `%`.
+/// Returns the real path of a directory, encoded with letters, digits, `-`, `_` and `%`.
 fn escaped(path: &Path) -> String {
     let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.into());
     let bytes = path.as_os_str().as_bytes();
@@ -112,7 +109,7 @@ fn escaped(path: &Path) -> String {
 mod tests {
     use super::*;
 
-    fn name_of(pids: &[u32], words: &[&str]) -> Option<String> {
+    fn name_of(pids: &[u32], args: &[&str]) -> Option<String> {
         let roots = pids.iter().map(|&pid| ProcessKey {
             pid,
             start: 7 * TICK_NS + 5,
@@ -122,12 +119,12 @@ mod tests {
             ..Scope::default()
         };
         let pids = pids.iter().map(u32::to_string);
-        let words: Vec<_> = pids.chain(words.iter().map(|w| w.to_string())).collect();
-        name(&words, &scope)
+        let args: Vec<_> = pids.chain(args.iter().map(|w| w.to_string())).collect();
+        name(&args, &scope)
     }
 
     #[test]
-    fn a_scope_has_one_name_that_a_bpffs_takes() {
+    fn scope_name_is_unique_and_valid_on_bpffs() {
         assert_eq!(name_of(&[], &[]), None);
         assert_eq!(name_of(&[42], &[]).as_deref(), Some("42-7"));
         assert_eq!(
@@ -138,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_has_a_path_that_the_kernel_takes() {
+    fn socket_path_fits_the_kernel_limit() {
         let directory = Path::new("/run/reaper");
         assert_eq!(socket(directory, None), directory.join("reaper.sock"));
         let short = socket(directory, Some("42-7"));
@@ -149,12 +146,12 @@ mod tests {
     }
 
     #[test]
-    fn long_names_stay_apart() {
+    fn shortened_names_stay_distinct() {
         let pids: Vec<u32> = (1_000_000..1_000_040).collect();
-        let (whole, less) = (
+        let (long, shorter) = (
             name_of(&pids, &[]).unwrap(),
             name_of(&pids[..39], &[]).unwrap(),
         );
-        assert!(whole.len() == NAME_MAX && less.len() == NAME_MAX && whole != less);
+        assert!(long.len() == NAME_MAX && shorter.len() == NAME_MAX && long != shorter);
     }
 }

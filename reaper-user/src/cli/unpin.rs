@@ -1,4 +1,4 @@
-//! `reaper unpin`.
+//! `reaper unpin`: removes pinned probes and maps.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::export::{print, printable, to_json};
 use reaper_host::source::ebpf::PinError;
 use reaper_host::source::ebpf::pins::{self, Removed};
 
-/// What was done, for programs.
+/// Result as JSON.
 #[derive(Serialize)]
 struct UnpinReport<'a> {
     pin_dir: &'a Path,
@@ -46,7 +46,7 @@ impl From<PinError> for Failure {
             PinError::Locked { .. } => Failure::Locked(error.to_string()),
             PinError::NotBpffs { .. } => Failure::Usage(error.to_string()),
             PinError::Io { ref source, .. } if source.kind() == ErrorKind::PermissionDenied => {
-                Failure::Other(anyhow!("{error}; run it as root"))
+                Failure::Other(anyhow!("{error}; run as root"))
             }
             PinError::UnknownPins { .. } | PinError::Io { .. } => Failure::Other(error.into()),
         }
@@ -59,5 +59,5 @@ fn sentence(directory: &Path, removed: &Removed) -> String {
         return format!("nothing is pinned in {directory}");
     }
     let (entries, scopes) = (removed.entries, removed.scopes.join(", "));
-    format!("removed from {directory}: {entries} pins of {scopes}")
+    format!("removed {entries} pins of {scopes} from {directory}")
 }

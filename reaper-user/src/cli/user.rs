@@ -1,4 +1,4 @@
-//! Where a user's own service has its files, by the XDG Base Directory Specification.
+//! Directories of a user's own service, by the XDG Base Directory Specification.
 
 use std::path::PathBuf;
 
@@ -7,20 +7,22 @@ use crate::config::Config;
 use reaper_host::sys::paths::USER_RUNTIME;
 use reaper_host::sys::xdg::{absolute, state_home};
 
-/// Where its lock and its socket are: `$XDG_RUNTIME_DIR/reaper` (on macOS `$TMPDIR/reaper`); `None` where there is no such directory.
+/// Returns the directory of the lock and the socket: `$XDG_RUNTIME_DIR/reaper` (on macOS `$TMPDIR/reaper`).
+///
+/// `None` if the variable is not set.
 pub(super) fn runtime_dir() -> Option<PathBuf> {
     Some(absolute(USER_RUNTIME)?.join("reaper"))
 }
 
-/// Where its journal is: `$XDG_STATE_HOME/reaper`, by default `~/.local/state/reaper`.
+/// Returns the directory of the journal: `$XDG_STATE_HOME/reaper`, by default `~/.local/state/reaper`.
 pub(super) fn state_dir() -> Option<PathBuf> {
     Some(state_home()?.join("reaper"))
 }
 
-/// Puts the files of a service where a user's are, unless the config says where they are.
+/// Sets the directories to those of a user, unless the config names others.
 ///
 /// # Errors
-/// There is no telling where a user's are.
+/// The environment variables for these directories are not set.
 pub(super) fn place(config: &mut Config) -> Result<(), Failure> {
     let built_in = Config::default();
     let unknown = |what: &str, variable: &str| {

@@ -1,8 +1,8 @@
-//! What of the demo depends on the system.
+//! macOS parts of the demo.
 
-/// Starts a shell in a session of its own.
+/// Starts a shell in a new session.
 pub const OWN_SESSION: &str =
     "exec perl -e 'use POSIX; setsid; exec @ARGV' sh -c 'echo $$; exec sleep 61'";
-/// What the demo's config has besides: of the system's own programs no environment is shown, in which they could be said
-/// to be kept.
+/// More settings for the demo's config. macOS shows no environment of the system's programs, so `honor_keep` would
+/// keep them all.
 pub const CONFIG: &str = "honor_keep = false\n";

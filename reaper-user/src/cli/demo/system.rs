@@ -1,6 +1,6 @@
-//! What of the demo depends on the system.
+//! Linux parts of the demo.
 
-/// Starts a shell in a session of its own.
+/// Starts a shell in a new session.
 pub const OWN_SESSION: &str = "exec setsid sh -c 'echo $$; exec sleep 61'";
-/// What the demo's config has besides.
+/// More settings for the demo's config.
 pub const CONFIG: &str = "";

@@ -1,4 +1,4 @@
-//! What a look without a service heeds all the same: who is at work, and what users want kept.
+//! Checks before a scan without a service: running daemons, and processes that users keep.
 
 use std::path::Path;
 
@@ -11,16 +11,23 @@ use crate::journal::history::HistoryError;
 use crate::journal::{self, recorded};
 use reaper_model::event::ProcessKey;
 
+/// Checks that no daemon is running.
+///
 /// # Errors
-/// A daemon is at work and was not asked: it knows more, and may be ending the same processes.
-pub(super) fn nobody_at_work(config: &Config) -> Result<(), Failure> {
+/// A daemon is running. It knows more, and it may be reaping the same processes.
+pub(super) fn check_no_daemon(config: &Config) -> Result<(), Failure> {
     let own = user::runtime_dir().filter(|_| !geteuid().is_root());
     for directory in own.iter().chain([&config.runtime_dir]) {
-        let context = || format!("cannot tell who is at work: {}", directory.display());
-        if let Some((who, lock)) = lock::running_daemon(directory).with_context(context)? {
+        let context = || {
+            format!(
+                "cannot check for a running daemon in {}",
+                directory.display()
+            )
+        };
+        if let Some((daemon, lock)) = lock::running_daemon(directory).with_context(context)? {
             return Err(Failure::Locked(format!(
-                "{who} is at work and was not asked (lock {}): ask it, with --socket if need be, or stop it first; \
-                 nothing was ended",
+                "{daemon} is running and was not asked (lock {}): name its socket with --socket, or stop it first; \
+                 nothing was reaped",
                 lock.display()
             )));
         }
@@ -28,10 +35,10 @@ pub(super) fn nobody_at_work(config: &Config) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Who is kept, by the journals of this boot: root's are those of the host, of all scopes.
+/// Returns the processes that users keep, by the journals of this boot. For root: those of the host and of all scopes.
 ///
 /// # Errors
-/// There is one that cannot be read, so that somebody may be kept of whom it cannot be told.
+/// A journal cannot be read, so that a kept process may be missing.
 pub(super) fn kept(config: &Config) -> anyhow::Result<Vec<ProcessKey>> {
     let hosts = geteuid().is_root() || config.journal_dir != Config::default().journal_dir;
     let directory = if hosts {
@@ -48,9 +55,9 @@ fn kept_in(directory: &Path) -> anyhow::Result<Vec<ProcessKey>> {
     let mut kept = Vec::new();
     for journal in journal::all(directory).with_context(context)? {
         match recorded::kept(&journal, &boot_id) {
-            // Set aside meanwhile.
+            // The journal was moved away in the meantime.
             Err(HistoryError::Missing(_)) => {}
-            of_it => kept.extend(of_it?),
+            keys => kept.extend(keys?),
         }
     }
     Ok(kept)
@@ -74,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_kept_in_any_journal_is_kept() {
+    fn keeps_of_all_journals_are_found() {
         let dir = tempfile::tempdir().unwrap();
         let directory = dir.path().join("journal");
         assert_eq!(kept_in(&directory).unwrap(), []);
@@ -94,7 +101,7 @@ mod tests {
             if scope.is_some() {
                 journal.close();
             } else {
-                // As a service leaves it that is killed, or still has it.
+                // A killed or a running service leaves its journal like this.
                 std::mem::forget(journal);
             }
         }
@@ -105,7 +112,7 @@ mod tests {
             .collect();
         pids.sort_unstable();
         assert_eq!(pids, [101, 102]);
-        std::fs::write(directory.join("journal-9-9.db"), "no database at all").unwrap();
+        std::fs::write(directory.join("journal-9-9.db"), "not a database").unwrap();
         let error = kept_in(&directory).unwrap_err().to_string();
         assert!(error.contains("journal-9-9.db"), "{error}");
     }

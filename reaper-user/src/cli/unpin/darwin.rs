@@ -1,9 +1,9 @@
-//! `reaper unpin`, where there is no BPF to have anything pinned.
+//! `reaper unpin` on macOS, where nothing is ever pinned.
 
 use super::{Failure, UnpinArgs};
 
 pub(super) fn run(_: UnpinArgs) -> Result<(), Failure> {
     Err(Failure::Usage(
-        "there is nothing to detach: on macOS nothing of it outlives the daemon".into(),
+        "nothing to remove: on macOS nothing outlives the daemon".into(),
     ))
 }

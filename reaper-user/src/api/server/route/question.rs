@@ -118,7 +118,10 @@ fn target(pid: u32, peer: Peer) -> ApiResult<SignalTarget> {
             );
             Err(ErrorResponse::new("eperm", what))
         }
-        Ok(None) => Err(ErrorResponse::new("not_found", format!("no process {pid}"))),
+        Ok(None) => Err(ErrorResponse::new(
+            "not_found",
+            format!("there is no process {pid}"),
+        )),
         Err(error) => {
             let what = format!("cannot read the owner of process {pid}: {error}");
             Err(ErrorResponse::new("failed", what))
