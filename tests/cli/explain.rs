@@ -80,7 +80,7 @@ fn explained() {
             "its parent has exited",
             &reaped,
             "[detached]",
-            "(gone: exit 0)",
+            "(exited: exit 0)",
         ],
     );
     let key = world.await_processes("key", 1)[0];
@@ -305,7 +305,7 @@ fn remembered() {
         &text,
         &[
             "3 reaped, 1 kept, 0 failed, ",
-            " given back",
+            " freed",
             "REAPER_KEEP=1",
             "SIGKILL",
         ],
@@ -362,7 +362,7 @@ fn closed_with_kept() {
     let wanted = world.process("wanted");
     let pid = wanted.pid.to_string();
     let said = ask(&world, &["keep", &pid, "--tree"]);
-    let kept = format!("kept until it ends: process {pid} and 1 process below it\n");
+    let kept = format!("kept until it exits: process {pid} and 1 process below it\n");
     assert_eq!(said.out, kept, "{}", said.err);
     assert_eq!(ask_json(&world, &["status"])["kept"], 0, "its agent lives");
     world.kill("agent");
@@ -378,11 +378,11 @@ fn closed_with_kept() {
     );
     assert_says(
         &ask(&world, &["status"]).out,
-        &["2 processes whose agent is gone"],
+        &["2 processes whose agent has exited"],
     );
     assert_says(
         &ask(&world, &["tree"]).out,
-        &[", 2 kept; session claude-code-", "[due] [kept by a user]"],
+        &[", 2 kept\n  session claude-code-", "[due] [kept by a user]"],
     );
     // What is below it is not let go on its own, and takes nobody along.
     let worker = world.process("worker").pid.to_string();

@@ -197,7 +197,7 @@ kill "$(cat one)" "$(cat two)"
         let said = as_nobody(uid, &before.collect::<Vec<_>>(), "procfs", script);
         for word in [
             &*format!("refused: {errno}"),
-            ", to observe: nothing can be signalled",
+            ", but it can only observe: no process can be signalled",
             "this service only observes: processes can be neither held nor signalled by pidfds",
             "both live",
             "the scan ended with 1",

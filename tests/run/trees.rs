@@ -281,7 +281,7 @@ fn few_open_files(place: &RunWorld) {
     );
     let said = place.bash(&script, &[]);
     assert_eq!(
-        said.out, "3\nno run; `--all` shows those that are over\n",
+        said.out, "3\nNo run is open; `reaper ps --all` lists finished runs too.\n",
         "{}",
         said.err
     );

@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use super::client::{BOLD, DIM, client, print, span};
-use super::show::{NAME_MAX, count, fit, width, wrap};
+use super::client::{BOLD, DIM, client, print};
+use super::show::{NAME_MAX, count, fit, time, width, wrap};
 use super::{Failure, ServiceArgs};
 use crate::api::{AgentsResponse, SessionInfo};
 use crate::export::printable;
@@ -46,10 +46,10 @@ fn line(session: &SessionInfo) -> String {
     let members = count(session.members, "process", "processes");
     let (pid, id) = (session.root_pid, &session.id);
     let state = match &session.root_exit {
-        None => format!("for {}", span(session.age_s)),
+        None => format!("running for {}", time(session.age_s)),
         Some(how) => {
-            let since = span(session.since_root_exit_s.unwrap_or_default());
-            format!("gone for {since} ({how})")
+            let since = time(session.since_root_exit_s.unwrap_or_default());
+            format!("exited {since} ago ({how})")
         }
     };
     format!("{pid}, {state}: {members}; session {id}")

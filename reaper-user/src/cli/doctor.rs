@@ -5,14 +5,15 @@ mod privileges;
 #[cfg(test)]
 mod tests;
 
-use std::fmt::{Display, Write as _};
+use std::fmt::Display;
 use std::io;
 use std::path::Path;
 
-use anstyle::{AnsiColor, Style};
+use anstyle::Style;
 use reaper_common::Offsets;
 use serde::Serialize;
 
+use super::show::{self, row, width, wrap};
 use crate::config::Config;
 use crate::export::{print, printable, to_json};
 use reaper_host::source::SourceKind;
@@ -28,11 +29,11 @@ const OLDEST: (u32, u32) = (5, 10);
 pub struct Check {
     pub name: &'static str,
     pub ok: bool,
-    /// What was found.
+    /// Value found.
     pub value: String,
     /// Why the check failed, or what is missing because of that.
     pub reason: Option<String>,
-    /// What to do about it.
+    /// Step to take.
     pub advice: Option<String>,
     /// Whether the probes need it.
     #[serde(skip)]
@@ -94,7 +95,7 @@ pub struct Candidate {
     pub usable: bool,
     /// Why it cannot be used.
     pub reason: Option<String>,
-    /// What it cannot report, compared with the probes.
+    /// Limits compared with the probes.
     pub limitations: Option<&'static str>,
 }
 
@@ -113,7 +114,7 @@ pub fn run<E: Display>(
     let report = examine(config, &Host::read(), &btf, pidfd::probe(), probe);
     match json {
         true => print(to_json(&report))?,
-        false => print(render(&report))?,
+        false => print(render(&report, width()))?,
     }
     Ok(if report.usable { 0 } else { 3 })
 }
@@ -274,54 +275,43 @@ fn or_unknown(text: &str) -> &str {
     if text.is_empty() { "unknown" } else { text }
 }
 
-/// Formats the report as a table with colours.
-fn render(report: &DoctorReport) -> String {
-    let width = report
-        .checks
-        .iter()
-        .map(|c| c.name.len())
-        .max()
-        .unwrap_or(0);
-    let mut out = String::new();
-    for check in &report.checks {
-        let (word, colour) = match (check.ok, check.needed) {
-            (true, _) => ("yes", AnsiColor::Green),
-            (false, true) => ("no ", AnsiColor::Red),
-            (false, false) => ("no ", AnsiColor::Yellow),
-        };
-        let style = colour.on_default().bold();
-        let _ = writeln!(
-            out,
-            "{style}{word}{style:#}  {:width$}  {}",
-            check.name,
-            printable(&check.value, usize::MAX)
-        );
-        for (label, text) in [("why", &check.reason), ("do", &check.advice)] {
-            if let Some(text) = text {
-                let text = printable(text, usize::MAX);
-                let dim = Style::new().dimmed();
-                let _ = writeln!(out, "     {:width$}  {dim}{label}: {text}{dim:#}", "");
-            }
-        }
-    }
+/// Formats the report as text: the result first, then the sources and the checks.
+fn render(report: &DoctorReport, width: Option<usize>) -> String {
     let bold = Style::new().bold();
-    let verdict = match report.source {
-        Some(source) if report.can_signal => source.to_owned(),
-        Some(source) => format!("{source}, to observe: nothing can be signalled"),
-        None => "nothing".to_owned(),
+    let result = match report.source {
+        Some(source) if report.can_signal => {
+            format!("A daemon can run here, with the event source {source}.")
+        }
+        Some(source) => format!(
+            "A daemon can run here, with the event source {source}, but it can only observe: no process can be signalled."
+        ),
+        None => "A daemon cannot run here: no event source can be used.".to_owned(),
     };
-    let _ = writeln!(out, "{bold}would use: {verdict}{bold:#}");
-    let dim = Style::new().dimmed();
+    let mut out = String::new();
+    for line in wrap(&result, 0, width).lines() {
+        out += &format!("{bold}{line}{bold:#}\n");
+    }
+    out += "\nEvent sources, the best first:\n";
+    let names = report.sources.iter().map(|source| source.name.len());
+    let column = names.max().unwrap_or(0) + 4;
     for source in &report.sources {
         let Candidate { name, reason, .. } = source;
-        let said = match (reason, source.limitations) {
-            (Some(reason), _) => format!("{name} cannot be used: {reason}"),
-            (None, Some(lacks)) if report.source == Some(name) => format!("{name}: {lacks}"),
-            (None, _) if report.source == Some(name) => continue,
-            (None, _) => format!("{name} could be used, and takes over should a better one fail"),
+        let state = match (reason, source.limitations) {
+            (Some(reason), _) => format!("cannot be used: {reason}"),
+            (None, Some(limits)) if report.source == Some(name) => format!("used; {limits}"),
+            (None, _) if report.source == Some(name) => "used".to_owned(),
+            (None, _) => "available as a fallback".to_owned(),
         };
-        let said = printable(&said, usize::MAX);
-        let _ = writeln!(out, "     {dim}{said}{dim:#}");
+        let state = printable(&state, usize::MAX);
+        out += &row(&format!("  {name}"), &state, column, width);
+    }
+    out += "\nChecks:\n";
+    let names = report.checks.iter().map(|check| check.name.len());
+    let names = names.max().unwrap_or(0);
+    for check in &report.checks {
+        let notes = [check.reason.as_deref(), check.advice.as_deref()];
+        let state = (check.ok, check.needed);
+        out += &show::check(state, check.name, &check.value, notes, names, width);
     }
     out
 }

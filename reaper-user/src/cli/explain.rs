@@ -1,46 +1,66 @@
-//! `reaper explain`
+//! `reaper explain`: shows why a process is kept or reaped.
 
 use std::fmt::Write;
 
 use serde_json::Value;
 
-use super::client::{BOLD, DIM, client, memory, print, span};
-use super::show::{NAME_MAX, ProcessTags, fit, user, width, wrap};
+use super::client::{BOLD, DIM, client, print};
+use super::show::{NAME_MAX, ProcessTags, fit, memory, row, time, user, width, wrap};
 use super::{Failure, ServiceArgs};
-use crate::api::{AncestorInfo, Explanation, NamedProcess};
+use crate::api::{AncestorInfo, Explanation, NamedProcess, SessionInfo};
 use crate::export::{evidence_text, printable};
 
-/// Characters of the command line that is asked about, and of one above it.
+/// Longest command line of the process, in characters.
 const LONG: usize = 400;
+/// Longest command line of an ancestor, in characters.
 const SHORT: usize = 120;
-/// Characters of the names of rows.
+/// Width of the column with the names, in characters.
 const NAMES: usize = 10;
 
-pub(super) fn run(pid: u32, asking: &ServiceArgs) -> Result<(), Failure> {
-    let said = client(asking).get(&format!("/v1/explain/{pid}"))?;
-    print(asking, &said, |told: Explanation| text(&told, width()))
+pub(super) fn run(pid: u32, service: &ServiceArgs) -> Result<(), Failure> {
+    let response = client(service).get(&format!("/v1/explain/{pid}"))?;
+    print(service, &response, |explanation: Explanation| {
+        text(&explanation, width())
+    })
 }
 
-fn text(told: &Explanation, width: Option<usize>) -> String {
-    let process = &told.process;
+/// Formats an explanation: the decision first, then what happens next, then the facts.
+fn text(explanation: &Explanation, width: Option<usize>) -> String {
+    let process = &explanation.process;
     let mut out = String::new();
-    let (command, marks) = (printable(&process.command, LONG), ProcessTags::of(process));
+    for line in wrap(&printable(&explanation.why, 4 * LONG), 0, width).lines() {
+        let _ = writeln!(out, "{BOLD}{line}{BOLD:#}");
+    }
+    out += &wrap(&printable(&explanation.next, 4 * LONG), 0, width);
+    out.push('\n');
+    let tags = ProcessTags::of(process);
+    let pid = process.pid.to_string();
+    let command = fit(
+        &process.command,
+        NAMES + pid.len() + 1 + tags.len(),
+        LONG,
+        width,
+    );
     let _ = writeln!(
         out,
-        "{BOLD}{}{BOLD:#} {command}{}",
-        process.pid,
-        marks.text()
-    );
-    for sentences in [&told.why, &told.next] {
-        out += &wrap(&printable(sentences, 4 * LONG), 2, width);
-    }
-    let mut rows: Vec<(&str, String)> = Vec::new();
-    let (age, memory, user) = (span(process.age_s), memory(process.rss), user(process.uid));
-    rows.push((
+        "{DIM}{:<NAMES$}{DIM:#}{BOLD}{pid}{BOLD:#} {command}{}",
         "process",
-        format!("{age} old, {memory} of memory, of user {user}"),
-    ));
-    if let Some(session) = &told.session {
+        tags.text()
+    );
+    for (name, value) in rows(explanation) {
+        out += &row(name, &value, NAMES, width);
+    }
+    lineage(&mut out, explanation, width);
+    out
+}
+
+fn rows(explanation: &Explanation) -> Vec<(&'static str, String)> {
+    let process = &explanation.process;
+    let (age, user) = (time(process.age_s), user(process.uid));
+    let memory = process.rss.map(|_| format!(", {}", memory(process.rss)));
+    let memory = memory.unwrap_or_default();
+    let mut rows = vec![("", format!("started {age} ago by user {user}{memory}"))];
+    if let Some(session) = &explanation.session {
         let kind = match &*session.kind {
             "server" => "server",
             _ => "agent",
@@ -49,34 +69,31 @@ fn text(told: &Explanation, width: Option<usize>) -> String {
         rows.push(("session", printable(&session.id, LONG)));
     }
     if let Some(evidence) = &process.evidence {
-        let by = (
+        let evidence = evidence_text(
+            evidence,
             process.evidence_variable.as_deref(),
             process.evidence_directory.as_deref(),
         );
-        let words = evidence_text(evidence, by.0, by.1);
-        rows.push(("evidence", format!("{words}: nobody saw its birth")));
+        rows.push((
+            "evidence",
+            format!("{evidence}; no event reported its fork"),
+        ));
     }
-    if let Some(adopter) = &told.adopter {
-        rows.push(("adopted", format!("by {}", named(adopter))));
+    if let Some(adopter) = &explanation.adopter {
+        rows.push(("adopted", format!("by {}", name_and_pid(adopter))));
     }
-    let facts = told.facts.iter().map(|(fact, value)| known(fact, value));
-    let facts: Vec<String> = facts.collect();
+    let facts = explanation.facts.iter();
+    let facts: Vec<String> = facts.map(|(name, value)| fact(name, value)).collect();
     rows.push(("facts", facts.join(", ")));
-    for (name, value) in rows {
-        let value = wrap(&value, NAMES, width);
-        let value = value.get(NAMES..).unwrap_or_default();
-        let _ = write!(out, "{DIM}{name:<NAMES$}{DIM:#}{value}");
-    }
-    lineage(&mut out, told, width);
-    out
+    rows
 }
 
-fn agent(session: &crate::api::SessionInfo) -> String {
+fn agent(session: &SessionInfo) -> String {
     let name = printable(&session.agent, NAME_MAX);
     let mut text = format!("{name} ({})", session.root_pid);
     if let Some(how) = &session.root_exit {
-        let since = span(session.since_root_exit_s.unwrap_or_default());
-        let _ = write!(text, ", gone for {since} ({})", printable(how, NAME_MAX));
+        let since = time(session.since_root_exit_s.unwrap_or_default());
+        let _ = write!(text, ", exited {since} ago ({})", printable(how, NAME_MAX));
     }
     if let Some(outer) = &session.outer_session_id {
         let _ = write!(text, ", inside {}", printable(outer, LONG));
@@ -84,17 +101,17 @@ fn agent(session: &crate::api::SessionInfo) -> String {
     text
 }
 
-/// What is known of a process, in words.
-fn known(fact: &str, value: &Value) -> String {
+/// Formats a fact.
+fn fact(fact: &str, value: &Value) -> String {
     let name = match fact {
         "keep_marker" => "REAPER_KEEP=1",
         "unit" => "systemd unit",
         "listening" => "listens on a port",
-        "cpu_percent" => "use of a processor in percent",
+        "cpu_percent" => "CPU use in percent",
         "sid" => "session id",
         "terminal_input" => "reads from a terminal",
-        "agent_markers" => "agents' marks",
-        "cwd" => "works in",
+        "agent_markers" => "agent markers",
+        "cwd" => "working directory",
         "clients" => "accepted connections",
         "stdio" => "standard input and output",
         other => other,
@@ -104,7 +121,7 @@ fn known(fact: &str, value: &Value) -> String {
         Value::Bool(false) => "no".into(),
         Value::String(text) if text.is_empty() => "none".into(),
         Value::String(text) => text.clone(),
-        Value::Null => "one that tells nothing".into(),
+        Value::Null => "no evidence".into(),
         Value::Array(all) if all.is_empty() => "none".into(),
         Value::Array(all) => {
             let all: Vec<_> = all.iter().filter_map(Value::as_str).collect();
@@ -115,9 +132,9 @@ fn known(fact: &str, value: &Value) -> String {
     printable(&format!("{name}: {value}"), LONG)
 }
 
-/// From whom it comes, as it was: the first at the top, itself at the bottom.
-fn lineage(out: &mut String, told: &Explanation, width: Option<usize>) {
-    if told.lineage.is_empty() {
+/// Draws the birth ancestors, the oldest first, and the process itself.
+fn lineage(out: &mut String, explanation: &Explanation, width: Option<usize>) {
+    if explanation.lineage.is_empty() {
         return;
     }
     let mut row = |n: usize, pid: u32, command: &str, notes: &str| {
@@ -132,36 +149,36 @@ fn lineage(out: &mut String, told: &Explanation, width: Option<usize>) {
             ""
         );
     };
-    for (n, forebear) in told.lineage.iter().rev().enumerate() {
-        row(n, forebear.pid, &forebear.command, &notes(forebear));
+    for (n, ancestor) in explanation.lineage.iter().rev().enumerate() {
+        row(n, ancestor.pid, &ancestor.command, &notes(ancestor));
     }
-    let process = &told.process;
-    row(told.lineage.len(), process.pid, &process.command, "");
+    let process = &explanation.process;
+    row(explanation.lineage.len(), process.pid, &process.command, "");
 }
 
-fn named(named: &NamedProcess) -> String {
-    format!("{} ({})", printable(&named.name, 16), named.pid)
+fn name_and_pid(process: &NamedProcess) -> String {
+    format!("{} ({})", printable(&process.name, 16), process.pid)
 }
 
-/// What there is to say of one of those above.
-fn notes(forebear: &AncestorInfo) -> String {
+/// Returns the notes behind an ancestor: agent, boundary, exit and adopter.
+fn notes(ancestor: &AncestorInfo) -> String {
     let mut text = String::new();
-    if let Some(agent) = &forebear.agent {
+    if let Some(agent) = &ancestor.agent {
         let _ = write!(text, " [agent: {}]", printable(agent, NAME_MAX));
     }
-    if let Some(rule) = &forebear.boundary {
+    if let Some(rule) = &ancestor.boundary {
         let _ = write!(text, " [boundary: {}]", printable(rule, NAME_MAX));
     }
-    match &forebear.ended {
+    match &ancestor.ended {
         Some(how) => {
-            let _ = write!(text, " (gone: {})", printable(how, NAME_MAX));
+            let _ = write!(text, " (exited: {})", printable(how, NAME_MAX));
         }
-        None if !forebear.alive && !forebear.command.is_empty() => text += " (gone)",
-        None if !forebear.alive => text += "(gone, and no longer remembered)",
+        None if !ancestor.alive && !ancestor.command.is_empty() => text += " (exited)",
+        None if !ancestor.alive => text += "(exited, no longer known)",
         None => {}
     }
-    if let Some(adopter) = &forebear.adopter {
-        let _ = write!(text, ", adopted by {}", self::named(adopter));
+    if let Some(adopter) = &ancestor.adopter {
+        let _ = write!(text, ", adopted by {}", name_and_pid(adopter));
     }
     text
 }

@@ -1,4 +1,4 @@
-//! `reaper history`.
+//! `reaper history`: prints past sessions from the journal.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
 use anyhow::Context;
-use bytesize::ByteSize;
 use clap::Args;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use nix::unistd::geteuid;
 
-use super::client::client;
+use super::client::{BOLD, DIM, client};
+use super::show::{count, fit, size, time as time_text, width};
 use super::{Failure, ServiceArgs};
 use crate::api::History;
 use crate::export::{
@@ -24,11 +24,11 @@ use crate::journal::history::{
 };
 use crate::journal::{DIRECTORY, path};
 
-/// Characters of a command line that are shown.
-const COMMAND_MAX: usize = 60;
+/// Longest command line or name, in characters.
+const COMMAND_MAX: usize = 256;
+/// Indentation of the lines about a session, in characters.
+const INDENT: usize = 4;
 
-const DIM: Style = Style::new().dimmed();
-const BOLD: Style = Style::new().bold();
 const GOOD: Style = AnsiColor::Green.on_default();
 const WARN: Style = AnsiColor::Yellow.on_default();
 const BAD: Style = AnsiColor::Red.on_default().bold();
@@ -36,73 +36,72 @@ const PLAIN: Style = Style::new();
 
 #[derive(Args)]
 pub(super) struct HistoryArgs {
-    /// Only sessions of which something was heard in this time, such as `2h` or `30min`.
+    /// Show only sessions that were active in this time, such as `2h` or `30min`.
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     since: Option<Duration>,
-    /// Only sessions of this agent, as its rule is named.
+    /// Show only sessions of this agent, named as in `reaper agents`.
     #[arg(long, value_name = "AGENT")]
     agent: Option<String>,
-    /// Only the session of this name, or those whose name begins so.
+    /// Show only the session with this id, or sessions whose id starts with it.
     #[arg(long, value_name = "SESSION")]
     session: Option<String>,
-    /// One JSON object a session instead of readable lines.
+    /// Print one JSON object per session.
     #[arg(long)]
     json: bool,
-    /// This journal instead of that of the host's service.
+    /// Read this journal instead of that of the host's service.
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Ask the service on this socket; one is asked too where you may not read its journal.
+    /// Ask the service on this socket.
+    ///
+    /// Without it, the journal is read directly. The service is queried if you may not read the journal.
     #[arg(long, value_name = "PATH", conflicts_with = "file")]
     socket: Option<PathBuf>,
 }
 
 pub(super) fn run(args: HistoryArgs) -> Result<(), Failure> {
-    let mut show = Show {
-        out: export::stdout(),
-        zone: TimeZone::system(),
-        json: args.json,
-        told: 0,
-    };
-    let asked = match &args.socket {
-        Some(_) => ask(&args, &mut show),
-        None => match look(&args, &mut show) {
-            // It is the service's alone, which tells everybody of what is theirs.
-            Err(HistoryError::Denied(path)) if args.file.is_none() => ask(&args, &mut show)
-                .map_err(|failure| match failure {
+    let mut printer = Printer::new(export::stdout(), TimeZone::system(), args.json, width());
+    let result = match &args.socket {
+        Some(_) => query_service(&args, &mut printer),
+        None => match read_journal(&args, &mut printer) {
+            // Only root can read the host's journal; the service shows each user their own sessions.
+            Err(HistoryError::Denied(path)) if args.file.is_none() => {
+                query_service(&args, &mut printer).map_err(|failure| match failure {
                     Failure::NoService(why) => {
                         Failure::NoService(format!("{}, and {why}", HistoryError::Denied(path)))
                     }
                     other => other,
-                }),
-            done => done.map_err(|error| anyhow::Error::from(error).into()),
+                })
+            }
+            result => result.map_err(|error| anyhow::Error::from(error).into()),
         },
     };
-    asked?;
-    show.out.flush().context("cannot write")?;
-    if show.told == 0 && !args.json {
+    result?;
+    let since = args.since;
+    printer.finish(since).context("cannot write")?;
+    if printer.total.sessions == 0 && !args.json {
         message!("no such session in the journal");
     }
     Ok(())
 }
 
-/// Reads the journal itself.
-fn look(args: &HistoryArgs, show: &mut Show<impl Write>) -> Result<(), HistoryError> {
+/// Prints the sessions from the journal file.
+fn read_journal(args: &HistoryArgs, printer: &mut Printer<impl Write>) -> Result<(), HistoryError> {
     let file = args.file.clone();
     let file = file.unwrap_or_else(|| path(DIRECTORY.as_ref(), None));
-    // What is longer than time is counted is all of it.
+    // A time before the range of timestamps means no limit.
     let since = args.since.map(|since| Timestamp::now().checked_sub(since));
-    let own = geteuid();
+    let uid = geteuid();
     let query = HistoryQuery {
         since: since.and_then(Result::ok),
         agent: args.agent.clone(),
         session: args.session.clone(),
-        uid: (!own.is_root()).then_some(own.as_raw()),
+        uid: (!uid.is_root()).then_some(uid.as_raw()),
     };
-    read(&file, &query, |session| show.session(&session))
+    read(&file, &query, |session| printer.session(&session))
 }
 
-/// Has the service read it.
-fn ask(args: &HistoryArgs, show: &mut Show<impl Write>) -> Result<(), Failure> {
+/// Prints the sessions that the service reads from its journal.
+fn query_service(args: &HistoryArgs, printer: &mut Printer<impl Write>) -> Result<(), Failure> {
     let mut query = form_urlencoded::Serializer::new(String::new());
     if let Some(since) = args.since {
         query.append_pair("since_s", &since.as_secs().to_string());
@@ -112,45 +111,105 @@ fn ask(args: &HistoryArgs, show: &mut Show<impl Write>) -> Result<(), Failure> {
             query.append_pair(name, value);
         }
     }
-    let asking = ServiceArgs {
+    let service = ServiceArgs {
         socket: args.socket.clone(),
         json: args.json,
     };
-    let said = client(&asking).get(&format!("/v1/history?{}", query.finish()))?;
-    let history: History = said.read()?;
+    let response = client(&service).get(&format!("/v1/history?{}", query.finish()))?;
+    let history: History = response.read()?;
     for session in &history.sessions {
-        show.session(session).context("cannot write")?;
+        printer.session(session).context("cannot write")?;
     }
     if history.omitted > 0 {
         let n = history.omitted;
-        message!("{n} older sessions are left out: ask for less with --since, or use sudo");
+        message!("{n} older sessions are left out; limit the time with --since, or use sudo");
     }
     Ok(())
 }
 
-/// What sessions are shown by.
-struct Show<W> {
+/// Sums over all printed sessions.
+#[derive(Default)]
+struct Total {
+    sessions: u64,
+    reaped: u64,
+    kept: u64,
+    failed: u64,
+    bytes: u64,
+}
+
+/// Prints sessions as JSON at once, or as text with a summary before it.
+struct Printer<W> {
     out: W,
     zone: TimeZone,
     json: bool,
-    told: usize,
+    width: Option<usize>,
+    /// Text of the sessions so far.
+    text: Vec<u8>,
+    total: Total,
 }
 
-impl<W: Write> Show<W> {
+impl<W: Write> Printer<W> {
+    fn new(out: W, zone: TimeZone, json: bool, width: Option<usize>) -> Printer<W> {
+        Printer {
+            out,
+            zone,
+            json,
+            width,
+            text: Vec::new(),
+            total: Total::default(),
+        }
+    }
+
     fn session(&mut self, session: &HistorySession) -> io::Result<()> {
-        self.told += 1;
+        let total = &mut self.total;
+        total.sessions += 1;
+        total.reaped += u64::from(session.reaped);
+        total.kept += u64::from(session.kept);
+        total.failed += u64::from(session.failed);
+        total.bytes = total.bytes.saturating_add(freed_bytes(&session.memory));
         if self.json {
             return write_object(&mut self.out, session);
         }
-        if self.told > 1 {
-            writeln!(self.out)?;
+        writeln!(self.text)?;
+        write_session(&mut self.text, session, &self.zone, self.width)
+    }
+
+    /// Writes the summary and the text.
+    fn finish(&mut self, since: Option<Duration>) -> io::Result<()> {
+        if !self.text.is_empty() {
+            let Total {
+                sessions,
+                reaped,
+                kept,
+                failed,
+                bytes,
+            } = self.total;
+            let sessions = count(sessions, "session", "sessions");
+            let since = since.map(|since| format!(" in the last {}", time_text(since.as_secs())));
+            let since = since.unwrap_or_default();
+            let reaped = count(reaped, "process", "processes");
+            writeln!(
+                self.out,
+                "{BOLD}{sessions}{since}: {reaped} reaped, {kept} kept, {failed} failed, {} freed{BOLD:#}",
+                size(bytes)
+            )?;
+            self.out.write_all(&self.text)?;
         }
-        tell(&mut self.out, session, &self.zone)
+        self.out.flush()
     }
 }
 
-/// Tells of one session, in lines.
-fn tell(out: &mut impl Write, session: &HistorySession, zone: &TimeZone) -> io::Result<()> {
+fn freed_bytes(memory: &FreedMemory) -> u64 {
+    memory.rss.saturating_add(memory.swap)
+}
+
+/// Writes one session as text.
+fn write_session(
+    out: &mut impl Write,
+    session: &HistorySession,
+    zone: &TimeZone,
+    width: Option<usize>,
+) -> io::Result<()> {
     let clock =
         |time: Timestamp, format: &str| time.to_zoned(zone.clone()).strftime(format).to_string();
     let at = |time: Timestamp| {
@@ -166,8 +225,8 @@ fn tell(out: &mut impl Write, session: &HistorySession, zone: &TimeZone) -> io::
         )
     };
     let user = session.uid.map(|uid| format!(", uid {uid}"));
-    let inside = session.outer_session_id.as_ref();
-    let inside = inside.map(|outer| format!(", inside {}", printable(outer, COMMAND_MAX)));
+    let outer = session.outer_session_id.as_ref();
+    let outer = outer.map(|outer| format!(", inside {}", printable(outer, COMMAND_MAX)));
     writeln!(
         out,
         "{DIM}{}{DIM:#}  {BOLD}{}{BOLD:#}  {}{}{}",
@@ -175,19 +234,22 @@ fn tell(out: &mut impl Write, session: &HistorySession, zone: &TimeZone) -> io::
         printable(&session.agent, 32),
         printable(&session.name, COMMAND_MAX),
         user.unwrap_or_default(),
-        inside.unwrap_or_default(),
+        outer.unwrap_or_default(),
     )?;
     if !session.args.is_empty() {
-        writeln!(out, "    {}", command(&session.args, ""))?;
+        let command = command(&session.args, "");
+        let command = fit(&command, INDENT, COMMAND_MAX, width);
+        writeln!(out, "{:INDENT$}{command}", "")?;
     }
+    write!(out, "{:INDENT$}", "")?;
     match session.root_exited_at {
-        Some(gone) => {
-            let lasted = gone.duration_since(session.opened_at);
+        Some(exited) => {
+            let lasted = exited.duration_since(session.opened_at);
             let lasted = lasted.try_into().map_or_else(|_| String::new(), span);
             let how = how(&session.exit);
-            write!(out, "    gone at {} after {lasted}: {how}", at(gone))?;
+            write!(out, "exited at {} after {lasted}: {how}", at(exited))?;
         }
-        None => write!(out, "    its agent lives, or nobody saw it end")?,
+        None => write!(out, "still running, or its exit was not observed")?,
     }
     match session.closed_at {
         Some(closed) => writeln!(out, "; closed at {}", at(closed))?,
@@ -200,58 +262,57 @@ fn tell(out: &mut impl Write, session: &HistorySession, zone: &TimeZone) -> io::
         _ => BAD,
     };
     if session.closed_at.is_some() {
-        writeln!(out, "    {style}{}{style:#}", sum(session))?;
+        writeln!(out, "{:INDENT$}{style}{}{style:#}", "", sum(session))?;
     }
     session
         .processes
         .iter()
-        .try_for_each(|process| member(out, process, &at))
+        .try_for_each(|process| write_process(out, process, &at, width))
 }
 
-/// What was done about a session, in numbers.
+/// Returns the counters of a session.
 fn sum(session: &HistorySession) -> String {
     let HistorySession {
         reaped,
         kept,
         failed,
-        memory:
-            FreedMemory {
-                rss,
-                swap,
-                unmeasured,
-                ..
-            },
+        memory,
         lost_before,
         ..
     } = session;
     let mut text = format!("{reaped} reaped, {kept} kept, {failed} failed");
-    let memory = rss.saturating_add(*swap);
-    if memory > 0 {
-        let _ = write!(text, ", {} given back", ByteSize::b(memory));
+    let bytes = freed_bytes(memory);
+    if bytes > 0 {
+        let _ = write!(text, ", {} freed", size(bytes));
     }
-    if *unmeasured > 0 {
-        let _ = write!(text, ", {unmeasured} too quick to weigh");
+    if memory.unmeasured > 0 {
+        let n = memory.unmeasured;
+        let _ = write!(text, ", {n} exited before their memory could be read");
     }
     if *lost_before > 0 {
-        let _ = write!(text, "; {lost_before} events were lost meanwhile");
+        let _ = write!(text, "; {lost_before} events were lost in this time");
     }
     text
 }
 
-/// The decisions about a member, and the outcomes, in the order of time.
-fn member(
+/// Writes a process with its decisions and outcomes, in the order of time.
+fn write_process(
     out: &mut impl Write,
     process: &HistoryProcess,
     at: &impl Fn(Timestamp) -> String,
+    width: Option<usize>,
 ) -> io::Result<()> {
+    let pid = process.pid;
+    let command = command(&process.args, &process.comm);
+    let command = fit(&command, INDENT + 9, COMMAND_MAX, width);
+    writeln!(out, "{:INDENT$}{pid:>7}  {command}", "")?;
     let decisions = process.decisions.iter().map(|decision| {
         let style = match decision.decision.as_str() {
             "reap" => WARN,
             _ => PLAIN,
         };
-        let rule = decision.rule.as_ref();
-        let rule = rule.map(|rule| format!(" ({})", printable(rule, COMMAND_MAX)));
-        let why = printable(reason_text(&decision.reason), COMMAND_MAX) + &rule.unwrap_or_default();
+        let rule = decision.rule.as_ref().map(|rule| format!(" ({rule})"));
+        let why = reason_text(&decision.reason).to_owned() + &rule.unwrap_or_default();
         (decision.time, style, decision.decision.clone(), why)
     });
     let outcomes = process.outcomes.iter().map(|outcome| {
@@ -260,34 +321,27 @@ fn member(
             "failed" => BAD,
             _ => PLAIN,
         };
-        (outcome.time, style, outcome.outcome.clone(), came(outcome))
+        let details = outcome_details(outcome);
+        (outcome.time, style, outcome.outcome.clone(), details)
     });
     let mut lines: Vec<_> = decisions.chain(outcomes).collect();
-    // What came of a decision was told after it.
+    // The sort is stable: an outcome stays behind a decision of the same time.
     lines.sort_by_key(|(time, ..)| *time);
-    for (n, (time, style, word, why)) in lines.iter().enumerate() {
-        let who = match n {
-            0 => command(&process.args, &process.comm),
-            _ => String::new(),
-        };
-        let pid = if n == 0 {
-            process.pid.to_string()
-        } else {
-            String::new()
-        };
-        let gap = if who.is_empty() { "" } else { "  " };
+    for (time, style, word, why) in &lines {
+        let time = at(*time);
+        let word = printable(word, 8);
+        let why = fit(why, INDENT + 21 + time.len(), COMMAND_MAX, width);
         writeln!(
             out,
-            "    {DIM}{}{DIM:#}  {style}{:<8}{style:#} {pid:>7}  {who}{gap}{DIM}{why}{DIM:#}",
-            at(*time),
-            printable(word, 8),
+            "{:INDENT$}{:>7}  {DIM}{time}{DIM:#}  {style}{word:<8}{style:#}  {why}",
+            "", ""
         )?;
     }
     Ok(())
 }
 
-/// What came of a decision to reap.
-fn came(outcome: &HistoryOutcome) -> String {
+/// Returns how a reaped process exited, or why it did not.
+fn outcome_details(outcome: &HistoryOutcome) -> String {
     let mut text = match (outcome.outcome.as_str(), &outcome.reason) {
         (_, Some(reason)) => printable(reason, COMMAND_MAX),
         _ => how(&outcome.exit),
@@ -295,12 +349,10 @@ fn came(outcome: &HistoryOutcome) -> String {
     if let Some(ns) = outcome.duration_ns {
         let _ = write!(text, ", {} after the first signal", duration(ns));
     }
-    let memory = outcome
-        .rss
-        .unwrap_or(0)
-        .saturating_add(outcome.swap.unwrap_or(0));
+    let rss = outcome.rss.unwrap_or(0);
+    let memory = rss.saturating_add(outcome.swap.unwrap_or(0));
     if memory > 0 {
-        let _ = write!(text, ", {} given back", ByteSize::b(memory));
+        let _ = write!(text, ", {} freed", size(memory));
     }
     text
 }
@@ -314,25 +366,24 @@ fn how(exit: &ExitInfo) -> String {
         ExitInfo {
             code: Some(code), ..
         } => format!("exit {code}"),
-        _ => "nobody saw how".into(),
+        _ => "unknown exit status".into(),
     }
 }
 
 fn command(args: &[String], comm: &str) -> String {
     let line = args.join(" ");
-    let line = if line.is_empty() && !comm.is_empty() {
+    if line.is_empty() && !comm.is_empty() {
         format!("[{comm}]")
     } else {
         line
-    };
-    printable(&line, COMMAND_MAX)
+    }
 }
 
-/// A span of time to the second, or to what is told of shorter ones.
-fn span(time: Duration) -> String {
-    match time.as_secs() {
-        0..60 => duration(reaper_host::sys::nanoseconds(time)),
-        secs => humantime::format_duration(Duration::from_secs(secs)).to_string(),
+/// Formats a time span: with its largest unit from a minute on, more precisely below.
+fn span(span: Duration) -> String {
+    match span.as_secs() {
+        0..60 => duration(reaper_host::sys::nanoseconds(span)),
+        seconds => time_text(seconds),
     }
 }
 
@@ -342,7 +393,7 @@ mod tests {
     use crate::journal::history::HistoryDecision;
 
     #[test]
-    fn a_session_is_told_in_lines() {
+    fn session_is_written_as_text() {
         let at = |ms: i64| Timestamp::from_millisecond(1_760_000_000_000 + ms).unwrap();
         let process = |pid, args: &[&str], decisions, outcomes| HistoryProcess {
             entity_id: "boot-1-1".into(),
@@ -406,18 +457,25 @@ mod tests {
             ],
         };
         let mut text = Vec::new();
-        let mut plain = anstream::StripStream::new(&mut text);
-        tell(&mut plain, &session, &TimeZone::UTC).unwrap();
+        let plain = anstream::StripStream::new(&mut text);
+        let mut printer = Printer::new(plain, TimeZone::UTC, false, None);
+        printer.session(&session).unwrap();
+        printer.finish(Some(Duration::from_secs(7200))).unwrap();
+        drop(printer);
         assert_eq!(
             String::from_utf8(text).unwrap(),
             "\
+1 session in the last 2 h: 1 process reaped, 1 kept, 0 failed, 3.1 MB freed
+
 2025-10-09 08:53:20  claude  claude-100-1, uid 1000
     claude a\\nb
-    gone at 09:08:20 after 15m: SIGKILL; closed at 09:08:21
-    1 reaped, 1 kept, 0 failed, 3.0 MiB given back
-    09:08:20  reap         101  sh x  its agent is gone
-    09:08:20  ended             exit 3, 1.2 ms after the first signal, 3.0 MiB given back
-    09:08:20  keep         102  [sh\\u{1b}]  its agent is gone (r)
+    exited at 09:08:20 after 15 min: SIGKILL; closed at 09:08:21
+    1 reaped, 1 kept, 0 failed, 3.1 MB freed
+        101  sh x
+             09:08:20  reap      its agent is gone
+             09:08:20  ended     exit 3, 1.2 ms after the first signal, 3.1 MB freed
+        102  [sh\\u{1b}]
+             09:08:20  keep      its agent is gone (r)
 "
         );
     }

@@ -1,4 +1,4 @@
-//! `reaper keep` and `reaper unkeep`.
+//! `reaper keep` and `reaper unkeep`: keep processes from being reaped, and release them.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -6,12 +6,13 @@ use std::time::Duration;
 use clap::Args;
 
 use super::client::{BOLD, DIM, client, print, span};
-use super::show::{count, fit, user, width};
+use super::show::{count, fit, time as time_text, user, width};
 use super::{Failure, ServiceArgs, pid};
 use crate::api::{KEEP_MAX_S, KeepDone, KeepParams, KeepsResponse};
 
-/// Characters before the command in the list, and of that where there is room.
+/// Characters before the command in the list.
 const BEFORE: usize = 39;
+/// Longest command, in characters.
 const COMMAND_MAX: usize = 256;
 
 pub(super) const HELP: &str = "\
@@ -35,65 +36,68 @@ Examples:
 
 #[derive(Args)]
 pub(super) struct KeepArgs {
-    /// The process.
+    /// Process id.
     #[arg(required_unless_present = "list", value_parser = pid())]
     pid: Option<u32>,
-    /// For how long, such as `2h` or `30min`; without it until it ends.
-    #[arg(long = "for", value_name = "TIME", value_parser = lasts)]
-    lasts: Option<Duration>,
-    /// With all that descends from it.
+    /// Time to keep it, such as `2h` or `30min` [default: until it exits].
+    #[arg(long = "for", value_name = "TIME", value_parser = keep_time)]
+    keep_time: Option<Duration>,
+    /// Keep all its descendants too.
     #[arg(long)]
     tree: bool,
-    /// List what is kept so.
-    #[arg(long, conflicts_with_all = ["pid", "lasts", "tree"])]
+    /// List what is kept.
+    #[arg(long, conflicts_with_all = ["pid", "keep_time", "tree"])]
     list: bool,
     #[command(flatten)]
-    asking: ServiceArgs,
+    service: ServiceArgs,
 }
 
 pub(super) fn run(args: &KeepArgs) -> Result<(), Failure> {
-    let (asking, client) = (&args.asking, client(&args.asking));
+    let (service, client) = (&args.service, client(&args.service));
     let Some(pid) = args.pid.filter(|_| !args.list) else {
-        let said = client.get("/v1/keeps")?;
-        return print(asking, &said, |keeps: KeepsResponse| table(&keeps, width()));
+        let response = client.get("/v1/keeps")?;
+        return print(service, &response, |keeps: KeepsResponse| {
+            table(&keeps, width())
+        });
     };
-    // Rather a little longer than asked for.
+    // Rounded up to whole seconds.
     let for_s = args
-        .lasts
-        .map(|lasts| lasts.as_secs() + u64::from(lasts.subsec_nanos() > 0));
-    let order = KeepParams {
+        .keep_time
+        .map(|keep_time| keep_time.as_secs() + u64::from(keep_time.subsec_nanos() > 0));
+    let params = KeepParams {
         pid,
         for_s,
         tree: args.tree,
     };
-    let said = client.post("/v1/keeps", &order)?;
-    print(asking, &said, |done: KeepDone| {
-        let time = for_s.map_or_else(|| "until it ends".into(), |s| format!("for {}", span(s)));
-        let lasts = if done.durable {
+    let response = client.post("/v1/keeps", &params)?;
+    print(service, &response, |done: KeepDone| {
+        let time = for_s.map_or_else(|| "until it exits".into(), |s| format!("for {}", span(s)));
+        let note = if done.durable {
             ""
         } else {
-            "; the service has no journal, and forgets it when it is started anew"
+            "; the service has no journal, so this is lost when it restarts"
         };
-        format!("kept {time}: {}{lasts}\n", processes(&done))
+        format!("kept {time}: {}{note}\n", processes(&done))
     })
 }
 
-/// `reaper unkeep`
-pub(super) fn undo(pid: u32, asking: &ServiceArgs) -> Result<(), Failure> {
-    let said = client(asking).delete(&format!("/v1/keeps/{pid}"))?;
-    print(asking, &said, |done: KeepDone| {
+/// Runs `reaper unkeep`.
+pub(super) fn undo(pid: u32, service: &ServiceArgs) -> Result<(), Failure> {
+    let response = client(service).delete(&format!("/v1/keeps/{pid}"))?;
+    print(service, &response, |done: KeepDone| {
         format!("no longer kept: {}\n", processes(&done))
     })
 }
 
-/// How long a keep lasts: at least a second, and no longer than the service takes for a time.
-pub(super) fn lasts(text: &str) -> Result<Duration, String> {
-    let lasts = humantime::parse_duration(text).map_err(|error| error.to_string())?;
-    if lasts.is_zero() || lasts > Duration::from_secs(KEEP_MAX_S) {
-        let what = "not from a second to ten years; without --for it is kept until it ends";
+/// Parses the time of a keep, which the service limits to ten years.
+pub(super) fn keep_time(text: &str) -> Result<Duration, String> {
+    let keep_time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    if keep_time.is_zero() || keep_time > Duration::from_secs(KEEP_MAX_S) {
+        let what =
+            "expected a time of up to ten years; omit --for to keep the process until it exits";
         return Err(what.into());
     }
-    Ok(lasts)
+    Ok(keep_time)
 }
 
 fn processes(done: &KeepDone) -> String {
@@ -109,21 +113,17 @@ fn processes(done: &KeepDone) -> String {
 
 fn table(keeps: &KeepsResponse, width: Option<usize>) -> String {
     if keeps.keeps.is_empty() {
-        return "nobody has asked to keep anything; `reaper keep PID` does\n".into();
+        return "no process is kept by a user; `reaper keep PID` keeps one\n".into();
     }
     let mut out = format!(
         "{DIM}{:>8}  {:<16}  {:<9}  COMMAND{DIM:#}\n",
-        "PID", "REMAINING", "BY"
+        "PID", "TIME LEFT", "BY"
     );
     for keep in &keeps.keeps {
         let time = keep
             .remaining_s
-            .map_or_else(|| "until it ends".into(), span);
-        let tree = if keep.tree {
-            " [with all below it]"
-        } else {
-            ""
-        };
+            .map_or_else(|| "until it exits".into(), time_text);
+        let tree = if keep.tree { " [with descendants]" } else { "" };
         let taken = BEFORE + tree.len();
         let command = fit(&keep.process.command, taken, COMMAND_MAX, width);
         let (pid, by) = (keep.process.pid, user(keep.by_uid));
@@ -140,12 +140,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_that_a_service_takes() {
+    fn keep_time_is_limited() {
         for good in ["1s", "2h", "30min", "500ms", "10years"] {
-            assert!(lasts(good).is_ok(), "{good}");
+            assert!(keep_time(good).is_ok(), "{good}");
         }
         for bad in ["", "0s", "5", "-1h", "11years", "x"] {
-            assert!(lasts(bad).is_err(), "{bad}");
+            assert!(keep_time(bad).is_err(), "{bad}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `reaper ps`
+//! `reaper ps`: lists the user's runs.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::Failure;
-use super::client::{BOLD, DIM, age};
+use super::client::{BOLD, DIM};
 use super::runs::{open, redacted_command};
-use super::show::{fit, width};
+use super::show::{count, fit, time, width};
 use crate::export::{print, printable, to_json};
 use crate::run::{RecordedRun, RunHeader, RunRecord, RunResult};
 use reaper_host::sys;
@@ -25,16 +25,17 @@ Examples:
   reaper ps
   reaper ps --all --json | jq '.runs[] | select(.outcome == \"timeout\") | .id'";
 
-/// Characters of a column, and of a command line.
+/// Longest value of a column, in characters.
 const COLUMN_MAX: usize = 32;
+/// Longest command, in characters.
 const COMMAND_MAX: usize = 256;
 
 #[derive(Args)]
 pub(super) struct PsArgs {
-    /// Also those that are over: the last 100, for 30 days.
+    /// Include finished runs: the last 100, up to 30 days.
     #[arg(long)]
     all: bool,
-    /// One JSON object instead of a table.
+    /// Print one JSON object.
     #[arg(long)]
     json: bool,
 }
@@ -42,16 +43,16 @@ pub(super) struct PsArgs {
 #[derive(Serialize)]
 struct PsOutput<'a> {
     schema: u32,
-    runs: Vec<Shown<'a>>,
+    runs: Vec<ListedRun<'a>>,
 }
 
 #[derive(Serialize)]
-struct Shown<'a> {
+struct ListedRun<'a> {
     #[serde(flatten)]
     start: RunHeader,
-    /// `waiting`, `running`, `ending`, `lost` (its owner is gone, and it cannot be closed from here) or `closed`.
+    /// `waiting`, `running`, `ending`, `closed`, or `lost` if its `reaper run` was killed and it cannot be closed here.
     state: &'static str,
-    /// Of the command, once that has been started.
+    /// Pid of the command, once it has started.
     pid: Option<u32>,
     age_ms: u64,
     remaining_ms: Option<u64>,
@@ -64,7 +65,7 @@ struct Shown<'a> {
 pub(super) fn run(args: &PsArgs) -> Result<(), Failure> {
     let runs = open()?;
     let mut known = runs.list(args.all)?;
-    // It may have ended since it was read.
+    // A run may have ended since its record was read.
     known.retain_mut(|known| {
         let ended =
             known.record.result.is_none() && known.has_supervisor().is_ok_and(|owned| !owned);
@@ -74,19 +75,19 @@ pub(super) fn run(args: &PsArgs) -> Result<(), Failure> {
         args.all || known.record.result.is_none()
     });
     runs.prune();
-    let said = PsOutput {
+    let output = PsOutput {
         schema: 1,
-        runs: known.iter().map(Shown::of).collect(),
+        runs: known.iter().map(ListedRun::of).collect(),
     };
     let text = match args.json {
-        true => to_json(&said),
-        false => table(&said.runs, args.all, width()).into_bytes(),
+        true => to_json(&output),
+        false => table(&output.runs, args.all, width()).into_bytes(),
     };
     print(text).map_err(|error| Failure::Other(error.into()))
 }
 
-impl Shown<'_> {
-    fn of(known: &RecordedRun) -> Shown<'_> {
+impl ListedRun<'_> {
+    fn of(known: &RecordedRun) -> ListedRun<'_> {
         let RunRecord {
             header: start,
             commands,
@@ -104,16 +105,16 @@ impl Shown<'_> {
         };
         let now = Timestamp::now();
         let since = Duration::try_from(now.duration_since(start.started)).unwrap_or_default();
-        let lasted = over.as_ref().and_then(|over| over.duration_ms);
+        let duration = over.as_ref().and_then(|over| over.duration_ms);
         let spent = || {
             let began = first.map_or_else(sys::monotonic, |first| first.at);
             sys::monotonic().saturating_sub(began) / 1_000_000
         };
         let budget = start.timeout_ms.filter(|_| over.is_none());
-        Shown {
+        ListedRun {
             state,
             pid: first.map(|first| first.process.pid),
-            age_ms: lasted.unwrap_or(since.as_millis() as u64),
+            age_ms: duration.unwrap_or(since.as_millis() as u64),
             remaining_ms: budget.map(|budget| budget.saturating_sub(spent())),
             log: start.detached.then(|| known.log().display().to_string()),
             over: over.as_ref(),
@@ -124,21 +125,23 @@ impl Shown<'_> {
         }
     }
 
-    /// What stands in the columns before the command.
+    /// Returns the outcome of a finished run, the state of another one.
+    fn shown_state(&self) -> &'static str {
+        self.over.map_or(self.state, |over| over.outcome.as_str())
+    }
+
+    /// Returns the columns before the command.
     fn columns(&self) -> [String; 8] {
         let text = |text: &Option<String>| {
             text.as_deref()
                 .map_or_else(|| "-".into(), |text| printable(text, COLUMN_MAX))
         };
-        let time = |ms: Option<u64>| ms.map_or_else(|| "-".into(), |ms| age(ms / 1000));
+        let time = |ms: Option<u64>| ms.map_or_else(|| "-".into(), |ms| time(ms / 1000));
         [
             printable(&self.start.id, COLUMN_MAX),
             text(&self.start.name),
             self.pid.map_or_else(|| "-".into(), |pid| pid.to_string()),
-            match self.over {
-                Some(over) => over.outcome.as_str().to_owned(),
-                None => self.state.to_owned(),
-            },
+            self.shown_state().to_owned(),
             time(Some(self.age_ms)),
             time(self.remaining_ms),
             text(&self.start.session),
@@ -147,49 +150,58 @@ impl Shown<'_> {
     }
 }
 
-fn table(runs: &[Shown<'_>], all: bool, width: Option<usize>) -> String {
+/// Returns the number of runs in each state.
+fn summary(runs: &[ListedRun<'_>], all: bool) -> String {
     if runs.is_empty() {
-        let more = if all {
-            ""
-        } else {
-            "; `--all` shows those that are over"
+        return match all {
+            true => "No run is recorded.".into(),
+            false => "No run is open; `reaper ps --all` lists finished runs too.".into(),
         };
-        return format!("{DIM}no run{more}{DIM:#}\n");
+    }
+    let mut states: Vec<(&str, usize)> = Vec::new();
+    for run in runs {
+        let state = run.shown_state();
+        match states.iter_mut().find(|(known, _)| *known == state) {
+            Some((_, number)) => *number += 1,
+            None => states.push((state, 1)),
+        }
+    }
+    let states = states
+        .iter()
+        .map(|(state, number)| format!("{number} {state}"));
+    let states: Vec<String> = states.collect();
+    let runs = count(runs.len() as u64, "run", "runs");
+    format!("{runs}: {}", states.join(", "))
+}
+
+fn table(runs: &[ListedRun<'_>], all: bool, width: Option<usize>) -> String {
+    let mut out = format!("{BOLD}{}{BOLD:#}\n", summary(runs, all));
+    if runs.is_empty() {
+        return out;
     }
     let head = [
-        "id",
-        "name",
-        "pid",
-        "state",
-        "age",
-        "remaining",
-        "session",
-        "agent",
+        "ID", "NAME", "PID", "STATE", "AGE", "LEFT", "SESSION", "AGENT",
     ]
     .map(String::from);
-    let rows: Vec<_> = runs.iter().map(Shown::columns).collect();
-    // What no run has is no column, but for the first few.
+    let rows: Vec<_> = runs.iter().map(ListedRun::columns).collect();
+    // The first five columns are always shown, the others only if a run has a value.
     let shown = |n: &usize| *n < 5 || rows.iter().any(|row| row[*n] != "-");
     let columns: Vec<usize> = (0..head.len()).filter(shown).collect();
-    let wide = |n: usize| {
+    let column_width = |n: usize| {
         let all = rows.iter().chain([&head]);
         all.map(|row| row[n].chars().count())
             .max()
             .unwrap_or_default()
     };
     let line = |row: &[String; 8]| -> String {
-        let pad = |n: &usize| format!("{:<1$}  ", row[*n], wide(*n));
+        let pad = |n: &usize| format!("{:<1$}  ", row[*n], column_width(*n));
         columns.iter().map(pad).collect()
     };
-    let mut out = format!("{BOLD}{}command{BOLD:#}\n", line(&head));
+    out += &format!("\n{DIM}{}COMMAND{DIM:#}\n", line(&head));
     for (row, run) in rows.iter().zip(runs) {
         let before = line(row);
-        let command = fit(
-            &run.start.command.join(" "),
-            before.chars().count(),
-            COMMAND_MAX,
-            width,
-        );
+        let command = run.start.command.join(" ");
+        let command = fit(&command, before.chars().count(), COMMAND_MAX, width);
         out += &format!("{before}{command}\n");
     }
     out

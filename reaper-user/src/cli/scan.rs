@@ -11,6 +11,7 @@ use clap::Args;
 use hashbrown::HashSet;
 
 use super::client::client;
+use super::show::width;
 use super::{Failure, ServiceArgs, load, scope};
 use crate::api::ScanReport;
 use crate::api::client::{ClientError, ServiceResponse};
@@ -44,8 +45,8 @@ On its own, a service requires more: it reaps by environment only if it has reco
 Rules with a delay (10 minutes for a listening server) count it from when a service first found the process. Without a \
     service, such processes are left alone.
 
-Never signalled: this program and its ancestors, processes that a rule keeps or declares a boundary, processes with \
-    REAPER_KEEP=1 or in a systemd unit of their own and, unless you are root, processes of other users.
+Never signalled: this program and its ancestors, processes that a rule keeps or declares a boundary, and processes \
+    with REAPER_KEEP=1 or in their own systemd unit. Only root can reap processes of other users.
 
 Examples:
   # List what would be reaped, what would be kept, and why
@@ -64,22 +65,22 @@ Exit status:
 
 #[derive(Args)]
 pub(super) struct ScanArgs {
-    /// Reap what is found, and print the confirmed outcomes
+    /// Reap what is found, and print the confirmed outcomes.
     #[arg(long)]
     reap: bool,
-    /// Minimum age of an orphaned tool shell that names no agent [default: 10min]
+    /// Minimum age of an orphaned tool shell that names no agent [default: 10min].
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     min_age: Option<Duration>,
-    /// Print one JSON object
+    /// Print one JSON object.
     #[arg(long)]
     json: bool,
-    /// Socket of the service; a service with --scope has the scope in the name of its socket
+    /// Socket of the service; a service with --scope has the scope in the name of its socket.
     #[arg(long, value_name = "PATH", conflicts_with_all = ["config", "scope"])]
     socket: Option<PathBuf>,
-    /// Scan without a service, with the rules of this config file
+    /// Scan without a service, with the rules of this config file.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Scan without a service, and only the descendants of this process
+    /// Scan without a service, and only the descendants of this process.
     #[arg(long, value_name = "PID", hide_short_help = true)]
     scope: Option<u32>,
 }
@@ -88,7 +89,7 @@ pub(super) struct ScanArgs {
 pub(super) fn run(args: &ScanArgs) -> Result<u8, Failure> {
     if args.config.is_none() && args.scope.is_none() {
         match query_service(args) {
-            // Falls back to a scan of its own, unless the user has named a socket.
+            // Without a service, this process scans, unless the user has named a socket.
             Err(ClientError::NoService { .. }) if args.socket.is_none() => {}
             Err(error) => return Err(error.into()),
             Ok(response) => return print(&response.read()?, args),
@@ -133,7 +134,7 @@ fn scan_here(args: &ScanArgs) -> Result<ScanReport, Failure> {
         }
     };
     let scope = args.scope.map(|pid| scope::parse(&[pid.to_string()]));
-    // Pids in environment variables are only valid in the initial pid namespace.
+    // Fails if /proc shows another pid namespace, where pids from environment variables mean other processes.
     sys::non_initial_pid_namespace().context("cannot use /proc")?;
     let options = ScanOptions {
         rules: config.rules,
@@ -168,7 +169,7 @@ fn print(report: &ScanReport, args: &ScanArgs) -> Result<u8, Failure> {
     let text = if args.json {
         to_json(report)
     } else {
-        text(report, args.reap, all_users).into_bytes()
+        text(report, args.reap, all_users, width()).into_bytes()
     };
     export::print(text).map_err(|error| Failure::Other(error.into()))?;
     Ok(u8::from(!report.reapable.is_empty()))

@@ -1,12 +1,13 @@
-//! How processes and sentences are put on a screen, however wide it is.
+//! Formats values and processes for a terminal of any width.
 
 use std::io;
 
 use anstyle::{AnsiColor, Style};
+use bytesize::ByteSize;
 use nix::unistd::{Uid, User};
 use terminal_size::{Width, terminal_size_of};
 
-use super::client::{DIM, span};
+use super::client::DIM;
 use crate::api::{DecisionInfo, ProcessInfo};
 use crate::export::printable;
 
@@ -14,34 +15,34 @@ const NOTE: Style = AnsiColor::Cyan.on_default();
 const WARN: Style = AnsiColor::Yellow.on_default();
 const GOOD: Style = AnsiColor::Green.on_default();
 
-/// Characters of a name of a rule or an agent.
+/// Longest name of a rule or an agent, in characters.
 pub(super) const NAME_MAX: usize = 64;
-/// The least of a line that is left to what it is about, on however narrow a screen.
+/// Smallest width of the last column, in characters. A narrower terminal wraps it.
 const LEAST: usize = 16;
 
-/// Columns of the screen; none where the output goes somewhere else and nothing has to be cut.
+/// Returns the width of the terminal in columns, `None` if stdout is not a terminal: then nothing is cut.
 pub(super) fn width() -> Option<usize> {
     let (Width(columns), _) = terminal_size_of(io::stdout())?;
     Some(columns.into())
 }
 
-/// As much of a text as there is room for beside `taken` characters, at most `max`.
+/// Cuts a text to the room that `taken` characters leave in the line, and to at most `max` characters.
 pub(super) fn fit(text: &str, taken: usize, max: usize, width: Option<usize>) -> String {
-    // The sign for what was left out takes a place too.
+    // The ellipsis needs one column too.
     let room = width.map_or(max, |width| {
         width.saturating_sub(taken + 1).clamp(LEAST, max.max(LEAST))
     });
     printable(text, room)
 }
 
-/// Words in lines of the screen's width, each indented.
+/// Wraps a text to the terminal's width, with each line indented.
 pub(super) fn wrap(text: &str, indent: usize, width: Option<usize>) -> String {
     let room = width.map_or(usize::MAX, |width| width.saturating_sub(indent).max(LEAST));
     let mut lines: Vec<String> = Vec::new();
     for word in text.split(' ') {
-        let long = word.chars().count() + 1;
+        let length = word.chars().count() + 1;
         match lines.last_mut() {
-            Some(line) if line.chars().count() + long <= room => *line += &format!(" {word}"),
+            Some(line) if line.chars().count() + length <= room => *line += &format!(" {word}"),
             _ => lines.push(word.into()),
         }
     }
@@ -49,13 +50,69 @@ pub(super) fn wrap(text: &str, indent: usize, width: Option<usize>) -> String {
     lines.into_iter().map(indented).collect()
 }
 
-/// A user's name, or the number where there is none.
+/// Formats a row of a list: a dim name, padded to `column`, and its value wrapped beside it.
+pub(super) fn row(name: &str, value: &str, column: usize, width: Option<usize>) -> String {
+    let value = wrap(value, column, width);
+    let value = value.get(column..).unwrap_or_default();
+    format!("{DIM}{name:<column$}{DIM:#}{value}")
+}
+
+/// Formats one check of `reaper doctor`: `yes` or `no`, name and value, then the reason and the advice.
+pub(super) fn check(
+    (ok, needed): (bool, bool),
+    name: &str,
+    value: &str,
+    [reason, advice]: [Option<&str>; 2],
+    names: usize,
+    width: Option<usize>,
+) -> String {
+    let (word, colour) = match (ok, needed) {
+        (true, _) => ("yes", AnsiColor::Green),
+        (false, true) => ("no ", AnsiColor::Red),
+        (false, false) => ("no ", AnsiColor::Yellow),
+    };
+    let style = colour.on_default().bold();
+    // The word takes three columns, with two spaces behind it and behind the name.
+    let column = 3 + 2 + names + 2;
+    let value = wrap(&printable(value, usize::MAX), column, width);
+    let value = value.get(column..).unwrap_or_default();
+    let mut out = format!("{style}{word}{style:#}  {name:names$}  {value}");
+    for (label, text) in [("why:", reason), ("do: ", advice)] {
+        let Some(text) = text else { continue };
+        let text = wrap(&printable(text, usize::MAX), column + 5, width);
+        let text = text.get(column + 5..).unwrap_or_default();
+        out += &format!("{:column$}{DIM}{label} {DIM:#}{text}", "");
+    }
+    out
+}
+
+/// Formats a number of bytes, such as `1.2 GB`.
+pub(super) fn size(bytes: u64) -> String {
+    ByteSize::b(bytes).display().si().to_string()
+}
+
+/// Formats a size that may be unknown.
+pub(super) fn memory(bytes: Option<u64>) -> String {
+    bytes.map_or_else(|| "-".into(), size)
+}
+
+/// Formats a time with its largest unit, such as `3 min`.
+pub(super) fn time(seconds: u64) -> String {
+    match seconds {
+        s if s < 120 => format!("{s} s"),
+        s if s < 7200 => format!("{} min", s / 60),
+        s if s < 172_800 => format!("{} h", s / 3600),
+        s => format!("{} d", s / 86_400),
+    }
+}
+
+/// Returns the name of a user, or the uid without one.
 pub(super) fn user(uid: u32) -> String {
     let known = User::from_uid(Uid::from_raw(uid)).ok().flatten();
     known.map_or_else(|| uid.to_string(), |user| printable(&user.name, NAME_MAX))
 }
 
-/// `1 process`, `2 processes`.
+/// Formats a number with its noun: `1 process`, `2 processes`.
 pub(super) fn count(n: u64, one: &str, many: &str) -> String {
     match n {
         1 => format!("1 {one}"),
@@ -63,69 +120,66 @@ pub(super) fn count(n: u64, one: &str, many: &str) -> String {
     }
 }
 
-/// What there is to say of a process beside its program, in brackets.
+/// Tags of a process, shown in brackets behind its command.
 pub(super) struct ProcessTags(Vec<(Style, String)>);
 
 impl ProcessTags {
     pub(super) fn of(process: &ProcessInfo) -> ProcessTags {
-        let mut marks = ProcessTags(Vec::new());
+        let mut tags = ProcessTags(Vec::new());
         if process.session_root {
-            marks.put(GOOD, process.agent.as_deref().unwrap_or("agent"));
+            tags.put(GOOD, process.agent.as_deref().unwrap_or("agent"));
         }
-        for (is, style, mark) in [
+        for (applies, style, tag) in [
             (process.detached, NOTE, "detached"),
             (process.due, WARN, "due"),
             (process.zombie, DIM, "zombie"),
         ] {
-            if is {
-                marks.put(style, mark);
+            if applies {
+                tags.put(style, tag);
             }
         }
         if let Some(rule) = &process.boundary {
-            marks.put(NOTE, &format!("boundary: {rule}"));
+            tags.put(NOTE, &format!("boundary: {rule}"));
         }
-        if let Some(mark) = process.decision.as_ref().and_then(decided) {
-            marks.put(NOTE, &mark);
+        if let Some(tag) = process.decision.as_ref().and_then(decision_tag) {
+            tags.put(NOTE, &tag);
         }
-        marks
+        tags
     }
 
-    fn put(&mut self, style: Style, mark: &str) {
-        self.0.push((style, printable(mark, 2 * NAME_MAX)));
+    fn put(&mut self, style: Style, tag: &str) {
+        self.0.push((style, printable(tag, 2 * NAME_MAX)));
     }
 
-    /// Characters that they take.
+    /// Returns their length in characters.
     pub(super) fn len(&self) -> usize {
-        self.0
-            .iter()
-            .map(|(_, mark)| mark.chars().count() + 3)
-            .sum()
+        self.0.iter().map(|(_, tag)| tag.chars().count() + 3).sum()
     }
 
-    /// Each with a space before it.
+    /// Returns the tags, each with a space before it.
     pub(super) fn text(&self) -> String {
-        let mark = |(style, mark): &(Style, String)| format!(" {style}[{mark}]{style:#}");
-        self.0.iter().map(mark).collect()
+        let bracketed = |(style, tag): &(Style, String)| format!(" {style}[{tag}]{style:#}");
+        self.0.iter().map(bracketed).collect()
     }
 }
 
-/// What is decided, where that is not what goes without saying.
-fn decided(judged: &DecisionInfo) -> Option<String> {
+/// Returns a tag for the decision, `None` if it only follows from the other tags.
+fn decision_tag(judged: &DecisionInfo) -> Option<String> {
     let rule = judged.rule.as_deref();
     let named = || rule.unwrap_or(&judged.reason);
-    let time = judged.remaining_s.map(span);
+    let remaining = judged.remaining_s.map(time);
     Some(match (judged.decision.as_str(), judged.reason.as_str()) {
         ("keep", "root_alive" | "detached")
         | ("reap", "root_exited" | "forked_after_root_exit") => {
             return None;
         }
         ("wait", "unread") => "undecided".into(),
-        ("wait", _) => match time {
+        ("wait", _) => match remaining {
             Some(time) => format!("waits {time}: {}", named()),
             None => format!("waits: {}", named()),
         },
         ("keep", "keep_marker") => "kept: REAPER_KEEP".into(),
-        ("keep", "kept_by_user") => match time {
+        ("keep", "kept_by_user") => match remaining {
             Some(time) => format!("kept by a user for {time}"),
             None => "kept by a user".into(),
         },
@@ -144,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sentence_is_broken_between_words() {
+    fn wrap_breaks_lines_between_words() {
         let text = "one two three four fives a-word-that-is-longer-than-a-line six";
         assert_eq!(
             wrap(text, 2, Some(20)),
@@ -154,7 +208,19 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_cut() {
+    fn sizes_and_times_have_units() {
+        assert_eq!(
+            [0, 1_200_000_000].map(size),
+            ["0 B".to_owned(), "1.2 GB".to_owned()]
+        );
+        assert_eq!(
+            [0, 119, 180, 7200, 200_000].map(time),
+            ["0 s", "119 s", "3 min", "2 h", "2 d"]
+        );
+    }
+
+    #[test]
+    fn fit_cuts_to_the_width() {
         assert_eq!(fit(&"x".repeat(90), 40, 200, Some(80)).chars().count(), 40);
         assert_eq!(fit("short", 40, 200, Some(80)), "short");
         assert_eq!(
@@ -165,41 +231,41 @@ mod tests {
     }
 
     #[test]
-    fn decisions_have_short_names() {
-        let short = |verdict: &str, reason: &str, rule: Option<&str>, for_s| {
-            decided(&DecisionInfo {
+    fn decision_tag_names_rule_and_time() {
+        let tag = |verdict: &str, reason: &str, rule: Option<&str>, for_s| {
+            decision_tag(&DecisionInfo {
                 decision: verdict.into(),
                 reason: reason.into(),
                 rule: rule.map(Into::into),
                 remaining_s: for_s,
             })
         };
-        for (judged, mark) in [
-            (short("keep", "root_alive", None, None), None),
-            (short("reap", "root_exited", None, None), None),
+        for (actual, expected) in [
+            (tag("keep", "root_alive", None, None), None),
+            (tag("reap", "root_exited", None, None), None),
             (
-                short("wait", "rule_delay", Some("asked-for-servers"), Some(600)),
-                Some("waits 10m: asked-for-servers"),
+                tag("wait", "rule_delay", Some("asked-for-servers"), Some(600)),
+                Some("waits 10 min: asked-for-servers"),
             ),
-            (short("wait", "unread", Some("x"), None), Some("undecided")),
+            (tag("wait", "unread", Some("x"), None), Some("undecided")),
             (
-                short("keep", "keep_rule", Some("gradle"), None),
+                tag("keep", "keep_rule", Some("gradle"), None),
                 Some("kept: gradle"),
             ),
             (
-                short("keep", "kept_by_user", None, Some(7200)),
-                Some("kept by a user for 2h"),
+                tag("keep", "kept_by_user", None, Some(7200)),
+                Some("kept by a user for 2 h"),
             ),
             (
-                short("keep", "ancestor_kept", Some("pm2"), None),
+                tag("keep", "ancestor_kept", Some("pm2"), None),
                 Some("kept: ancestor_kept, pm2"),
             ),
             (
-                short("reap", "reap_rule", Some("busy-loops"), None),
+                tag("reap", "reap_rule", Some("busy-loops"), None),
                 Some("reap: busy-loops"),
             ),
         ] {
-            assert_eq!(judged.as_deref(), mark);
+            assert_eq!(actual.as_deref(), expected);
         }
     }
 }

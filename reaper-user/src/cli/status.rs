@@ -1,40 +1,84 @@
-//! `reaper status`
+//! `reaper status`: shows what the service watches, has done and has missed.
 
-use std::fmt::Write;
-
-use bytesize::ByteSize;
-
-use super::client::{BOLD, client, print, span};
-use super::show::count;
+use super::client::{BOLD, client, print};
+use super::show::{count, row, size, time, width, wrap};
 use super::{Failure, ServiceArgs};
 use crate::api::Status;
 use crate::export::{FreedMemory, printable};
 
-pub(super) fn run(asking: &ServiceArgs) -> Result<(), Failure> {
-    print(asking, &client(asking).get("/v1/status")?, table)
+/// Width of the column with the names, in characters.
+const NAMES: usize = 11;
+/// Longest value, in characters.
+const VALUE_MAX: usize = 500;
+
+pub(super) fn run(service: &ServiceArgs) -> Result<(), Failure> {
+    let response = client(service).get("/v1/status")?;
+    print(service, &response, |status: Status| table(&status, width()))
 }
 
-fn table(status: Status) -> String {
+fn table(status: &Status, width: Option<usize>) -> String {
+    let mut out = String::new();
+    for line in wrap(&summary(status), 0, width).lines() {
+        out += &format!("{BOLD}{line}{BOLD:#}\n");
+    }
+    out.push('\n');
+    for (name, value) in rows(status) {
+        out += &row(name, &printable(&value, VALUE_MAX), NAMES, width);
+    }
+    out
+}
+
+/// Returns whether the service works, and what it has achieved.
+fn summary(status: &Status) -> String {
+    let sessions = count(status.sessions_open, "open session", "open sessions");
+    let state = match (&status.gap, &*status.mode) {
+        (Some(_), _) => "Events are missing, so nothing new is decided",
+        (None, "observe") => "Observing only, no signals are sent",
+        (None, _) => "Reaping what agents leave behind",
+    };
+    let done = match &*status.mode {
+        "observe" => {
+            let would = count(status.would_have_reaped, "process", "processes");
+            format!("{would} would have been reaped")
+        }
+        _ => {
+            let reaped = count(status.reaped, "process", "processes");
+            let freed = status.memory.rss.saturating_add(status.memory.swap);
+            format!("{reaped} reaped, {} freed", size(freed))
+        }
+    };
+    let failed = match status.failed {
+        0 => String::new(),
+        failed => format!(", {failed} failed"),
+    };
+    format!("{state}: {sessions}, {done}{failed}")
+}
+
+fn rows(status: &Status) -> Vec<(&'static str, String)> {
+    let Status {
+        version,
+        pid,
+        since,
+        ..
+    } = status;
+    let up = time(status.uptime_s);
     let scope = match status.scope.as_slice() {
         [] => "the whole host".to_owned(),
         scope => scope.join(", "),
     };
     let mut rows = vec![
-        (
-            "service",
-            format!("reaper {}, pid {}", status.version, status.pid),
-        ),
+        ("service", format!("reaper {version}, pid {pid}")),
+        ("started", format!("{up} ago ({since})")),
         ("mode", status.mode.clone()),
     ];
     rows.extend(status.mode_reason.iter().map(|why| ("", why.clone())));
-    rows.push(("watches", format!("{scope}, through {}", status.source)));
+    rows.push(("scope", scope));
+    rows.push(("source", status.source.clone()));
     rows.extend(status.rejected_sources.iter().map(|why| ("", why.clone())));
+    if let Some(gap) = &status.gap {
+        rows.push(("gap", gap.clone()));
+    }
     rows.extend([
-        (
-            "since",
-            format!("{} ({})", status.since, span(status.uptime_s)),
-        ),
-        ("processes", format!("{} known", status.processes)),
         (
             "sessions",
             format!(
@@ -42,62 +86,134 @@ fn table(status: Status) -> String {
                 status.sessions_open, status.sessions
             ),
         ),
-        (
-            "done",
-            format!(
-                "{} reaped, {} failed, {} signals",
-                status.reaped, status.failed, status.signals
-            ),
-        ),
+        ("processes", format!("{} known", status.processes)),
     ]);
     if status.kept > 0 {
         let kept = count(status.kept, "process", "processes");
-        let what = format!("{kept} whose agent is gone: `reaper tree` says why");
-        rows.push(("kept", what));
+        let text = format!("{kept} whose agent has exited; `reaper tree` shows why");
+        rows.push(("kept", text));
     }
-    rows.push(("given back", given_back(&status.memory)));
     if status.zombies > 0 {
-        let what = format!(
-            "{}, not waited for by their parents: they hold no memory",
+        let text = format!(
+            "{}, which their parents have not waited for; they hold no memory",
             status.zombies
         );
-        rows.push(("zombies", what));
+        rows.push(("zombies", text));
     }
+    let reaped = format!(
+        "{} ended, {} failed, {} sent",
+        status.reaped,
+        status.failed,
+        count(status.signals, "signal", "signals")
+    );
+    rows.push(("reaped", reaped));
     if status.mode == "observe" {
-        let would = format!("{} processes", status.would_have_reaped);
-        rows.push(("would have reaped", would));
+        rows.push((
+            "",
+            format!("{} would have been reaped", status.would_have_reaped),
+        ));
     }
+    rows.push(("freed", freed(&status.memory)));
     rows.push((
         "events",
         format!(
-            "{} read, {} lost, {} gaps",
-            status.events, status.lost, status.gaps
+            "{} read, {} lost, {}",
+            status.events,
+            status.lost,
+            count(status.gaps, "gap", "gaps")
         ),
     ));
-    if let Some(gap) = &status.gap {
-        let what = format!("{gap}: nothing new is decided until it is made up for");
-        rows.push(("gap", what));
-    }
-    let pinned = status
-        .pin_dir
-        .unwrap_or_else(|| "no: tracking ends with the service".into());
+    let pinned = status.pin_dir.clone();
+    let pinned = pinned.unwrap_or_else(|| "nothing: tracking ends with the service".into());
     rows.push(("pinned", pinned));
-    let mut out = String::new();
-    for (name, value) in rows {
-        let _ = writeln!(out, "{BOLD}{name:<17}{BOLD:#}  {}", printable(&value, 500));
-    }
-    out
+    rows
 }
 
-/// What those reaped had.
-fn given_back(memory: &FreedMemory) -> String {
+/// Returns the memory of the reaped processes.
+fn freed(memory: &FreedMemory) -> String {
     let swap = match memory.swap {
         0 => String::new(),
-        swap => format!(" and {} of swap", ByteSize::b(swap)),
+        swap => format!(" and {} of swap", size(swap)),
     };
-    let unread = match memory.unmeasured {
+    let unmeasured = match memory.unmeasured {
         0 => String::new(),
-        unread => format!(", {unread} of them too quick to weigh"),
+        n => format!("; {n} exited before their memory could be read"),
     };
-    format!("{}{swap}{unread}", ByteSize::b(memory.rss))
+    format!("{}{swap}{unmeasured}", size(memory.rss))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(mode: &str) -> Status {
+        Status {
+            version: "1.0".into(),
+            pid: 7,
+            mode: mode.into(),
+            mode_reason: None,
+            source: "ebpf".into(),
+            rejected_sources: Vec::new(),
+            scope: Vec::new(),
+            since: "2026-11-25T20:00:00Z".into(),
+            uptime_s: 180,
+            processes: 300,
+            sessions_open: 1,
+            sessions: 4,
+            events: 9,
+            lost: 0,
+            gaps: 0,
+            gap: None,
+            signals: 3,
+            reaped: 2,
+            kept: 0,
+            failed: 0,
+            would_have_reaped: 5,
+            memory: FreedMemory {
+                rss: 1_200_000_000,
+                ..FreedMemory::default()
+            },
+            zombies: 0,
+            pin_dir: None,
+        }
+    }
+
+    #[test]
+    fn first_line_says_what_the_service_does() {
+        let first = |status: &Status| {
+            let text = anstream::adapter::strip_str(&table(status, None)).to_string();
+            text.lines().next().unwrap_or_default().to_owned()
+        };
+        assert_eq!(
+            first(&status("enforce")),
+            "Reaping what agents leave behind: 1 open session, 2 processes reaped, 1.2 GB freed"
+        );
+        assert_eq!(
+            first(&status("observe")),
+            "Observing only, no signals are sent: 1 open session, 5 processes would have been reaped"
+        );
+        let gap = Status {
+            gap: Some("the ring was full".into()),
+            failed: 1,
+            ..status("enforce")
+        };
+        assert_eq!(
+            first(&gap),
+            "Events are missing, so nothing new is decided: 1 open session, 2 processes reaped, 1.2 GB freed, 1 failed"
+        );
+    }
+
+    #[test]
+    fn long_values_are_wrapped_to_the_terminal() {
+        let status = Status {
+            rejected_sources: vec!["word ".repeat(40)],
+            ..status("enforce")
+        };
+        let text = anstream::adapter::strip_str(&table(&status, Some(80))).to_string();
+        assert!(
+            text.lines().all(|line| line.chars().count() <= 80),
+            "{text}"
+        );
+        assert!(text.contains("\n           word"), "{text}");
+    }
 }

@@ -1,29 +1,28 @@
-//! `reaper tree`
+//! `reaper tree`: draws the process trees of the running agents.
 
 use std::fmt::Write;
 use std::io::IsTerminal;
 
-use bytesize::ByteSize;
-
-use super::client::{BOLD, DIM, age, client, memory, print, span};
-use super::show::{NAME_MAX, ProcessTags, count, fit, width};
+use super::client::{BOLD, DIM, client, print};
+use super::show::{NAME_MAX, ProcessTags, count, fit, memory, size, time, width, wrap};
 use super::{Failure, ServiceArgs};
 use crate::api::{SessionInfo, TreeGroup, TreeResponse, TreeRow};
 use crate::export::printable;
 
-/// How branches are drawn: one that goes on, the last one, what goes past, and nothing.
-type Twigs = [&'static str; 4];
-const LINES: Twigs = ["├─ ", "└─ ", "│  ", "   "];
-const ASCII: Twigs = ["|- ", "`- ", "|  ", "   "];
+/// Symbols of the branches: a child with later siblings, the last child, a line past, and no line.
+type Branches = [&'static str; 4];
+const LINES: Branches = ["├─ ", "└─ ", "│  ", "   "];
+const ASCII: Branches = ["|- ", "`- ", "|  ", "   "];
 
-/// Characters before the command of a process, and of that where there is room.
+/// Characters before the command of a process.
 const BEFORE: usize = 28;
+/// Longest command, in characters.
 const COMMAND_MAX: usize = 256;
 
-/// Levels that are drawn; what is deeper stands at the last of them.
+/// Number of levels that are drawn. Deeper processes are drawn at the last one.
 const DEPTH_MAX: usize = 40;
 
-pub(super) fn run(agent: Option<String>, all: bool, asking: &ServiceArgs) -> Result<(), Failure> {
+pub(super) fn run(agent: Option<String>, all: bool, service: &ServiceArgs) -> Result<(), Failure> {
     let mut query = form_urlencoded::Serializer::new(String::new());
     if let Some(agent) = &agent {
         query.append_pair("agent", agent);
@@ -32,121 +31,180 @@ pub(super) fn run(agent: Option<String>, all: bool, asking: &ServiceArgs) -> Res
         query.append_pair("all", "true");
     }
     let path = format!("/v1/tree?{}", query.finish());
-    let twigs = if std::io::stdout().is_terminal() {
+    let branches = if std::io::stdout().is_terminal() {
         LINES
     } else {
         ASCII
     };
-    let said = client(asking).get(&path)?;
-    print(asking, &said, |tree: TreeResponse| {
-        table(&tree, twigs, width())
+    let response = client(service).get(&path)?;
+    print(service, &response, |tree: TreeResponse| {
+        table(&tree, branches, width())
     })
 }
 
-fn table(tree: &TreeResponse, twigs: Twigs, width: Option<usize>) -> String {
-    let mut out = String::new();
+fn table(tree: &TreeResponse, branches: Branches, width: Option<usize>) -> String {
     let groups = tree.groups.iter();
-    for group in groups.filter(|group| !group.processes.is_empty()) {
-        if !out.is_empty() {
-            out.push('\n');
+    let groups: Vec<_> = groups.filter(|group| !group.processes.is_empty()).collect();
+    let mut out = String::new();
+    for line in wrap(&summary(&groups), 0, width).lines() {
+        let _ = writeln!(out, "{BOLD}{line}{BOLD:#}");
+    }
+    for group in groups {
+        let name = group.session.as_ref();
+        let name = name.map_or("no agent", |session| &session.agent);
+        let name = printable(name, NAME_MAX);
+        let title = format!("{name}{}", printable(&title(group), 400));
+        let title = wrap(&title, 0, width);
+        // The name is the beginning of the first line, unless it contains spaces and was wrapped.
+        let rest = title.strip_prefix(&name);
+        let _ = match rest {
+            Some(rest) => write!(out, "\n{BOLD}{name}{BOLD:#}{rest}"),
+            None => write!(out, "\n{title}"),
+        };
+        if let Some(session) = &group.session {
+            for line in wrap(&printable(&session_line(session), 400), 2, width).lines() {
+                let _ = writeln!(out, "{DIM}{line}{DIM:#}");
+            }
         }
-        let name = group.session.as_ref().map_or("of no agent", |s| &s.agent);
-        let title = title(group);
         let _ = writeln!(
             out,
-            "{BOLD}{}{BOLD:#}{}",
-            printable(name, NAME_MAX),
-            printable(&title, 400)
-        );
-        let _ = writeln!(
-            out,
-            "{DIM}{:>8} {:>5} {:>11}  COMMAND{DIM:#}",
+            "{DIM}{:>8} {:>7} {:>9}  COMMAND{DIM:#}",
             "PID", "AGE", "MEMORY"
         );
-        draw(&mut out, group, twigs, width);
-    }
-    if out.is_empty() {
-        let seen = match nix::unistd::geteuid().is_root() {
-            true => "",
-            false => " of yours",
-        };
-        return format!("no agent{seen} is running, and none has left anything behind\n");
+        draw(&mut out, group, branches, width);
     }
     out
 }
 
-/// What stands after the name: how many there are, what they hold, and how the agent is.
+/// Returns how many agents run, and how much is left of others.
+fn summary(groups: &[&TreeGroup]) -> String {
+    let sessions = groups.iter().filter(|group| group.session.is_some());
+    let (exited, running): (Vec<&TreeGroup>, Vec<&TreeGroup>) =
+        sessions.copied().partition(|group| {
+            let session = group.session.as_ref();
+            session.is_some_and(|session| session.root_exit.is_some())
+        });
+    let mut total = Total::default();
+    running.iter().for_each(|group| total.add(group));
+    let yours = match nix::unistd::geteuid().is_root() {
+        true => "",
+        false => "of yours ",
+    };
+    let mut text = match running.len() as u64 {
+        0 => format!("No agent {yours}is running"),
+        1 => format!("1 agent {yours}is running, with {}", total.text()),
+        n => format!("{n} agents {yours}are running, with {}", total.text()),
+    };
+    let mut left = Total::default();
+    exited.iter().for_each(|group| left.add(group));
+    let kept: u64 = exited.iter().map(|group| kept(group)).sum();
+    text += &match exited.len() as u64 {
+        0 if running.is_empty() => ", and none has left anything behind".to_owned(),
+        0 => String::new(),
+        n => {
+            let agents = count(n, "agent has exited", "agents have exited");
+            format!("; {agents} and left {}, {kept} kept", left.text())
+        }
+    };
+    text
+}
+
+fn kept(group: &TreeGroup) -> u64 {
+    group.session.as_ref().map_or(0, |session| session.kept)
+}
+
+/// Number and memory of processes.
+#[derive(Default)]
+struct Total {
+    processes: u64,
+    bytes: u64,
+}
+
+impl Total {
+    fn add(&mut self, group: &TreeGroup) {
+        let processes = group.processes.iter().map(|row| &row.process);
+        // A boundary is drawn in the tree of a session, but is not a member.
+        let own = processes.filter(|process| {
+            !process.zombie && (group.session.is_none() || process.boundary.is_none())
+        });
+        for process in own {
+            self.processes += 1;
+            self.bytes += process.rss.unwrap_or_default();
+        }
+    }
+
+    fn text(&self) -> String {
+        let processes = count(self.processes, "process", "processes");
+        format!("{processes} ({})", size(self.bytes))
+    }
+}
+
+/// Returns the title of a group, without the agent's name: state, processes and memory.
 fn title(group: &TreeGroup) -> String {
-    let processes = group.processes.iter().map(|leaf| &leaf.process);
-    // A boundary that is drawn is none of them.
-    let own = processes.filter(|process| {
-        !process.zombie && (group.session.is_none() || process.boundary.is_none())
-    });
-    let bytes: u64 = own.clone().filter_map(|process| process.rss).sum();
-    let number = count(own.count() as u64, "process", "processes");
-    let held = format!("{number}, {}", ByteSize::b(bytes));
+    let mut total = Total::default();
+    total.add(group);
+    let held = total.text();
     let Some(session) = &group.session else {
         return format!(": {held}");
     };
-    let SessionInfo { id, root_pid, .. } = session;
+    let pid = session.root_pid;
     let kind = match &*session.kind {
-        "server" => " (agent's server)",
+        "server" => ", an agent's server,",
         _ => "",
     };
-    let mut title = match &session.root_exit {
-        None => format!(" {root_pid}{kind}, for {}", span(session.age_s)),
+    let state = match &session.root_exit {
+        None => format!("running for {}", time(session.age_s)),
         Some(how) => {
-            let since = span(session.since_root_exit_s.unwrap_or_default());
-            format!(" {root_pid}{kind}, gone for {since} ({how})")
+            let since = time(session.since_root_exit_s.unwrap_or_default());
+            format!("exited {since} ago ({how})")
         }
     };
-    let _ = write!(title, ": {held}");
-    if session.kept > 0 {
-        let _ = write!(title, ", {} kept", session.kept);
-    }
-    let _ = write!(title, "; session {id}");
-    if let Some(outer) = &session.outer_session_id {
-        let _ = write!(title, ", inside {outer}");
-    }
-    title
+    let kept = match session.kept {
+        0 => String::new(),
+        kept => format!(", {kept} kept"),
+    };
+    format!(" {pid}{kind} {state}: {held}{kept}")
 }
 
-fn draw(out: &mut String, group: &TreeGroup, twigs: Twigs, width: Option<usize>) {
-    let [branch, last, past, none] = twigs;
-    // From below it is known at each level whether one more follows.
+fn session_line(session: &SessionInfo) -> String {
+    let outer = session.outer_session_id.as_ref();
+    let outer = outer.map(|outer| format!(", inside {outer}"));
+    format!("session {}{}", session.id, outer.unwrap_or_default())
+}
+
+fn draw(out: &mut String, group: &TreeGroup, branches: Branches, width: Option<usize>) {
+    let [branch, last, past, none] = branches;
+    // Seen from below, whether a sibling follows at each level.
     let mut open: Vec<bool> = Vec::new();
     let mut is_last = vec![true; group.processes.len()];
-    for (at, leaf) in group.processes.iter().enumerate().rev() {
-        let depth = leaf.depth.min(DEPTH_MAX);
+    for (at, row) in group.processes.iter().enumerate().rev() {
+        let depth = row.depth.min(DEPTH_MAX);
         open.resize(depth + 1, false);
         is_last[at] = !std::mem::replace(&mut open[depth], true);
     }
-    // What stands before a line: for each level above whether one more follows there.
+    // Whether the ancestor at each level is the last child.
     let mut above: Vec<bool> = Vec::new();
-    for (leaf, is_last) in group.processes.iter().zip(is_last) {
-        let TreeRow { depth, process } = leaf;
+    for (row, is_last) in group.processes.iter().zip(is_last) {
+        let TreeRow { depth, process } = row;
         let depth = (*depth).min(DEPTH_MAX);
         above.resize(depth + 1, true);
         above[depth] = is_last;
-        let mut twig = String::new();
+        let mut prefix = String::new();
         if depth > 0 {
             for is_last in &above[1..depth] {
-                twig += if *is_last { none } else { past };
+                prefix += if *is_last { none } else { past };
             }
-            twig += if is_last { last } else { branch };
+            prefix += if is_last { last } else { branch };
         }
-        let (age, memory, marks) = (
-            age(process.age_s),
-            memory(process.rss),
-            ProcessTags::of(process),
-        );
-        let taken = BEFORE + twig.chars().count() + marks.len();
+        let (age, memory) = (time(process.age_s), memory(process.rss));
+        let tags = ProcessTags::of(process);
+        let taken = BEFORE + prefix.chars().count() + tags.len();
         let command = fit(&process.command, taken, COMMAND_MAX, width);
         let _ = writeln!(
             out,
-            "{:>8} {age:>5} {memory:>11}  {DIM}{twig}{DIM:#}{command}{}",
+            "{:>8} {age:>7} {memory:>9}  {DIM}{prefix}{DIM:#}{command}{}",
             process.pid,
-            marks.text()
+            tags.text()
         );
     }
 }
@@ -156,7 +214,7 @@ mod tests {
     use super::*;
     use crate::api::ProcessInfo;
 
-    fn leaf(pid: u32, depth: usize) -> TreeRow {
+    fn row(pid: u32, depth: usize) -> TreeRow {
         let process = ProcessInfo {
             pid,
             command: format!("p{pid}"),
@@ -165,10 +223,25 @@ mod tests {
         TreeRow { depth, process }
     }
 
+    fn session() -> SessionInfo {
+        SessionInfo {
+            kept: 0,
+            id: "claude-code-1-a".into(),
+            agent: "claude-code".into(),
+            kind: "agent".into(),
+            root_pid: 1,
+            age_s: 90,
+            members: 2,
+            outer_session_id: None,
+            root_exit: None,
+            since_root_exit_s: None,
+        }
+    }
+
     #[test]
-    fn branches_end_where_the_last_child_is() {
+    fn last_child_ends_the_branch() {
         let depths = [0, 1, 2, 2, 1, 0, 1];
-        let processes = (1..).zip(depths).map(|(pid, depth)| leaf(pid, depth));
+        let processes = (1..).zip(depths).map(|(pid, depth)| row(pid, depth));
         let group = TreeGroup {
             session: None,
             processes: processes.collect(),
@@ -195,37 +268,22 @@ mod tests {
     }
 
     #[test]
-    fn a_session_is_summed_up_in_its_title() {
-        let mut processes = vec![leaf(1, 0), leaf(2, 1), leaf(3, 1), leaf(4, 1)];
-        for (leaf, rss) in processes.iter_mut().zip([1, 2, 4, 8]) {
-            leaf.process.rss = Some(rss << 20);
+    fn title_has_state_processes_and_memory() {
+        let mut processes = vec![row(1, 0), row(2, 1), row(3, 1), row(4, 1)];
+        for (row, rss) in processes.iter_mut().zip([1, 2, 4, 8]) {
+            row.process.rss = Some(rss * 1_000_000);
         }
         processes[2].process.zombie = true;
         processes[3].process.boundary = Some("tmux".into());
-        let session = SessionInfo {
-            kept: 0,
-            id: "claude-code-1-a".into(),
-            agent: "claude-code".into(),
-            kind: "agent".into(),
-            root_pid: 1,
-            age_s: 90,
-            members: 2,
-            outer_session_id: None,
-            root_exit: None,
-            since_root_exit_s: None,
-        };
         let mut group = TreeGroup {
-            session: Some(session),
+            session: Some(session()),
             processes,
         };
-        assert_eq!(
-            title(&group),
-            " 1, for 1m 30s: 2 processes, 3.0 MiB; session claude-code-1-a"
-        );
+        assert_eq!(title(&group), " 1 running for 90 s: 2 processes (3.0 MB)");
         group.session.as_mut().unwrap().kind = "server".into();
         assert_eq!(
             title(&group),
-            " 1 (agent's server), for 1m 30s: 2 processes, 3.0 MiB; session claude-code-1-a"
+            " 1, an agent's server, running for 90 s: 2 processes (3.0 MB)"
         );
         let session = group.session.as_mut().unwrap();
         session.kind = "agent".into();
@@ -233,17 +291,47 @@ mod tests {
         session.since_root_exit_s = Some(5);
         assert_eq!(
             title(&group),
-            " 1, gone for 5s (SIGKILL): 2 processes, 3.0 MiB; session claude-code-1-a"
+            " 1 exited 5 s ago (SIGKILL): 2 processes (3.0 MB)"
         );
-        let none = TreeResponse {
-            groups: vec![TreeGroup::default()],
-        };
-        assert!(table(&none, ASCII, None).ends_with("none has left anything behind\n"));
     }
 
     #[test]
-    fn a_command_cannot_forge_a_line() {
-        let mut forged = leaf(1, 0);
+    fn first_line_counts_agents_and_leftovers() {
+        let first = |groups: Vec<TreeGroup>| {
+            let text = table(&TreeResponse { groups }, ASCII, None);
+            let text = anstream::adapter::strip_str(&text).to_string();
+            text.lines().next().unwrap_or_default().to_owned()
+        };
+        let group = |pid, exit: Option<&str>| {
+            let mut process = row(pid, 0);
+            process.process.rss = Some(2_000_000);
+            let session = SessionInfo {
+                root_exit: exit.map(str::to_owned),
+                ..session()
+            };
+            TreeGroup {
+                session: Some(session),
+                processes: vec![process],
+            }
+        };
+        let none = first(vec![TreeGroup::default()]);
+        assert!(
+            none.ends_with("is running, and none has left anything behind"),
+            "{none}"
+        );
+        let both = first(vec![group(1, None), group(2, Some("SIGKILL"))]);
+        assert!(both.starts_with("1 agent "), "{both}");
+        assert!(
+            both.ends_with(
+                "is running, with 1 process (2.0 MB); 1 agent has exited and left 1 process (2.0 MB), 0 kept"
+            ),
+            "{both}"
+        );
+    }
+
+    #[test]
+    fn command_cannot_forge_a_line() {
+        let mut forged = row(1, 0);
         forged.process.command = "x\n   2 forged\u{1b}[2J".into();
         let group = TreeGroup {
             session: None,

@@ -1,12 +1,13 @@
 //! `reaper doctor` on macOS: checks what the kernel reports about processes, and whether a daemon can run.
 
-use std::fmt::{Display, Write as _};
+use std::fmt::Display;
 use std::io;
 
-use anstyle::{AnsiColor, Style};
+use anstyle::Style;
 use nix::sys::event::Kqueue;
 use serde::Serialize;
 
+use super::show::{self, width, wrap};
 use crate::config::Config;
 use crate::export::{print, printable, to_json};
 use reaper_host::source::SourceKind;
@@ -21,11 +22,11 @@ use reaper_host::sys::pidfd::exit_of;
 struct Check {
     name: &'static str,
     ok: bool,
-    /// What was found.
+    /// Value found.
     value: String,
     /// Why the check failed, or what is missing because of that.
     reason: Option<String>,
-    /// What to do about it.
+    /// Step to take.
     advice: Option<&'static str>,
     /// Whether a daemon needs it.
     #[serde(skip)]
@@ -55,7 +56,7 @@ pub fn run<E: Display>(
     let report = examine(&Host::read(), probe(SourceKind::Scan));
     match json {
         true => print(to_json(&report))?,
-        false => print(render(&report))?,
+        false => print(render(&report, width()))?,
     }
     Ok(if report.usable { 0 } else { 3 })
 }
@@ -173,35 +174,25 @@ fn needed(check: Check) -> Check {
     }
 }
 
-/// Formats the report as a table with colours.
-fn render(report: &Report) -> String {
-    let names = report.checks.iter().map(|check| check.name.len());
-    let width = names.max().unwrap_or(0);
-    let mut out = String::new();
-    for check in &report.checks {
-        let (word, colour) = match (check.ok, check.needed) {
-            (true, _) => ("yes", AnsiColor::Green),
-            (false, true) => ("no ", AnsiColor::Red),
-            (false, false) => ("no ", AnsiColor::Yellow),
-        };
-        let style = colour.on_default().bold();
-        let (name, value) = (check.name, printable(&check.value, usize::MAX));
-        let _ = writeln!(out, "{style}{word}{style:#}  {name:width$}  {value}");
-        let details = [("why", check.reason.as_deref()), ("do", check.advice)];
-        for (label, text) in details {
-            if let Some(text) = text {
-                let text = printable(text, usize::MAX);
-                let dim = Style::new().dimmed();
-                let _ = writeln!(out, "     {:width$}  {dim}{label}: {text}{dim:#}", "");
-            }
-        }
-    }
+/// Formats the report as text: the result first, then the checks.
+fn render(report: &Report, width: Option<usize>) -> String {
     let bold = Style::new().bold();
-    let why = || report.reasons.first().map_or("unknown", |reason| reason);
-    let verdict = report
-        .source
-        .map_or_else(|| format!("nothing here: {}", why()), str::to_owned);
-    let verdict = printable(&verdict, usize::MAX);
-    let _ = writeln!(out, "{bold}would use: {verdict}{bold:#}");
+    let result = match (report.source, report.reasons.first()) {
+        (Some(source), _) => format!("A daemon can run here, with the event source {source}."),
+        (None, Some(reason)) => format!("A daemon cannot run here: {reason}."),
+        (None, None) => "A daemon cannot run here.".to_owned(),
+    };
+    let mut out = String::new();
+    for line in wrap(&printable(&result, usize::MAX), 0, width).lines() {
+        out += &format!("{bold}{line}{bold:#}\n");
+    }
+    out += "\nChecks:\n";
+    let names = report.checks.iter().map(|check| check.name.len());
+    let names = names.max().unwrap_or(0);
+    for check in &report.checks {
+        let notes = [check.reason.as_deref(), check.advice];
+        let state = (check.ok, check.needed);
+        out += &show::check(state, check.name, &check.value, notes, names, width);
+    }
     out
 }

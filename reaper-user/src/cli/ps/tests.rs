@@ -1,8 +1,8 @@
 use super::*;
 use crate::run::RecordedProcess;
 
-fn shown(id: &str) -> Shown<'static> {
-    Shown {
+fn listed_run(id: &str) -> ListedRun<'static> {
+    ListedRun {
         start: RunHeader {
             schema: 1,
             id: id.to_owned(),
@@ -38,27 +38,29 @@ fn shown(id: &str) -> Shown<'static> {
     }
 }
 
-fn plain(runs: &[Shown<'_>], width: Option<usize>) -> String {
+fn plain(runs: &[ListedRun<'_>], width: Option<usize>) -> String {
     anstream::adapter::strip_str(&table(runs, false, width)).to_string()
 }
 
 #[test]
-fn a_table_has_the_columns_that_say_something() {
+fn table_omits_columns_without_values() {
     assert_eq!(
-        plain(&[shown("abcdef")], None),
-        "id      name  pid  state    age  command\nabcdef  -     8    running  61s  make all\n"
+        plain(&[listed_run("abcdef")], None),
+        "1 run: 1 running\n\n\
+         ID      NAME  PID  STATE    AGE   COMMAND\nabcdef  -     8    running  61 s  make all\n"
     );
-    let mut other = shown("bcdefg");
+    let mut other = listed_run("bcdefg");
     (other.remaining_ms, other.pid) = (Some(600_000), None);
     other.start.session = Some("turn 17".to_owned());
     other.start.name = Some("web".to_owned());
     other.state = "waiting";
-    let said = plain(&[shown("abcdef"), other], None);
+    let text = plain(&[listed_run("abcdef"), other], None);
     assert_eq!(
-        said,
-        "id      name  pid  state    age  remaining  session  command\n\
-         abcdef  -     8    running  61s  -          -        make all\n\
-         bcdefg  web   -    waiting  61s  10m        turn 17  make all\n"
+        text,
+        "2 runs: 1 running, 1 waiting\n\n\
+         ID      NAME  PID  STATE    AGE   LEFT    SESSION  COMMAND\n\
+         abcdef  -     8    running  61 s  -       -        make all\n\
+         bcdefg  web   -    waiting  61 s  10 min  turn 17  make all\n"
     );
     assert!(plain(&[], None).contains("--all"));
 }

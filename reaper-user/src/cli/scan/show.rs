@@ -1,123 +1,159 @@
-//! What a scan has found, for people.
+//! Formats the report of a scan as text.
 
 use std::fmt::Write;
 
-use bytesize::ByteSize;
-
 use crate::api::{Finding, ScanReport};
-use crate::cli::client::{BOLD, COMMAND_MAX, DIM, age, memory};
+use crate::cli::client::{BOLD, DIM};
+use crate::cli::show::{count, fit, memory, size, time, wrap};
 use crate::export::{duration, printable};
 
-/// Trees that are listed among what is left alone; the rest is counted.
-const SPARED_MAX: usize = 20;
+/// Number of kept subtrees that are listed. The others are only counted.
+const KEPT_MAX: usize = 20;
+/// Characters before the command of a process.
+const BEFORE: usize = 30;
+/// Longest command, in characters.
+const COMMAND_MAX: usize = 256;
 
-/// `reap`: it was to be ended; `everybody`: whosever it is.
-pub(super) fn text(report: &ScanReport, reap: bool, everybody: bool) -> String {
+/// Formats a report. `reap` is whether reaping was requested, `all_users` whether the scan covers all users.
+pub(super) fn text(
+    report: &ScanReport,
+    reap: bool,
+    all_users: bool,
+    width: Option<usize>,
+) -> String {
     let mut out = String::new();
-    let who = if report.scanned_by == "service" {
-        "Asked the service: its members, and what is older than it."
-    } else {
-        "No service asked: one look at the process table."
+    for line in wrap(&summary(report, reap, all_users), 0, width).lines() {
+        let _ = writeln!(out, "{BOLD}{line}{BOLD:#}");
+    }
+    let scope = match &*report.scanned_by {
+        "service" => "Scanned by the service: its members, and processes older than the service.",
+        _ => "Scanned without a service, from a single reading of the process table.",
     };
-    let _ = writeln!(out, "{DIM}{who}{DIM:#}");
-    let whose = if everybody { "" } else { " of yours" };
-    if report.reapable.is_empty() {
-        let _ = writeln!(
-            out,
-            "No process{whose} is left behind by an agent that is gone."
-        );
-    } else {
-        let held = report.reapable.iter().filter_map(|found| found.rss).sum();
-        let what = if report.reapable.len() == 1 {
-            "process"
-        } else {
-            "processes"
-        };
-        let _ = writeln!(
-            out,
-            "{BOLD}Left behind by agents that are gone: {} {what}{whose}, {}{BOLD:#}",
-            report.reapable.len(),
-            ByteSize::b(held)
-        );
-        trees(&mut out, &report.reapable, usize::MAX);
-    }
-    if let (Some(ended), Some(given_back)) = (report.ended, report.freed_bytes) {
-        let _ = writeln!(
-            out,
-            "\n{BOLD}{ended} of {} ended, each confirmed; {} given back.{BOLD:#}",
-            report.reapable.len(),
-            ByteSize::b(given_back)
-        );
-    } else if reap
-        && report
-            .reapable
-            .iter()
-            .any(|found| found.session_id.is_none())
-    {
-        let what = "They are being ended; the service's event stream tells.";
-        let _ = writeln!(out, "\n{what}");
-    } else if report.observes && !report.reapable.is_empty() {
-        let _ = writeln!(out, "\nThe service only observes: it ends nothing.");
-    } else if !report.reapable.is_empty() && !reap {
-        let _ = writeln!(out, "\n`reaper scan --reap` ends them.");
-    }
+    let _ = writeln!(out, "{DIM}{scope}{DIM:#}");
+    trees(&mut out, &report.reapable, usize::MAX, width);
     if !report.kept.is_empty() {
         let _ = writeln!(out, "\n{BOLD}Left alone:{BOLD:#}");
-        trees(&mut out, &report.kept, SPARED_MAX);
+        trees(&mut out, &report.kept, KEPT_MAX, width);
     }
     if report.unreadable > 0 {
-        let _ = writeln!(
-            out,
-            "\n{} processes could not be read; nothing is said of them.",
-            report.unreadable
-        );
+        let unreadable = count(report.unreadable, "process", "processes");
+        let _ = writeln!(out, "\n{unreadable} could not be read and are not listed.");
     }
     out
 }
 
-/// The trees among these, each with its reason; what is below the first of a tree for the same reason stands
-/// under it.
-fn trees(out: &mut String, findings: &[Finding], most: usize) {
-    let mut heads: Vec<u32> = findings
+/// Returns what is left behind, and what has been done or can be done about it.
+fn summary(report: &ScanReport, reap: bool, all_users: bool) -> String {
+    let yours = if all_users { "" } else { " of yours" };
+    if report.reapable.is_empty() {
+        return format!("No process{yours} is left behind by an agent.");
+    }
+    let number = report.reapable.len() as u64;
+    if let (Some(ended), Some(freed)) = (report.ended, report.freed_bytes) {
+        let processes = count(number, "process", "processes");
+        return format!(
+            "Reaped {ended} of {processes}, each exit confirmed: {} freed.",
+            size(freed)
+        );
+    }
+    let held = report.reapable.iter().filter_map(|found| found.rss).sum();
+    let left = match number {
+        1 => format!("1 process{yours} is left behind"),
+        n => format!("{n} processes{yours} are left behind"),
+    };
+    let leftover = |found: &Finding| found.session_id.is_none();
+    let action = if reap && report.reapable.iter().any(leftover) {
+        "; reaping continues, and the event stream reports the outcomes"
+    } else if report.observes {
+        "; the service only observes and reaps nothing"
+    } else if reap {
+        ""
+    } else {
+        "; `reaper scan --reap` ends them"
+    };
+    format!("{left} by agents that have exited, {}{action}.", size(held))
+}
+
+/// Writes the subtrees of these processes. Consecutive processes with the same reason share one line for it.
+fn trees(out: &mut String, findings: &[Finding], max: usize, width: Option<usize>) {
+    let mut roots: Vec<u32> = findings
         .iter()
         .map(|finding| finding.subtree_root_pid)
         .collect();
-    heads.dedup();
-    for head in heads.iter().take(most) {
+    roots.dedup();
+    for root in roots.iter().take(max) {
         let tree: Vec<_> = findings
             .iter()
-            .filter(|f| f.subtree_root_pid == *head)
+            .filter(|f| f.subtree_root_pid == *root)
             .collect();
-        let mut said = "";
+        let mut last_why = "";
         for finding in tree {
-            if said != finding.why {
+            if last_why != finding.why {
                 let agent = printable(&finding.agent, 32);
-                let _ = writeln!(out, "\n  {agent}: {}", printable(&finding.why, 200));
-                said = &finding.why;
+                let why = format!("{agent}: {}", printable(&finding.why, 200));
+                let _ = write!(out, "\n{}", wrap(&why, 2, width));
+                last_why = &finding.why;
             }
             let Finding {
                 pid, age_s, rss, ..
             } = finding;
-            let (age, memory) = (age(*age_s), memory(*rss));
-            let command = printable(&finding.command, COMMAND_MAX);
-            let _ = write!(
+            let (age, memory, outcome) = (time(*age_s), memory(*rss), outcome(finding));
+            let taken = BEFORE + outcome.chars().count();
+            let command = fit(&finding.command, taken, COMMAND_MAX, width);
+            let _ = writeln!(
                 out,
-                "{pid:>10} {DIM}{age:>5} {memory:>11}{DIM:#}  {command}"
+                "{pid:>10} {DIM}{age:>7} {memory:>9}{DIM:#}  {command}{DIM}{outcome}{DIM:#}"
             );
-            if let Some(outcome) = &finding.outcome {
-                let signal = printable(finding.signal.as_deref().unwrap_or_default(), 16);
-                let outcome = printable(outcome, 200);
-                let after = finding.duration_ns.map(|ns| format!(", {}", duration(ns)));
-                let _ = write!(
-                    out,
-                    "  {DIM}{outcome} {signal}{}{DIM:#}",
-                    after.unwrap_or_default()
-                );
-            }
-            out.push('\n');
         }
     }
-    if heads.len() > most {
-        let _ = writeln!(out, "\n  and {} more; --json lists all", heads.len() - most);
+    if roots.len() > max {
+        let _ = writeln!(out, "\n  and {} more; --json lists all", roots.len() - max);
+    }
+}
+
+/// Returns the outcome of reaping a process, empty if it was not reaped.
+fn outcome(finding: &Finding) -> String {
+    let Some(outcome) = &finding.outcome else {
+        return String::new();
+    };
+    let signal = printable(finding.signal.as_deref().unwrap_or_default(), 16);
+    let after = finding.duration_ns.map(|ns| format!(", {}", duration(ns)));
+    format!(
+        "  {} {signal}{}",
+        printable(outcome, 200),
+        after.unwrap_or_default()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn first_line(report: &ScanReport, reap: bool) -> String {
+        let text = text(report, reap, true, None);
+        let text = anstream::adapter::strip_str(&text).to_string();
+        text.lines().next().unwrap_or_default().to_owned()
+    }
+
+    #[test]
+    fn first_line_says_what_is_left_behind() {
+        let mut report = ScanReport::by("command");
+        assert_eq!(
+            first_line(&report, false),
+            "No process is left behind by an agent."
+        );
+        report.reapable = vec![Finding {
+            rss: Some(3_000_000),
+            ..Finding::default()
+        }];
+        assert_eq!(
+            first_line(&report, false),
+            "1 process is left behind by agents that have exited, 3.0 MB; `reaper scan --reap` ends them."
+        );
+        (report.ended, report.freed_bytes) = (Some(1), Some(3_000_000));
+        assert_eq!(
+            first_line(&report, true),
+            "Reaped 1 of 1 process, each exit confirmed: 3.0 MB freed."
+        );
     }
 }
