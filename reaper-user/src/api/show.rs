@@ -18,7 +18,9 @@ use super::{
     KeepsResponse, NamedProcess, ProcessInfo, ScanReport, SessionInfo, Status, TreeResponse,
     TreeRow,
 };
-use crate::export::{SessionIdText, SessionRef, command_line, exit_status_text, wall_time};
+use crate::export::{
+    SessionIdText, SessionRef, command_line, exit_status_text, reason_text, wall_time,
+};
 use reaper_host::source::procfs::{Procfs, Zombie};
 use reaper_host::sys;
 use reaper_model::activity::Activity;
@@ -269,7 +271,7 @@ fn finding(row: &ProcessSnapshot, session: &SessionRef, procfs: &Procfs) -> Find
     let rule = judged.rule.as_ref().map(|rule| format!(" ({rule})"));
     let time = judged.remaining_s.map(|s| format!(", {s} s left"));
     let why = match judged.decision.as_str() {
-        "reap" => "the service reaps it",
+        "reap" => "to be reaped",
         "wait" => "waits",
         _ => "kept",
     };
@@ -283,7 +285,7 @@ fn finding(row: &ProcessSnapshot, session: &SessionRef, procfs: &Procfs) -> Find
         command: process.command,
         agent: session.agent.to_string(),
         session_id: process.session_id,
-        why: format!("{why}: {}{rule}{time}", judged.reason),
+        why: format!("{why}: {}{rule}{time}", reason_text(&judged.reason)),
         decision: judged.decision,
         reason: judged.reason,
         rule: judged.rule,

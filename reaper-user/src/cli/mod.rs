@@ -186,10 +186,10 @@ Examples:
     #[command(after_long_help = "\
 Tags behind a process:
   [claude-code]      it is this agent
-  [detached]         its parent has exited, but its agent is alive; it is kept until the agent exits
-  [due]              its agent has exited; it is reaped unless another tag says why not
+  [detached]         its parent has exited, but its agent is alive
+  [due]              its agent has exited; reaped unless another tag keeps it
   [waits 9m: RULE]   this rule delays the decision
-  [kept: RULE]       this rule keeps it; REAPER_KEEP, a user or another reason can stand here too
+  [kept: RULE]       kept by this rule, by REAPER_KEEP or by a user
   [boundary: RULE]   it and its descendants belong to no agent above it
   [zombie]           it has exited, but its parent has not waited for it
 

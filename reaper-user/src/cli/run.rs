@@ -54,20 +54,22 @@ Examples:
   reaper run -- npm test
   reaper run --timeout 45min --grace 30s -- claude -p 'fix the build'
   reaper run --idle 10min -- ./nightly.sh > nightly.log
-  reaper run --done-when 'test -e done' --every 5s -- ./agent-that-never-exits.sh
+  reaper run --done-when 'test -e done' --every 5s -- ./agent.sh
   reaper run --report run.json -- cargo test; jq .outcome run.json
 
   # Remove a worktree after a success, keep it after a failure
-  reaper run --clean-on-success ./worktree --on-failure 'echo \"kept: $REAPER_OUTCOME\"' -- make -C worktree
+  reaper run --clean-on-success ./tree --on-failure 'echo kept' -- make -C tree
 
   # Run in the background
-  reaper run --detach --name web -- npm run dev; reaper logs -f web; reaper stop web
+  reaper run --detach --name web -- npm run dev
+  reaper logs -f web
+  reaper stop web
 
   # Run in a cgroup of its own
   systemd-run --user --scope -p Delegate=yes reaper run --cgroup -- ./ci.sh
 
   # Run at most two commands of the group \"gpu\" at a time
-  reaper run --limit gpu=2 --agent codex --session turn-17 -- codex exec 'train it'
+  reaper run --limit gpu=2 --agent codex --session turn-17 -- ./train.sh
 
 Exit status:
   the status of the command, or 128 + N if signal N killed it

@@ -30,10 +30,10 @@ If a service is running, it does the scan: it knows the ancestry of each process
     once, and the keeps in the journal.
 
 A process that no service has watched is reaped only on strong evidence, and only if no living agent may have started it:
-  - it is an orphan, and its environment names an exited agent by pid (CLAUDE_PID or OPENCODE_PID, and another marker of that agent)
+  - it is an orphan, and its environment names an exited agent by pid
   - it is an orphaned shell of a Claude tool, and older than --min-age
   - the journal has it as a member of a closed session
-Its descendants are reaped with it.
+Its descendants are reaped with it. The environment must contain CLAUDE_PID or OPENCODE_PID, and another marker of that agent.
 
 Weaker evidence is listed, but not acted on. A marker alone proves nothing: a tmux server that was started inside an \
     agent passes it to every later pane. Processes that may have come through sudo or su, and processes that may belong to \

@@ -33,8 +33,8 @@ fn summary(status: &Status) -> String {
     let sessions = count(status.sessions_open, "open session", "open sessions");
     let state = match (&status.gap, &*status.mode) {
         (Some(_), _) => "Events are missing, so nothing new is decided",
-        (None, "observe") => "Observing only, no signals are sent",
-        (None, _) => "Reaping what agents leave behind",
+        (None, "observe") => "Observing only",
+        (None, _) => "Reaping",
     };
     let done = match &*status.mode {
         "observe" => {
@@ -66,10 +66,15 @@ fn rows(status: &Status) -> Vec<(&'static str, String)> {
         [] => "the whole host".to_owned(),
         scope => scope.join(", "),
     };
+    let mode = match &*status.mode {
+        "observe" => "observe: decisions are made, but no signals are sent",
+        "enforce" => "enforce: what agents leave behind is reaped",
+        other => other,
+    };
     let mut rows = vec![
         ("service", format!("reaper {version}, pid {pid}")),
         ("started", format!("{up} ago ({since})")),
-        ("mode", status.mode.clone()),
+        ("mode", mode.to_owned()),
     ];
     rows.extend(status.mode_reason.iter().map(|why| ("", why.clone())));
     rows.push(("scope", scope));
@@ -186,11 +191,11 @@ mod tests {
         };
         assert_eq!(
             first(&status("enforce")),
-            "Reaping what agents leave behind: 1 open session, 2 processes reaped, 1.2 GB freed"
+            "Reaping: 1 open session, 2 processes reaped, 1.2 GB freed"
         );
         assert_eq!(
             first(&status("observe")),
-            "Observing only, no signals are sent: 1 open session, 5 processes would have been reaped"
+            "Observing only: 1 open session, 5 processes would have been reaped"
         );
         let gap = Status {
             gap: Some("the ring was full".into()),

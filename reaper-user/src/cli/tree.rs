@@ -90,23 +90,22 @@ fn summary(groups: &[&TreeGroup]) -> String {
         true => "",
         false => "of yours ",
     };
-    let mut text = match running.len() as u64 {
-        0 => format!("No agent {yours}is running"),
-        1 => format!("1 agent {yours}is running, with {}", total.text()),
-        n => format!("{n} agents {yours}are running, with {}", total.text()),
-    };
     let mut left = Total::default();
     exited.iter().for_each(|group| left.add(group));
     let kept: u64 = exited.iter().map(|group| kept(group)).sum();
-    text += &match exited.len() as u64 {
-        0 if running.is_empty() => ", and none has left anything behind".to_owned(),
-        0 => String::new(),
+    let running = match running.len() as u64 {
+        0 => format!("No agent {yours}is running"),
         n => {
-            let agents = count(n, "agent has exited", "agents have exited");
-            format!("; {agents} and left {}, {kept} kept", left.text())
+            let agents = count(n, "agent", "agents");
+            format!("{agents} {yours}running with {}", total.text())
         }
     };
-    text
+    let exited = match exited.len() as u64 {
+        0 if total.processes == 0 => ", and none has left anything behind".to_owned(),
+        0 => String::new(),
+        n => format!("; {n} exited and left {}, {kept} kept", left.text()),
+    };
+    running + &exited
 }
 
 fn kept(group: &TreeGroup) -> u64 {
@@ -320,10 +319,9 @@ mod tests {
             "{none}"
         );
         let both = first(vec![group(1, None), group(2, Some("SIGKILL"))]);
-        assert!(both.starts_with("1 agent "), "{both}");
         assert!(
             both.ends_with(
-                "is running, with 1 process (2.0 MB); 1 agent has exited and left 1 process (2.0 MB), 0 kept"
+                "running with 1 process (2.0 MB); 1 exited and left 1 process (2.0 MB), 0 kept"
             ),
             "{both}"
         );
