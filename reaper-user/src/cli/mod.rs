@@ -185,13 +185,13 @@ Examples:
     /// Show the process trees of the running agents.
     #[command(after_long_help = "\
 Tags behind a process:
-  [claude-code]      it is this agent
-  [detached]         its parent has exited, but its agent is alive
-  [due]              its agent has exited; reaped unless another tag keeps it
-  [waits 9m: RULE]   this rule delays the decision
-  [kept: RULE]       kept by this rule, by REAPER_KEEP or by a user
-  [boundary: RULE]   it and its descendants belong to no agent above it
-  [zombie]           it has exited, but its parent has not waited for it
+  [claude-code]        it is this agent
+  [detached]           its parent has exited, but its agent is alive
+  [due]                its agent has exited; reaped unless another tag keeps it
+  [waits 9 min: RULE]  this rule delays the decision
+  [kept: RULE]         kept by this rule, by REAPER_KEEP or by a user
+  [boundary: RULE]     it and its descendants belong to no agent above it
+  [zombie]             it has exited, but its parent has not waited for it
 
 Examples:
   reaper tree
