@@ -54,7 +54,7 @@ fn create(directory: &Path) -> Result<(), Failure> {
 /// Takes the lock of a scope; `None` is the whole host.
 ///
 /// # Errors
-/// Another process holds the lock. The error names it.
+/// Another process holds the lock; the error names it. Or the directory or the lock file cannot be used.
 pub(super) fn take(directory: &Path, scope: Option<&str>) -> Result<Lock, Failure> {
     let path = directory.join(match scope {
         Some(name) => format!("daemon-{name}.lock"),

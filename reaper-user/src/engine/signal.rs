@@ -69,7 +69,9 @@ impl Engine {
             .measure_memory(MEASURED_MAX, |pid| processes.memory(pid, *swaps));
     }
 
-    /// Releases processes whose identity the source does not confirm: their pid may have been reused.
+    /// Takes processes out of this round if the source does not confirm their identity: their pid may have been reused.
+    ///
+    /// One that has exited is recorded as exited. Others are retried later. Does nothing if the source has probes.
     fn release_unconfirmed(&mut self) {
         if self.source.probes().is_some() {
             return;

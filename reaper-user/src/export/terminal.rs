@@ -15,7 +15,9 @@ use super::text::{is_unprintable, printable};
 /// terminal.
 pub struct TerminalWriter<W: Write>(W);
 
-/// Returns buffered standard output. Removes colours if it is not a terminal, or if `NO_COLOR` is set.
+/// Returns buffered standard output that escapes control characters.
+///
+/// Removes colours if it is not a terminal, or if `NO_COLOR` is set.
 pub fn stdout() -> TerminalWriter<BufWriter<AutoStream<Stdout>>> {
     TerminalWriter(BufWriter::new(anstream::stdout()))
 }
@@ -25,7 +27,7 @@ pub fn stderr() -> TerminalWriter<AutoStream<Stderr>> {
     TerminalWriter(anstream::stderr())
 }
 
-/// Writes to standard output, and flushes it.
+/// Writes text to standard output as [`stdout`] does (escaped, colours only on a terminal), and flushes it.
 ///
 /// # Errors
 /// Standard output cannot be written to.

@@ -159,7 +159,7 @@ pub fn read(
 /// Opens a journal and passes a consistent snapshot of it to `work`.
 ///
 /// # Errors
-/// The journal does not exist, cannot be read, or is not a journal; or `work` fails.
+/// The journal does not exist, cannot be read, is no journal, or has another schema version; or `work` fails.
 pub(super) fn with_journal<T>(
     path: &Path,
     work: impl FnOnce(&Connection) -> rusqlite::Result<T>,

@@ -42,7 +42,7 @@ pub use send::{STOP_SIGVAL, forward, stop_supervisor, terminate_own};
 /// Number of file descriptors that are left for other uses, if the limit allows.
 const FILES_LEFT: u64 = 256;
 
-/// Returns the limit of file descriptors for pidfds, as reading /proc needs files too.
+/// Returns the limit on open pidfds: the limit of files, less up to [`FILES_LEFT`] for reading /proc.
 fn files_max() -> u64 {
     let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(now, _)| now);
     files - FILES_LEFT.min(files / 4)

@@ -55,7 +55,7 @@ impl<'a> DoneProbe<'a> {
         }
     }
 
-    /// Returns whether the last probe succeeded.
+    /// Returns whether the last probe that has finished succeeded; false before the first.
     pub(super) fn is_done(&self) -> bool {
         self.done
     }

@@ -121,7 +121,9 @@ impl Survivor {
         survivors
     }
 
-    /// Returns the process of a result if it is still alive.
+    /// Returns the process of a result that says why it could not be ended.
+    ///
+    /// Returns `None` if it exited, was not signalled, or the reaper was stopped first. `procfs` supplies its name.
     fn of(result: &ReapResult, procfs: &Procfs) -> Option<Survivor> {
         let reason = match result.outcome {
             Reaped::Failed(ReapFailure::Eperm) => "it may not be signalled by this user".to_owned(),

@@ -237,7 +237,12 @@ fn mount_id(file: rustix::fd::BorrowedFd<'_>) -> rustix::io::Result<(u64, u32, u
     Ok((stat.stx_mnt_id, stat.stx_dev_major, stat.stx_dev_minor))
 }
 
-/// Removes a directory entry with all its content. `path` is its full path, for messages.
+/// Removes a directory entry with all its content, except mount points and the directories above them.
+///
+/// Adds the paths of the mount points to `mounts`. `path` is the full path of the entry.
+///
+/// # Errors
+/// `ENOTEMPTY` if mount points remain, or the error of the first entry that cannot be removed.
 fn remove(
     directory: rustix::fd::BorrowedFd<'_>,
     name: &OsStr,

@@ -217,7 +217,9 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Returns the rule that keeps the process until it executes another program. Its descendants are kept too.
+    /// Returns the rule that keeps the process and its descendants permanently, whatever facts are read.
+    ///
+    /// The result can change only at an exec or a change of uids of the process, or at the exit of the root.
     pub fn permanent_keep(&self) -> Option<RuleId> {
         for id in self.matched_rules.rules.iter().copied() {
             let rule = self.model.rules.rule(id);
@@ -236,8 +238,9 @@ impl<'a> Case<'a> {
         None
     }
 
-    /// Returns the effect on relatives. The first matching rule that holds relatives decides, unless an earlier rule
-    /// reaps the process.
+    /// Returns whether the process keeps its ancestors and descendants, or makes them wait.
+    ///
+    /// The first matching rule that does so decides, unless an earlier rule reaps the process.
     pub fn holds(&self) -> Hold {
         let (mut needs, mut asking) = (FactSet::NONE, None);
         let mut hold = Hold::Nothing;

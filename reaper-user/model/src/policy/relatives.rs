@@ -140,7 +140,7 @@ fn own_hold(model: &Model, node: &Node, due: RootExit) -> Hold {
     }
 }
 
-/// Returns the effect of a process on its descendants that lasts until it executes another program.
+/// Returns the effect of a permanently kept process on its descendants; see [`Case::permanent_keep`].
 fn keeps_below(model: &Model, node: &Node, due: Option<RootExit>) -> Hold {
     let session = node.state.member.session;
     let Some(session) = session.and_then(|session| model.sessions.get(session)) else {

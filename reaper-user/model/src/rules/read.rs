@@ -193,7 +193,9 @@ fn rule(kind: &str, at: usize, table: &DeTable<'_>) -> Result<RuleEntry, Problem
     Ok(RuleEntry { rule, at, enabled })
 }
 
-/// Reads the conditions on the program, as alternatives. An empty list matches every program.
+/// Reads the conditions on the program, as alternatives. An empty result matches every program.
+///
+/// Only a member rule may use `argv`.
 fn matchers(table: &DeTable<'_>, is_member_rule: bool) -> Result<Vec<Matcher>, Problem> {
     let (common, syntax) = program(table, is_member_rule)?;
     let like = "a list such as [{ comm = \"a\" }, { exe = \"**/b\" }]";

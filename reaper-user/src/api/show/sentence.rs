@@ -1,7 +1,5 @@
 //! The sentences of `reaper explain`: the decision with its reason, and what happens next.
 
-use std::time::Duration;
-
 use super::{seconds_since, seconds_until};
 use crate::api::messages::{DecisionSnapshot, ExplainSnapshot, SessionSnapshot, UntrackedReason};
 use crate::export::{evidence_ref_text, exit_status_text};
@@ -295,12 +293,18 @@ fn due(snapshot: &ExplainSnapshot) -> Option<String> {
     Some(format!("its {} {} {how}", group.kind.name(), root(group)))
 }
 
-/// Formats a duration with its two largest units.
-fn span(seconds: u64) -> String {
-    let coarse = match seconds {
-        s if s >= 86_400 => s - s % 3600,
-        s if s >= 3600 => s - s % 60,
-        s => s,
+/// Formats a duration with its two largest units, such as `2 h 5 min`.
+pub(super) fn span(seconds: u64) -> String {
+    const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3600, "h"), (60, "min"), (1, "s")];
+    let largest = UNITS.iter().position(|(unit, _)| seconds >= *unit);
+    let Some(largest) = largest else {
+        return "0 s".into();
     };
-    humantime::format_duration(Duration::from_secs(coarse)).to_string()
+    let mut rest = seconds;
+    let parts = UNITS[largest..].iter().take(2).filter_map(|(unit, name)| {
+        let count = rest / unit;
+        rest %= unit;
+        (count > 0).then(|| format!("{count} {name}"))
+    });
+    parts.collect::<Vec<_>>().join(" ")
 }

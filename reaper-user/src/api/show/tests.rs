@@ -275,7 +275,7 @@ fn explanation_sentences_match_the_decision() {
         ),
         (
             due("reap", "root_exited", None),
-            "To be reaped: its agent claude-code (42) was killed by SIGKILL 0s ago.",
+            "To be reaped: its agent claude-code (42) was killed by SIGKILL 0 s ago.",
             "Now: SIGTERM, and SIGKILL 5s later.",
         ),
         (
@@ -283,30 +283,30 @@ fn explanation_sentences_match_the_decision() {
                 enforce: false,
                 ..due("reap", "root_exited", None)
             },
-            "To be reaped: its agent claude-code (42) was killed by SIGKILL 0s ago.",
+            "To be reaped: its agent claude-code (42) was killed by SIGKILL 0 s ago.",
             "Now: nothing is signalled, as this service only observes.",
         ),
         (
             due("keep", "keep_rule", Some("gradle")),
-            "Kept: the rule \"gradle\" says so, though its agent claude-code (42) was killed by SIGKILL 0s ago.",
+            "Kept: the rule \"gradle\" says so, though its agent claude-code (42) was killed by SIGKILL 0 s ago.",
             "Nothing, as long as this holds.",
         ),
         (
             due("keep", "other_uid", Some("other-uid")),
             "Kept: it runs as another user than its agent (rule \"other-uid\"), though its agent claude-code (42) was \
-             killed by SIGKILL 0s ago.",
+             killed by SIGKILL 0 s ago.",
             "Nothing, as long as this holds.",
         ),
         (
             given_time,
             "Kept for now: the rule \"asked-for-servers\" gives it time, though its agent claude-code (42) was killed by \
-             SIGKILL 0s ago.",
-            "In 10m that delay expires, and it is reaped: SIGTERM, and SIGKILL 5s later.",
+             SIGKILL 0 s ago.",
+            "In 10 min that delay expires, and it is reaped: SIGTERM, and SIGKILL 5s later.",
         ),
         (
             spinning,
             "Kept for now: the rule \"busy-loops\" gives it time.",
-            "In 10m, if the conditions of that rule still hold, it is reaped: SIGTERM, and \
+            "In 10 min, if the conditions of that rule still hold, it is reaped: SIGTERM, and \
              SIGKILL 5s later. When claude-code (42) exits, this process is decided again.",
         ),
         (
@@ -359,4 +359,17 @@ fn facts_are_shown_as_values_or_unreadable() {
         "terminal_input": false, "cwd": "/w/app", "agent_markers": ["CLAUDECODE"],
     });
     assert_eq!(facts, expected);
+}
+
+#[test]
+fn span_shows_its_two_largest_units() {
+    for (seconds, expected) in [
+        (0, "0 s"),
+        (59, "59 s"),
+        (125, "2 min 5 s"),
+        (7200, "2 h"),
+        (40 * 86_400 + 3 * 3600 + 59, "40 d 3 h"),
+    ] {
+        assert_eq!(super::sentence::span(seconds), expected);
+    }
 }

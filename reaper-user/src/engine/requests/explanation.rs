@@ -64,7 +64,7 @@ impl View<'_> {
         Some(self.decision_snapshot(decision))
     }
 
-    /// Returns the birth parents of a process, the nearest first.
+    /// Returns the chain of birth parents of a process, nearest first: at most [`LINEAGE_MAX`], exited ones included.
     pub(super) fn lineage(&self, node: &Node) -> Vec<Ancestor> {
         let mut lineage: Vec<Ancestor> = Vec::new();
         let mut next = node.birth_parent;

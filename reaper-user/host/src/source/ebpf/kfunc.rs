@@ -59,7 +59,7 @@ pub fn patch(object: &[u8], btf: &Btf) -> Option<Vec<u8>> {
     ids.iter().all(Option::is_some).then_some(patched)
 }
 
-/// Returns the byte ranges of the instructions in the object.
+/// Returns the start and end offsets of the sections with instructions; `None` if it is no well-formed BPF object.
 fn code(object: &[u8]) -> Option<Vec<(usize, usize)>> {
     let endian = LittleEndian;
     let header = FileHeader64::<LittleEndian>::parse(object).ok()?;

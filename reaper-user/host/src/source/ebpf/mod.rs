@@ -363,7 +363,10 @@ fn list_processes(ebpf: &mut Ebpf) -> Result<Vec<u8>, EbpfError> {
     Ok(bytes)
 }
 
-/// Opens the ring and the maps, and writes the names before any probe can look one up.
+/// Opens the ring and the maps, and writes the program names before any probe can look one up.
+///
+/// # Errors
+/// The maps cannot be used, or belong to another PID namespace.
 fn shared_maps(
     prepared: &PreparedObject,
     loaded: &mut LoadedObject<'_>,

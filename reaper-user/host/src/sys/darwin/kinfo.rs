@@ -101,7 +101,9 @@ impl KinfoProc {
         self.state == ZOMBIE
     }
 
-    /// Returns the state letter that ps(1) shows.
+    /// Returns a letter for the state in the process table (`p_stat`); `?` if it is unknown.
+    ///
+    /// It can differ from that of ps(1), which derives it from the threads.
     pub fn state(&self) -> char {
         match self.state {
             1 => 'I',
