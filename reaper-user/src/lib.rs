@@ -7,6 +7,7 @@ mod config;
 #[path = "../host/src/damage.rs"]
 #[allow(dead_code, reason = "the tests of reaper-host use the rest")]
 mod damage;
+pub mod docs;
 mod engine;
 mod export;
 mod journal;

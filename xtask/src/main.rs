@@ -5,6 +5,9 @@
 
 mod agents;
 mod bench;
+mod demo_svg;
+#[cfg(test)]
+mod docs;
 mod ebpf;
 mod mutants;
 mod run;
@@ -60,6 +63,8 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         role: Vec<String>,
     },
+    /// Run the demo, and draw reaper-user/docs/demo.svg from its output
+    DemoSvg,
     /// Run the tests of real process trees on other kernels, in virtual machines
     Vm(vm::Args),
     /// Put small faults into the model and reap/, and count those that their unit tests find
@@ -82,6 +87,7 @@ fn main() -> ExitCode {
         Command::BenchProcess { role } => bench::process::run_role(&role),
         Command::Agents(args) => agents::agents(&args),
         Command::AgentsProcess { role } => agents::drive::process::run_role(&role),
+        Command::DemoSvg => demo_svg::draw(),
         Command::Vm(args) => vm::vm(&args, None),
         Command::Mutants(args) => mutants::mutants(&args),
         Command::Tidy => tidy::tidy(),

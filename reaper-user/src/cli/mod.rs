@@ -321,6 +321,12 @@ Example:
     Reload(ServiceArgs),
 }
 
+/// Returns the definition of all commands and options.
+#[cfg(test)]
+pub(crate) fn command() -> clap::Command {
+    <Cli as clap::CommandFactory>::command()
+}
+
 /// Exit status of `reaper run` and `reaper wait` if they fail themselves, as with `env`, `timeout` and `nohup`.
 const OWN_FAILURE: u8 = 125;
 

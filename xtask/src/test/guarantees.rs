@@ -134,6 +134,8 @@ const SHOWN: &[(&str, &[&str])] = &[
     ("names::", &["agents"]),
     ("agents::", &["tools"]),
     ("bench::", &["tools"]),
+    ("demo_svg::", &["tools"]),
+    ("docs::", &["tools"]),
     ("ebpf::", &["tools"]),
     ("mutants::", &["tools"]),
     ("tally::", &["tools"]),

@@ -42,16 +42,17 @@ impl Driven {
 const HEAD: &str = "
 ## What they leave behind
 
-The agents were driven against mock models in namespaces of their own, each with two MCP servers, of which one does not end
-with its input. A tool call left four processes behind: a plain child, one after `setsid`, one after `nohup` and a server that
-listens. Then the agent was ended. A cell has the number of processes that are left 10 s later, without reaper → with it.
+The agents were driven against mock models in separate namespaces. Each had two MCP servers, of which one does not exit when
+its input closes. A tool call left four processes behind: a plain child, one after `setsid`, one after `nohup` and a server
+that listens. Then the agent was ended. A cell gives the number of processes that are left 10 s later, without reaper → with
+it.
 
-- *kept*: left on purpose, by a rule or with an agent that lives. After exit status 0, also where a signal made the agent exit
-  so, that is the server that listens, for 10 minutes. Of codex and cline it is also the server that the agent starts to
-  outlive it, with that server's tree.
-- *ignored*: the agent itself still ran 10 s after the signal, so that nothing was due.
-- *touched*: processes of the person that ended with it: a shell, tmux, a job, another server.
-- *–*: the agent has no such ending: no second word to quit, or no server of its own.
+- *kept*: left on purpose, by a rule or with an agent that is alive. After exit status 0 it is the server that listens, for
+  10 minutes; some agents also exit with 0 after a signal. For codex and cline it is also the server that the agent starts
+  to outlive it, with that server's tree.
+- *ignored*: the agent itself still ran 10 s after the signal, so nothing was due.
+- *touched*: processes of the user that ended with it: a shell, tmux, a job, another server.
+- *–*: the agent has no such ending: no command to quit, or no server.
 
 `cargo xtask agents --drive` makes these tables. `tests/agents/driven.json` has each process and the hash of each log.
 ";

@@ -1,0 +1,17 @@
+//! The documentation for users and contributors, as in `reaper-user/docs`.
+//!
+//! Read [`concepts`] first, then [`rules`], [`configuration`] and [`operations`].
+
+#[cfg(test)]
+mod tests;
+
+macro_rules! pages {
+    ($($name:ident)*) => {
+        $(
+            #[doc = include_str!(concat!("../docs/", stringify!($name), ".md"))]
+            pub mod $name {}
+        )*
+    };
+}
+
+pages!(concepts rules configuration sources events run operations security benchmarks contributing agents);
