@@ -1,6 +1,7 @@
 //! Tests of the command line: bad input, missing privileges, and output that stays on one line.
 
 mod config;
+mod docs;
 mod escaped;
 mod explain;
 pub mod hostile;
@@ -36,6 +37,7 @@ pub const OBJECT: &str = concat!(
 /// Returns the tests that need neither root nor BPF.
 pub fn trials() -> Vec<Trial> {
     let mut trials = config::trials();
+    trials.extend(docs::trials());
     trials.extend(unpin::trials());
     trials.extend(service_requests::trials());
     trials.extend(hostile::trials());

@@ -19,6 +19,8 @@ mod process;
 mod report;
 mod run;
 mod schedule;
+#[allow(dead_code, reason = "the rest is for unit tests")]
+mod snippets;
 mod survival;
 mod trees;
 mod world;

@@ -91,7 +91,7 @@ pub fn calls(program: &[&str], from_spans: bool) -> Vec<(String, Vec<String>)> {
     let mut add = |snippet: &Snippet, line: &str, values: bool| {
         for mut words in commands(line) {
             if values {
-                words.iter_mut().for_each(|word| fill_in(word));
+                words.iter_mut().for_each(fill_in);
             }
             let words = without_wrappers(&words);
             let own = words

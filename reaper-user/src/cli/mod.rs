@@ -321,12 +321,6 @@ Example:
     Reload(ServiceArgs),
 }
 
-/// Returns the definition of all commands and options.
-#[cfg(test)]
-pub(crate) fn command() -> clap::Command {
-    <Cli as clap::CommandFactory>::command()
-}
-
 /// Exit status of `reaper run` and `reaper wait` if they fail themselves, as with `env`, `timeout` and `nohup`.
 const OWN_FAILURE: u8 = 125;
 
@@ -490,4 +484,10 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error
         .downcast_ref::<io::Error>()
         .is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// Returns the definition of all commands and options.
+#[cfg(test)]
+pub(crate) fn command() -> clap::Command {
+    <Cli as clap::CommandFactory>::command()
 }
