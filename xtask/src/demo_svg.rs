@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 use std::fs;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 
@@ -35,16 +36,29 @@ const COLOURS: [(&str, &str); 10] = [
 const PLAIN: &str = "#c9d1d9";
 const PROMPT: &str = "#8b949e";
 
+#[derive(clap::Args)]
+pub struct Args {
+    /// Run the demo of this executable instead of building one
+    #[arg(long, value_name = "FILE")]
+    reaper: Option<PathBuf>,
+}
+
 /// Builds reaper, runs its demo as root, and writes the picture.
 ///
 /// # Errors
 /// The build or the demo fails, or the picture cannot be written.
-pub fn draw() -> Result<()> {
-    say("building reaper");
-    let reaper = built_reaper(&["--release"])?;
+pub fn draw(args: Args) -> Result<()> {
+    let reaper = match args.reaper {
+        Some(reaper) => reaper,
+        None => {
+            say("building reaper");
+            built_reaper(&["--release"])?
+        }
+    };
     say("running its demo, which ends only its own processes");
     let demo = output(as_root(&reaper)?.arg("demo"))?;
     ensure!(demo.contains("SIGKILL"), "the demo printed:\n{demo}");
+    let demo = demo.replace(&reaper.display().to_string(), "reaper");
     let file = workspace().join(FILE);
     fs::write(&file, picture(&demo)).with_context(|| file.display().to_string())?;
     say(format_args!("wrote {FILE}"));
@@ -76,7 +90,11 @@ fn picture(demo: &str) -> String {
     };
     add(0, PROMPT, "$ sudo reaper demo");
     for (index, line) in lines.iter().enumerate() {
-        let known = COLOURS.iter().find(|(word, _)| line.contains(word));
+        // Lines of the stream begin with a time.
+        let is_event = line.starts_with(|c: char| c.is_ascii_digit());
+        let known = COLOURS
+            .iter()
+            .find(|(word, _)| line.contains(word) && (is_event || line.starts_with(word)));
         add(index + 1, known.map_or(PLAIN, |(_, colour)| *colour), line);
     }
     svg + "</g>\n</svg>\n"
@@ -101,9 +119,9 @@ mod tests {
 
     #[test]
     fn picture_escapes_cuts_and_colours_lines() {
-        let svg = picture(&format!("a <b> & c\nx ended y\n{}\n", "z".repeat(200)));
+        let svg = picture(&format!("a <b> & c\n1 ended y\n{}\n", "z".repeat(200)));
         assert!(svg.contains(">a &lt;b&gt; &amp; c</text>"), "{svg}");
-        assert!(svg.contains(r##"fill="#7ee787">x ended y<"##), "{svg}");
+        assert!(svg.contains(r##"fill="#7ee787">1 ended y<"##), "{svg}");
         assert!(svg.contains(&format!(">{}…<", "z".repeat(WIDTH))), "{svg}");
         assert_eq!(svg.matches("<text").count(), 4);
     }

@@ -64,7 +64,7 @@ enum Command {
         role: Vec<String>,
     },
     /// Run the demo, and draw reaper-user/docs/demo.svg from its output
-    DemoSvg,
+    DemoSvg(demo_svg::Args),
     /// Run the tests of real process trees on other kernels, in virtual machines
     Vm(vm::Args),
     /// Put small faults into the model and reap/, and count those that their unit tests find
@@ -87,7 +87,7 @@ fn main() -> ExitCode {
         Command::BenchProcess { role } => bench::process::run_role(&role),
         Command::Agents(args) => agents::agents(&args),
         Command::AgentsProcess { role } => agents::drive::process::run_role(&role),
-        Command::DemoSvg => demo_svg::draw(),
+        Command::DemoSvg(args) => demo_svg::draw(args),
         Command::Vm(args) => vm::vm(&args, None),
         Command::Mutants(args) => mutants::mutants(&args),
         Command::Tidy => tidy::tidy(),
