@@ -8,6 +8,7 @@ mod bench;
 mod demo_svg;
 #[cfg(test)]
 mod docs;
+mod docs_output;
 mod ebpf;
 mod mutants;
 mod run;
@@ -65,6 +66,8 @@ enum Command {
     },
     /// Run the demo, and draw reaper-user/docs/demo.svg from its output
     DemoSvg(demo_svg::Args),
+    /// Run a small tree under a daemon that observes, and refresh the output in README.md
+    DocsOutput(docs_output::Args),
     /// Run the tests of real process trees on other kernels, in virtual machines
     Vm(vm::Args),
     /// Put small faults into the model and reap/, and count those that their unit tests find
@@ -88,6 +91,7 @@ fn main() -> ExitCode {
         Command::Agents(args) => agents::agents(&args),
         Command::AgentsProcess { role } => agents::drive::process::run_role(&role),
         Command::DemoSvg(args) => demo_svg::draw(args),
+        Command::DocsOutput(args) => docs_output::refresh(args),
         Command::Vm(args) => vm::vm(&args, None),
         Command::Mutants(args) => mutants::mutants(&args),
         Command::Tidy => tidy::tidy(),

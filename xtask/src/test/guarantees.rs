@@ -136,6 +136,7 @@ const SHOWN: &[(&str, &[&str])] = &[
     ("bench::", &["tools"]),
     ("demo_svg::", &["tools"]),
     ("docs::", &["tools"]),
+    ("docs_output::", &["tools"]),
     ("ebpf::", &["tools"]),
     ("mutants::", &["tools"]),
     ("tally::", &["tools"]),
