@@ -1,4 +1,4 @@
-//! Agents, and what stands between one and the launcher.
+//! Agents, and the processes between an agent and the launcher.
 
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
@@ -9,9 +9,11 @@ use nix::unistd::dup;
 use super::context::{ProcessContext, begin, leave, rest};
 use super::member::{leave_thread, make_twin};
 
-/// An agent. Each argument `ROLE=HOW` or `ROLE*N=HOW` is a child (or N) as [`Stage::spawn`] has it, where `+`
-/// stands for a space and `{plus}` for itself; the way `twin` starts its
-/// twin instead, whose parent is not the agent. `die=HOW` says how it dies when the test opens the gate `die-ROLE`.
+/// Starts the children of an agent and exits when the test opens the gate `die-ROLE`.
+///
+/// Each argument `ROLE=HOW` or `ROLE*N=HOW` starts one or N children by [`ProcessContext::spawn`]. In `HOW`, `+` stands
+/// for a space and `{plus}` for a plus sign. `HOW` = `twin` starts a sibling of the agent instead. `die=HOW` sets how the
+/// agent exits.
 pub fn agent(s: &ProcessContext) -> ! {
     let mut death = "exit 0".to_owned();
     for arg in &s.args {
@@ -33,12 +35,12 @@ fn die(s: &ProcessContext, how: &str) -> ! {
         ("exit", code) => leave(code.parse().expect("an exit code")),
         ("raise", name) => {
             let signal = name.parse().expect("the name of a signal");
-            nix::sys::signal::raise(signal).expect("raise it");
+            nix::sys::signal::raise(signal).expect("raise the signal");
             rest()
         }
         ("segfault", _) => {
-            setrlimit(Resource::RLIMIT_CORE, 0, 0).expect("do without a core dump");
-            // SAFETY: not sound, on purpose: nothing is mapped at 8, and the fault is what the test is about.
+            setrlimit(Resource::RLIMIT_CORE, 0, 0).expect("disable core dumps");
+            // SAFETY: not sound, on purpose: no memory is mapped at 8, and the test needs the fault.
             unsafe { std::ptr::without_provenance_mut::<u8>(8).write_volatile(1) };
             unreachable!("wrote to address 8")
         }
@@ -61,11 +63,11 @@ fn die(s: &ProcessContext, how: &str) -> ! {
             });
             leave_thread()
         }
-        _ => panic!("no way to die is called '{how}'"),
+        _ => panic!("no way to exit is named '{how}'"),
     }
 }
 
-/// A subreaper that starts the agent and never waits for what it adopts.
+/// Starts the agent as a subreaper that never waits for adopted children.
 pub fn never_waiting_subreaper(s: &ProcessContext) -> ! {
     nix::sys::prctl::set_child_subreaper(true).expect("become a subreaper");
     begin(&mut s.agent());
@@ -73,34 +75,34 @@ pub fn never_waiting_subreaper(s: &ProcessContext) -> ! {
     rest()
 }
 
-/// Becomes the agent.
+/// Executes the agent.
 pub fn shim_exec(s: &ProcessContext) -> ! {
     panic!("exec the agent: {}", s.agent().exec())
 }
 
-/// Becomes the agent, from a thread that is not the leader.
+/// Executes the agent from a thread that is not the leader.
 pub fn shim_thread(s: &ProcessContext) -> ! {
     let mut agent = s.agent();
     std::thread::spawn(move || panic!("exec the agent: {}", agent.exec()));
     rest()
 }
 
-/// Starts the agent and is gone.
+/// Starts the agent and exits.
 pub fn shim_spawn(s: &ProcessContext) -> ! {
     begin(&mut s.agent());
     leave(0)
 }
 
-/// The leader of a session on a terminal of its own, with the agent in it.
+/// Starts the agent as leader of a session with a new controlling terminal.
 pub fn terminal(s: &ProcessContext) -> ! {
     let pty = nix::pty::openpty(None, None).expect("openpty");
     nix::unistd::setsid().expect("setsid");
-    // SAFETY: the descriptor is open; 0 steals no terminal from anybody.
+    // SAFETY: the descriptor is open, and the argument 0 does not steal a terminal from another session.
     let got = unsafe { nix::libc::ioctl(pty.slave.as_raw_fd(), nix::libc::TIOCSCTTY, 0) };
     assert_eq!(
         got,
         0,
-        "take the terminal: {}",
+        "set the controlling terminal: {}",
         std::io::Error::last_os_error()
     );
     let slave = || dup(&pty.slave).expect("dup");

@@ -1,4 +1,5 @@
-//! What forks much, or while it is being ended. Each has a bound of its own, far beyond what a reaper may take.
+//! Processes that fork often, or while they are being reaped. Each has its own limit, which a working reaper never
+//! lets it reach.
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,28 +14,28 @@ use super::member::{await_term, set_ignore_term};
 const BIRTHS: u32 = 5000;
 const TIME: Duration = Duration::from_secs(10);
 
-/// From SIGTERM on, it and each child of it fork a child each millisecond.
+/// Forks a child every millisecond after SIGTERM, as does each child.
 pub fn fork_bomb_on_term(s: &ProcessContext) -> ! {
     let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
     let size = NonZeroUsize::MIN.saturating_add(4095);
-    // SAFETY: a new mapping, which stays for as long as the process does.
+    // SAFETY: the kernel chooses the address of the new mapping, which is never unmapped.
     let page =
         unsafe { mmap_anonymous(None, size, protection, MapFlags::MAP_SHARED) }.expect("mmap");
-    // SAFETY: the page is zeroed, aligned, never unmapped, and only ever used as this one atomic.
+    // SAFETY: the page is zeroed, aligned and never unmapped, and all accesses are through this atomic.
     let births: &'static AtomicU32 = unsafe { page.cast::<AtomicU32>().as_ref() };
     await_term(s);
-    heads(births, Instant::now() + TIME)
+    fork_repeatedly(births, Instant::now() + TIME)
 }
 
-fn heads(births: &'static AtomicU32, end: Instant) -> ! {
+fn fork_repeatedly(births: &'static AtomicU32, end: Instant) -> ! {
     while births.fetch_add(1, Ordering::Relaxed) < BIRTHS && Instant::now() < end {
-        fork(|| heads(births, end));
+        fork(|| fork_repeatedly(births, end));
         std::thread::sleep(Duration::from_millis(1));
     }
     rest()
 }
 
-/// From SIGTERM on, it forks and is gone, and so does its child: a tree of one that is never the same.
+/// Forks and exits after SIGTERM, as does each child: one process at a time, with a new pid every 2 ms.
 pub fn fork_chain_on_term(s: &ProcessContext) -> ! {
     await_term(s);
     relay(Duration::from_millis(2), BIRTHS);
@@ -42,14 +43,14 @@ pub fn fork_chain_on_term(s: &ProcessContext) -> ! {
     rest()
 }
 
-/// The same by programs: what it forks runs another one, which does likewise.
+/// Starts a chain of [`exec_chain`] processes after SIGTERM.
 pub fn exec_chain_on_term(s: &ProcessContext) -> ! {
     await_term(s);
     set_ignore_term();
     s.run_behaviour("hop", "exec-chain 3000")
 }
 
-/// `hop N`: forks what runs another program that plays `hop N-1`, and is gone.
+/// `exec-chain N`: forks a child that executes `exec-chain N-1`, and exits.
 pub fn exec_chain(s: &ProcessContext) -> ! {
     let left = number(s);
     if left > 0 {
@@ -58,8 +59,8 @@ pub fn exec_chain(s: &ProcessContext) -> ! {
     leave(0)
 }
 
-/// `handover N`: like `runner` from the moment on that the test opens its gate, faster, at most N times, and SIGTERM is
-/// ignored.
+/// `handover N`: leads a session and ignores SIGTERM. When the test opens the gate `handover`, it forks and exits, as does
+/// each child, N times every 200 µs.
 pub fn handover(s: &ProcessContext) -> ! {
     set_ignore_term();
     nix::unistd::setsid().expect("setsid");
@@ -69,7 +70,7 @@ pub fn handover(s: &ProcessContext) -> ! {
     leave(0)
 }
 
-/// Forks and is gone, and so does its child after a pause. Returns in the last of them.
+/// Forks and exits, as does each child after a pause. Returns in the last process, after `births` forks or [`TIME`].
 fn relay(pause: Duration, births: u32) {
     let end = Instant::now() + TIME;
     for _ in 0..births {
@@ -84,8 +85,8 @@ fn relay(pause: Duration, births: u32) {
     }
 }
 
-/// `busy N`: forks so many times, with a pause: in turn one that is gone at once, an orphan with a session of its own,
-/// and a child that ignores SIGTERM. Those that stay are called `brood`.
+/// `busy N`: forks N times, every 3 ms. In turn: a child that exits at once, an orphan that leads a session, and a child
+/// that ignores SIGTERM. The last two kinds have the role `brood`.
 pub fn busy(s: &ProcessContext) -> ! {
     s.report();
     for n in 0..number(s) {
@@ -99,7 +100,7 @@ pub fn busy(s: &ProcessContext) -> ! {
     rest()
 }
 
-/// `swarm N`: has so many children as fast as it can, called `brood`, every other one ignoring SIGTERM.
+/// `swarm N`: forks N children with the role `brood` without a pause. Every second one ignores SIGTERM.
 pub fn swarm(s: &ProcessContext) -> ! {
     for n in 0..number(s) {
         s.spawn(

@@ -1,4 +1,4 @@
-//! What every process can do: report itself, start others in all the ways there are, wait for its cue.
+//! Operations of every test process: report itself, start other processes, wait at a gate.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -12,15 +12,17 @@ use nix::unistd::{ForkResult, Pid, getpid, getppid};
 
 use crate::proc::{self, ProcessKey};
 
-/// Who a process is and where it stands.
+/// Role, directory and arguments of a test process.
 pub struct ProcessContext {
     pub role: String,
     pub dir: PathBuf,
     pub args: Vec<String>,
 }
 
-/// A program in the test's directory, and the words that come before a process's own: what the test provides by this
-/// name, or `claude` where npm puts it, called through its link.
+/// Returns the command of a program in the test's directory.
+///
+/// If the test has provided the program ([`World::provide`](crate::world::World::provide)), the command has its first
+/// arguments too. `claude` is called through the link that npm creates.
 fn image(dir: &Path, name: &str) -> Command {
     if let Ok(words) = std::fs::read_to_string(dir.join("programs").join(name)) {
         let mut words = words.split('\n');
@@ -34,7 +36,7 @@ fn image(dir: &Path, name: &str) -> Command {
     })
 }
 
-/// Splits what is to be done into the words that say how it is started, and the rest.
+/// Splits the leading modifiers from the rest of a start method ([`ProcessContext::spawn`]).
 pub fn modifiers(how: &str) -> (Vec<&str>, &str) {
     let (mut found, mut rest) = (Vec::new(), how);
     while let Some((word, after)) = rest.split_once(' ')
@@ -50,24 +52,24 @@ pub fn modifiers(how: &str) -> (Vec<&str>, &str) {
 }
 
 impl ProcessContext {
-    /// Tells the test that this process is up.
+    /// Reports to the test that this process is set up.
     pub fn report(&self) {
         let me = proc::stat("self").expect("/proc/self/stat");
         self.report_other(&self.role, me.id);
     }
 
-    /// Tells the test that another process is up, which cannot do so itself.
-    pub fn report_other(&self, role: &str, who: ProcessKey) {
-        let line = format!("{role} {} {}\n", who.pid, who.ticks);
+    /// Reports another process, which cannot report itself.
+    pub fn report_other(&self, role: &str, key: ProcessKey) {
+        let line = format!("{role} {} {}\n", key.pid, key.ticks);
         let mut file = OpenOptions::new()
             .append(true)
             .open(self.dir.join("report"))
             .expect("open the report");
-        // One write to a file opened for appending: lines of many processes do not mix.
+        // A single write with O_APPEND, so that lines of several processes do not mix.
         file.write_all(line.as_bytes()).expect("write the report");
     }
 
-    /// The same stage for another process.
+    /// Returns the context of another process of the same test.
     pub fn with(&self, role: &str, args: &[&str]) -> ProcessContext {
         ProcessContext {
             role: role.into(),
@@ -76,17 +78,24 @@ impl ProcessContext {
         }
     }
 
-    /// A program that plays `play` as `role`.
-    pub fn command(&self, image_name: &str, play: &str, role: &str, args: &[String]) -> Command {
+    /// Returns the command of a process with this program, behaviour and role.
+    pub fn command(
+        &self,
+        image_name: &str,
+        behaviour: &str,
+        role: &str,
+        args: &[String],
+    ) -> Command {
         let mut command = image(&self.dir, image_name);
         command
-            .args(["test-process", play, role])
+            .args(["test-process", behaviour, role])
             .arg(&self.dir)
             .args(args);
         command
     }
 
-    /// The agent, with this process's own arguments as its. The first may be `as:IMAGE` for another program.
+    /// Returns the command of an agent with the arguments of this process. If the first is `as:IMAGE`, it sets the
+    /// agent's program.
     pub fn agent(&self) -> Command {
         let (image, args) = match self.args.split_first() {
             Some((first, rest)) if first.starts_with("as:") => (&first[3..], rest),
@@ -95,13 +104,16 @@ impl ProcessContext {
         self.command(image, "agent", "agent", args)
     }
 
-    /// Starts `role`. `how` is the play and its arguments, after an optional word for the way: `fork` without exec,
-    /// `double` as an orphan, `hops` as an orphan of three processes that never ran a program. Before that may stand
-    /// `as:IMAGE` for another program, `env-i` for no environment, `env:NAME=VALUE` for more of it,
-    /// `no-input` for nothing to read from.
+    /// Starts a process with this role. `how` is `[MODIFIER…] [METHOD] BEHAVIOUR [ARG…]`.
+    ///
+    /// Methods: `fork` without exec, `double` as an orphan by a double fork, `triple-fork` as an orphan after three forks
+    /// without exec. The default is fork and exec.
+    ///
+    /// Modifiers, which `fork` and `triple-fork` ignore: `as:IMAGE` sets the program, `env-i` clears the environment,
+    /// `env:NAME=VALUE` adds a variable, `no-input` sets standard input to /dev/null.
     pub fn spawn(&self, role: &str, how: &str) {
-        let (modifiers, play) = modifiers(how);
-        match play.split_once(' ') {
+        let (modifiers, rest) = modifiers(how);
+        match rest.split_once(' ') {
             Some(("fork", rest)) => {
                 fork(|| self.run_behaviour(role, rest));
             }
@@ -109,22 +121,22 @@ impl ProcessContext {
             Some(("double", rest)) => {
                 let words = [&modifiers[..], &[rest]].concat().join(" ");
                 let mut middle = self.start(&[], role, &format!("middle {words}"));
-                // One that never has to wait for its children learns nothing of them.
+                // A process with SA_NOCLDWAIT, as the launcher, gets no status of its children.
                 let ended = middle.wait().map_err(|error| error.raw_os_error());
                 assert!(
                     matches!(ended, Ok(_) | Err(Some(nix::libc::ECHILD))),
                     "wait for the middle process: {ended:?}"
                 );
             }
-            _ => drop(self.start(&modifiers, role, play)),
+            _ => drop(self.start(&modifiers, role, rest)),
         }
     }
 
-    /// Starts `role` as [`Stage::spawn`] does, with this standard input and output.
+    /// Starts a process by fork and exec, with this standard input and output.
     pub fn spawn_between(&self, role: &str, how: &str, [input, output]: [Stdio; 2]) {
-        let (modifiers, play) = modifiers(how);
+        let (modifiers, rest) = modifiers(how);
         begin(
-            self.prepare(&modifiers, role, play)
+            self.prepare(&modifiers, role, rest)
                 .stdin(input)
                 .stdout(output),
         );
@@ -139,10 +151,10 @@ impl ProcessContext {
 
     fn prepare(&self, modifiers: &[&str], role: &str, how: &str) -> Command {
         let mut words = how.split(' ').map(String::from);
-        let play = words.next().expect("a play");
+        let behaviour = words.next().expect("a behaviour");
         let image = modifiers.iter().find_map(|word| word.strip_prefix("as:"));
         let image = image.unwrap_or("worker");
-        let mut command = self.command(image, &play, role, &words.collect::<Vec<_>>());
+        let mut command = self.command(image, &behaviour, role, &words.collect::<Vec<_>>());
         if modifiers.contains(&"env-i") {
             command.env_clear();
         }
@@ -159,7 +171,7 @@ impl ProcessContext {
         command
     }
 
-    /// The command of these words, in which `{dir}` stands for the directory of the test.
+    /// Returns the command of these words, with `{dir}` replaced by the test's directory.
     pub fn real(&self, words: &[String]) -> Command {
         let here = self.dir.display().to_string();
         let words: Vec<String> = words.iter().map(|w| w.replace("{dir}", &here)).collect();
@@ -168,19 +180,18 @@ impl ProcessContext {
         command
     }
 
-    /// Plays `how` in this process.
+    /// Runs the behaviour and arguments in `how` in this process.
     pub fn run_behaviour(&self, role: &str, how: &str) -> ! {
         let words: Vec<&str> = how.split(' ').collect();
         super::find_behaviour(words[0])(&self.with(role, &words[1..]))
     }
 
-    /// Runs the worker program in place of this one.
+    /// Executes the worker program with the behaviour and arguments in `how`.
     pub fn exec(&self, how: &str) -> ! {
         let mut words = how.split(' ').map(String::from);
-        let play = words.next().expect("a play");
-        let error = self
-            .command("worker", &play, &self.role, &words.collect::<Vec<_>>())
-            .exec();
+        let behaviour = words.next().expect("a behaviour");
+        let args: Vec<_> = words.collect();
+        let error = self.command("worker", &behaviour, &self.role, &args).exec();
         panic!("exec {how}: {error}")
     }
 
@@ -191,12 +202,12 @@ impl ProcessContext {
             Ok(()) | Err(nix::Error::EEXIST) => {}
             Err(e) => panic!("make the gate {name}: {e}"),
         }
-        // Opening a FIFO to read blocks until somebody opens it to write.
+        // Opening a FIFO for reading blocks until another process opens it for writing.
         File::open(path).expect("wait at the gate");
     }
 }
 
-/// Starts a process that nobody waits for.
+/// Starts a process without waiting for it.
 pub fn begin(command: &mut Command) {
     drop(
         command
@@ -205,24 +216,24 @@ pub fn begin(command: &mut Command) {
     );
 }
 
-/// Does nothing until it is ended.
+/// Sleeps until a signal ends the process.
 pub fn rest() -> ! {
     loop {
         nix::unistd::pause();
     }
 }
 
-/// Waits until this process has been given to another parent than `parent`.
+/// Waits until this process has another parent than `parent`.
 pub fn orphaned_by(parent: Pid) {
     while getppid() == parent {
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// A new process that runs no other program, and ends when `child` returns.
+/// Forks a process that runs `child` and exits when that returns.
 pub fn fork(child: impl FnOnce()) -> Pid {
-    // SAFETY: processes that fork have one thread, so the child may do whatever the parent may; children of one
-    // that has two make nothing but system calls.
+    // SAFETY: the caller has one thread, so the child may do what the parent may. Children of a process with two threads
+    // (`threads.rs`) only make system calls.
     match unsafe { nix::unistd::fork() }.expect("fork") {
         ForkResult::Parent { child } => child,
         ForkResult::Child => {
@@ -233,17 +244,17 @@ pub fn fork(child: impl FnOnce()) -> Pid {
     }
 }
 
-/// A process at the end of `n` others which are gone as soon as they have forked.
+/// Forks a chain of `n` processes. All but the last exit right after their fork; the last one runs `last`.
 fn fork_times(n: u32, last: &dyn Fn()) {
-    let first = fork(|| onward(n - 1, last));
+    let first = fork(|| continue_chain(n - 1, last));
     nix::sys::wait::waitpid(first, None).expect("wait for the first hop");
 }
 
-fn onward(n: u32, last: &dyn Fn()) -> ! {
+fn continue_chain(n: u32, last: &dyn Fn()) -> ! {
     let me = getpid();
     fork(|| {
         if n > 1 {
-            onward(n - 1, last);
+            continue_chain(n - 1, last);
         }
         orphaned_by(me);
         last()
@@ -251,8 +262,8 @@ fn onward(n: u32, last: &dyn Fn()) -> ! {
     leave(0)
 }
 
-/// Ends this process at once, without the runtime's own clean-up.
+/// Exits at once, without exit handlers.
 pub fn leave(code: i32) -> ! {
-    // SAFETY: ends the process; there is nothing to flush.
+    // SAFETY: _exit(2) takes no pointers; no buffer needs to be flushed.
     unsafe { nix::libc::_exit(code) }
 }

@@ -1,4 +1,4 @@
-//! A program to which system calls are denied, as old container runtimes deny those that they do not know.
+//! Denies system calls to a program by seccomp, as old container runtimes deny those that they do not know.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -8,7 +8,7 @@ use nix::libc;
 
 use super::context::ProcessContext;
 
-/// `ERRNO PROGRAM ARG…`: runs the program where pidfd_open(2) fails so.
+/// `without-pidfds ERRNO PROGRAM ARG…`: executes the program, for which pidfd_open(2) fails with this error.
 pub fn without_pidfds(s: &ProcessContext) -> ! {
     let errno: u16 = s.args[0].parse().expect("an errno");
     deny(libc::SYS_pidfd_open, errno).expect("install a seccomp filter");
@@ -16,14 +16,14 @@ pub fn without_pidfds(s: &ProcessContext) -> ! {
     panic!("{}: {error}", s.args[1]);
 }
 
-/// Has a system call fail, of this thread and what it becomes.
+/// Makes a system call fail for this thread and the programs that it executes.
 fn deny(call: libc::c_long, errno: u16) -> nix::Result<()> {
     let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
     let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
     let answer = libc::BPF_RET | libc::BPF_K;
     let failure = libc::SECCOMP_RET_ERRNO | u32::from(errno);
     let steps = &mut [
-        // The number of the call stands first.
+        // `seccomp_data` begins with the number of the call.
         instruction(load, 0, 0, 0),
         instruction(equal, 0, 1, call as u32),
         instruction(answer, 0, 0, failure),
@@ -32,7 +32,8 @@ fn deny(call: libc::c_long, errno: u16) -> nix::Result<()> {
     install(steps, 0).map(drop)
 }
 
-/// One step of a filter; `jt` and `jf` are the steps that are left out if a comparison holds, and if not.
+/// Returns an instruction of a BPF filter. `jt` and `jf` are the numbers of instructions to skip if a comparison is true or
+/// false.
 pub fn instruction(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
     libc::sock_filter {
         code: code as u16,
@@ -42,8 +43,7 @@ pub fn instruction(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
     }
 }
 
-/// Has these steps judge each system call of this thread and what it becomes. Gives what the call that installs them
-/// gives.
+/// Installs a seccomp filter for this thread and the programs that it executes. Returns the result of seccomp(2).
 pub fn install(steps: &mut [libc::sock_filter], flags: libc::c_ulong) -> nix::Result<i32> {
     let program = libc::sock_fprog {
         len: steps.len() as u16,
@@ -51,7 +51,7 @@ pub fn install(steps: &mut [libc::sock_filter], flags: libc::c_ulong) -> nix::Re
     };
     nix::sys::prctl::set_no_new_privs()?;
     let install = libc::SECCOMP_SET_MODE_FILTER;
-    // SAFETY: the program and its steps outlive the call, which copies them.
+    // SAFETY: the program and its instructions outlive the call, which copies them.
     let set = unsafe { libc::syscall(libc::SYS_seccomp, install, flags, &raw const program) };
     Errno::result(set).map(|set| set as i32)
 }

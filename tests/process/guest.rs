@@ -1,4 +1,4 @@
-//! Members that do what programs of the world do: listen, serve others, burn time, run what is installed.
+//! Members that behave like common programs: servers, clients, editors, busy loops, installed commands.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::OwnedFd;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::context::{ProcessContext, fork, leave, rest};
 use crate::proc;
 
-/// Listens on a port, which is any that is free. May have a child, which does not: `listen ROLE PLAY…`.
+/// `listen [ROLE HOW…]`: listens on a free TCP port. Starts a child, which does not listen, if arguments are given.
 pub fn listen(s: &ProcessContext) -> ! {
     let _socket = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("listen on a port");
     if let [role, how @ ..] = &s.args[..] {
@@ -20,7 +20,7 @@ pub fn listen(s: &ProcessContext) -> ! {
     rest()
 }
 
-/// Serves whoever connects to the Unix socket of its role. May have a child: `serve ROLE PLAY…`.
+/// `serve [ROLE HOW…]`: accepts connections on the Unix socket of its role. Starts a child if arguments are given.
 pub fn serve(s: &ProcessContext) -> ! {
     let path = s.dir.join(&s.role).with_extension("socket");
     let socket = UnixListener::bind(path).expect("listen on a socket");
@@ -29,13 +29,13 @@ pub fn serve(s: &ProcessContext) -> ! {
     }
     s.report();
     loop {
-        let (mut client, _) = socket.accept().expect("serve another one");
-        // Ends with the client.
+        let (mut client, _) = socket.accept().expect("accept a connection");
+        // The thread ends when the client disconnects.
         std::thread::spawn(move || std::io::copy(&mut client, &mut std::io::sink()));
     }
 }
 
-/// `client ROLE`: is connected to the server of this role.
+/// `client ROLE`: connects to the server with this role.
 pub fn client(s: &ProcessContext) -> ! {
     let path = s.dir.join(&s.args[0]).with_extension("socket");
     let connected = || {
@@ -47,8 +47,10 @@ pub fn client(s: &ProcessContext) -> ! {
     rest()
 }
 
-/// `editor ENDS PARENT ROLE HOW…`: starts an agent and holds the other ends of its standard input and output: `pipes`,
-/// `sockets`, `closed` for pipes whose other ends nothing holds, or `file` for such a pipe and a file. With `orphan` the agent's parent exits at once.
+/// `editor ENDS PARENT ROLE HOW…`: starts an agent and holds the other ends of its standard input and output.
+///
+/// `ENDS`: `pipes`, `sockets`, `closed` (pipes whose other ends are closed), or `file` (such a pipe as input, a file as
+/// output). With `PARENT` = `orphan`, an intermediate process starts the agent and exits at once.
 pub fn editor(s: &ProcessContext) -> ! {
     let [ends, parent, role, how @ ..] = &s.args[..] else {
         panic!("an editor needs ENDS, PARENT, ROLE and HOW");
@@ -90,7 +92,7 @@ pub fn editor(s: &ProcessContext) -> ! {
     rest()
 }
 
-/// Uses all of a processor.
+/// Uses a whole CPU.
 pub fn burn(s: &ProcessContext) -> ! {
     s.report();
     loop {
@@ -98,7 +100,7 @@ pub fn burn(s: &ProcessContext) -> ! {
     }
 }
 
-/// `family N ROLE HOW…`: has so many children.
+/// `family N ROLE HOW…`: starts N children.
 pub fn family(s: &ProcessContext) -> ! {
     let n: u32 = s.args[0].parse().expect("a number");
     (0..n).for_each(|_| s.spawn(&s.args[1], &s.args[2..].join(" ")));
@@ -106,40 +108,40 @@ pub fn family(s: &ProcessContext) -> ! {
     rest()
 }
 
-/// `in-unit PLAY…`: moves to the cgroup that `DIR/unit` is a link to, and plays in another program.
+/// `in-unit BEHAVIOUR…`: moves to the cgroup to which `DIR/unit` links, and executes the worker program.
 pub fn in_unit(s: &ProcessContext) -> ! {
     std::fs::write(s.dir.join("unit/cgroup.procs"), "0").expect("move to the cgroup");
     s.exec(&s.args.join(" "))
 }
 
-/// `to-unit PLAY…`: moves there too, and plays in the same program.
+/// `to-unit BEHAVIOUR…`: moves to the same cgroup, without exec.
 pub fn to_unit(s: &ProcessContext) -> ! {
     std::fs::write(s.dir.join("unit/cgroup.procs"), "0").expect("move to the cgroup");
     s.run_behaviour(&s.role, &s.args.join(" "))
 }
 
-/// Becomes the command in its arguments, which reports itself if anybody is to.
+/// Executes the command in its arguments, without a report.
 pub fn exec(s: &ProcessContext) -> ! {
     panic!("exec {:?}: {}", s.args, s.real(&s.args).exec())
 }
 
-/// `program ROLE COMMAND…`: has a child which is that command, and reports it when it runs.
+/// `program ROLE COMMAND…`: starts a command that sleeps, and reports it once it does.
 pub fn program(s: &ProcessContext) -> ! {
     let mut command = s.real(&s.args[1..]);
     let command = command.stdin(Stdio::null()).stdout(Stdio::null());
     let mut child = command.spawn().expect("start the command");
-    // `spawn` returns before the kernel reports the exec; a program that sleeps has been started.
+    // `spawn` can return before the kernel reports the exec. A program that sleeps has been reported.
     while proc::stat(child.id()).is_some_and(|stat| stat.state != b'S') {
         std::thread::sleep(Duration::from_millis(1));
     }
     s.report_other(&s.args[0], proc::stat(child.id()).expect("its stat").id);
     s.report();
     let ended = child.wait();
-    panic!("{command:?} has ended: {ended:?}")
+    panic!("{command:?} has exited: {ended:?}")
 }
 
-/// `daemonized ROLE COMMAND…`: runs the command, which leaves a daemon behind, and reports that: the process with
-/// the same arguments that is there when the command has ended.
+/// `daemonized ROLE COMMAND…`: runs a command that leaves a daemon behind, and reports the daemon: the process with the
+/// same arguments that is alive after the command has exited.
 pub fn daemonized(s: &ProcessContext) -> ! {
     let mut command = s.real(&s.args[1..]);
     let status = command.stdin(Stdio::null()).stdout(Stdio::null()).status();
@@ -153,11 +155,11 @@ pub fn daemonized(s: &ProcessContext) -> ! {
     let line: Vec<u8> = words
         .flat_map(|word| [word.as_encoded_bytes(), &b"\0"[..]].concat())
         .collect();
-    let is_it = |who: &proc::Stat| {
-        who.is_alive()
-            && std::fs::read(format!("/proc/{}/cmdline", who.id.pid)).is_ok_and(|l| l == line)
+    let is_daemon = |stat: &proc::Stat| {
+        stat.is_alive()
+            && std::fs::read(format!("/proc/{}/cmdline", stat.id.pid)).is_ok_and(|l| l == line)
     };
-    let daemon = proc::all().into_iter().find(is_it);
+    let daemon = proc::all().into_iter().find(is_daemon);
     s.report_other(&s.args[0], daemon.expect("a daemon of this command").id);
     leave(0)
 }

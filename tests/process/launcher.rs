@@ -1,4 +1,4 @@
-//! What starts the trees, and stays outside of them.
+//! Processes outside of the trees: the launcher, which starts them, and wrappers that run a whole test.
 
 use std::io::BufRead;
 use std::process::{Command, Stdio};
@@ -12,28 +12,30 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use super::context::{ProcessContext, begin, fork, leave};
 use crate::proc;
 
-extern "C" fn nothing(_: i32) {}
+extern "C" fn ignore(_: i32) {}
 
-/// Lets the kernel take the dead children away. Unlike an ignored SIGCHLD it is not handed on through exec.
-fn forget_children() {
-    let handler = SigHandler::Handler(nothing);
+/// Makes the kernel discard the zombies of this process. Unlike an ignored SIGCHLD, children do not inherit this through
+/// exec.
+fn discard_zombies() {
+    let handler = SigHandler::Handler(ignore);
     let action = SigAction::new(
         handler,
         SaFlags::SA_NOCLDWAIT | SaFlags::SA_RESTART,
         SigSet::empty(),
     );
-    // SAFETY: the handler does nothing.
+    // SAFETY: the handler is empty, so it is async-signal-safe.
     unsafe { sigaction(Signal::SIGCHLD, &action) }.expect("set the handler of SIGCHLD");
 }
 
-/// The parent of the agent, and of the canaries: one is a child, the other an orphan that no agent left.
-/// It adopts what the trees leave behind, unless told `no-subreaper`.
+/// Starts the canaries (a child, and an orphan that no agent left) and then the processes of the test.
 ///
-/// Starts what standard input tells, a line each of IMAGE, PLAY, ROLE and arguments with tabs between, or of
-/// `spawn`, ROLE and how ([`Stage::spawn`]). When that ends, it ends all that is below it.
+/// It adopts the orphans of the trees, unless it has the argument `no-subreaper`.
+///
+/// Each line of standard input starts a process. The words are separated by tabs: IMAGE, BEHAVIOUR, ROLE and arguments, or
+/// `spawn`, ROLE and HOW ([`ProcessContext::spawn`]). At the end of the input it kills all its descendants and exits.
 pub fn launcher(s: &ProcessContext) -> ! {
     nix::unistd::setsid().expect("setsid");
-    forget_children();
+    discard_zombies();
     if s.args.is_empty() {
         nix::sys::prctl::set_child_subreaper(true).expect("become a subreaper");
     }
@@ -41,21 +43,22 @@ pub fn launcher(s: &ProcessContext) -> ! {
     begin(&mut s.command("worker", "middle", "canary-orphan", &["sleep".into()]));
     s.report();
     for line in std::io::stdin().lock().lines() {
-        let line = line.expect("read the next order");
+        let line = line.expect("read the next command");
         let words: Vec<String> = line.split('\t').map(String::from).collect();
-        let [image, play, role, args @ ..] = words.as_slice() else {
-            panic!("no order: {line:?}")
+        let [image, behaviour, role, args @ ..] = words.as_slice() else {
+            panic!("malformed command: {line:?}")
         };
         match (image.as_str(), args) {
-            ("spawn", []) => s.spawn(play, role),
-            _ => begin(&mut s.command(image, play, role, args)),
+            ("spawn", []) => s.spawn(behaviour, role),
+            _ => begin(&mut s.command(image, behaviour, role, args)),
         }
     }
-    end_all_below(Duration::from_secs(10));
+    kill_descendants(Duration::from_secs(10));
     leave(0)
 }
 
-fn end_all_below(limit: Duration) -> usize {
+/// Kills all descendants, for at most `limit`. Returns the largest number that was alive at the same time.
+fn kill_descendants(limit: Duration) -> usize {
     let end = Instant::now() + limit;
     let me = proc::stat("self").expect("/proc/self/stat").id;
     let mut most = 0;
@@ -75,7 +78,7 @@ fn end_all_below(limit: Duration) -> usize {
     }
 }
 
-/// Runs the command in its arguments, and passes its exit code on if nothing is left of it; else 99.
+/// Runs the command in its arguments. Exits with its exit code, or with 99 if it leaves processes behind.
 pub fn check_survivors(s: &ProcessContext) -> ! {
     nix::sys::prctl::set_child_subreaper(true).expect("become a subreaper");
     let status = Command::new(&s.args[0])
@@ -83,19 +86,19 @@ pub fn check_survivors(s: &ProcessContext) -> ! {
         .stdin(Stdio::null())
         .status();
     let code = status.expect("run the command").code().unwrap_or(98);
-    leave(if end_all_below(Duration::from_secs(5)) == 0 {
+    leave(if kill_descendants(Duration::from_secs(5)) == 0 {
         code
     } else {
         99
     })
 }
 
-/// `capsule STORY SOURCE`: tells the scenario, through the source, as the init of a pid namespace with a /proc of its own.
+/// `run-in-pid-namespace SCENARIO SOURCE`: runs a scenario as the init process of a PID namespace with its own /proc.
 pub fn run_in_pid_namespace(s: &ProcessContext) -> ! {
     unshare(CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWNS).expect("unshare");
     let init = fork(|| {
-        // A namespace's init does not die of its own alarm.
-        nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).expect("die with the parent");
+        // The kernel discards a namespace init's own SIGALRM, so its lifetime must end with this process.
+        nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).expect("set the parent-death signal");
         let none = None::<&str>;
         mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
             .expect("make mounts private");
@@ -107,6 +110,6 @@ pub fn run_in_pid_namespace(s: &ProcessContext) -> ! {
     });
     match waitpid(init, None) {
         Ok(WaitStatus::Exited(_, code)) => leave(code),
-        other => panic!("the capsule ended as {other:?}"),
+        other => panic!("the init process of the namespace ended with {other:?}"),
     }
 }

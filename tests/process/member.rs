@@ -1,4 +1,4 @@
-//! What members of a session do.
+//! Behaviours of session members.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -14,27 +14,27 @@ use nix::unistd::{Pid, Uid, getpid, mkfifo};
 use super::context::{ProcessContext, begin, fork, leave, modifiers, orphaned_by, rest};
 use crate::proc;
 
-/// Is there.
+/// Reports itself and sleeps.
 pub fn sleep(s: &ProcessContext) -> ! {
     s.report();
     rest()
 }
 
-/// Leads a session of its own.
+/// Leads a new session.
 pub fn own_session(s: &ProcessContext) -> ! {
     nix::unistd::setsid().expect("setsid");
     s.report();
     rest()
 }
 
-/// Has a child: `parent ROLE PLAY…`.
+/// `parent ROLE HOW…`: starts a child.
 pub fn parent(s: &ProcessContext) -> ! {
     s.spawn(&s.args[0], &s.args[1..].join(" "));
     s.report();
     rest()
 }
 
-/// The process in the middle of a double fork: starts `orphan` with the rest of its arguments, and is gone.
+/// `middle HOW…`: the intermediate process of a double fork. Starts [`orphan`] with these arguments and exits.
 pub fn middle(s: &ProcessContext) -> ! {
     let how = s.args.join(" ");
     let (modifiers, play) = modifiers(&how);
@@ -42,13 +42,13 @@ pub fn middle(s: &ProcessContext) -> ! {
     let gate = s.dir.join(format!("orphan-{}", getpid()));
     mkfifo(&gate, Mode::from_bits_truncate(0o666)).expect("make the gate");
     s.spawn(&s.role, &[&modifiers[..], &[&orphan]].concat().join(" "));
-    // It is what it is to be before it is an orphan: opening waits for who reads there.
+    // Opening the FIFO blocks until the orphan waits at the gate. So it runs its program before it becomes an orphan.
     let opened = File::options().write(true).open(gate);
-    opened.expect("let the orphan pass");
+    opened.expect("open the gate of the orphan");
     leave(0)
 }
 
-/// `orphan PID PLAY…`: plays once the parent PID is gone.
+/// `orphan PID BEHAVIOUR…`: runs the behaviour once its parent PID has exited.
 pub fn orphan(s: &ProcessContext) -> ! {
     s.gate(&format!("orphan-{}", s.args[0]));
     orphaned_by(Pid::from_raw(s.args[0].parse().expect("the parent's pid")));
@@ -63,11 +63,11 @@ pub fn ignore_term(s: &ProcessContext) -> ! {
 }
 
 pub fn set_ignore_term() {
-    // SAFETY: no handler is installed, the signal is ignored.
+    // SAFETY: no handler is installed.
     unsafe { signal(Signal::SIGTERM, SigHandler::SigIgn) }.expect("ignore SIGTERM");
 }
 
-/// Overwrites its environment, as `setproctitle(3)` does to make room for a title.
+/// Overwrites its environment, as `setproctitle(3)` does for a long title.
 pub fn title(s: &ProcessContext) -> ! {
     let stat = std::fs::read_to_string("/proc/self/stat").expect("/proc/self/stat");
     let (_, fields) = stat.rsplit_once(')').expect("a name in parentheses");
@@ -80,13 +80,13 @@ pub fn title(s: &ProcessContext) -> ! {
             .expect("an address")
     };
     let (start, end) = (address(), address());
-    // SAFETY: the memory is this process's own, and nothing reads a variable afterwards.
+    // SAFETY: the kernel mapped this memory for the environment, and nothing reads a variable afterwards.
     unsafe { std::ptr::write_bytes(start as *mut u8, 0, end - start) };
     s.report();
     rest()
 }
 
-/// Blocks until SIGTERM is sent to this process, which does not end it.
+/// Reports this process and waits for SIGTERM, which does not end it.
 pub fn await_term(s: &ProcessContext) {
     let mut term = SigSet::empty();
     term.add(Signal::SIGTERM);
@@ -95,7 +95,7 @@ pub fn await_term(s: &ProcessContext) {
     term.wait().expect("wait for SIGTERM");
 }
 
-/// Forks a clean-up when it is told to end, and ends when that is done.
+/// Runs [`cleaner`] on SIGTERM and exits when that has exited.
 pub fn trap(s: &ProcessContext) -> ! {
     await_term(s);
     let status = s
@@ -105,7 +105,7 @@ pub fn trap(s: &ProcessContext) -> ! {
     leave(i32::from(!status.success()))
 }
 
-/// The clean-up: takes a while, and leaves a file to show that it came to its end.
+/// Creates the file `cleaned` after 200 ms, which shows that the process was not killed.
 pub fn cleaner(s: &ProcessContext) -> ! {
     s.report();
     std::thread::sleep(Duration::from_millis(200));
@@ -113,14 +113,14 @@ pub fn cleaner(s: &ProcessContext) -> ! {
     leave(0)
 }
 
-/// Is stopped.
+/// Stops itself by SIGSTOP.
 pub fn stopped(s: &ProcessContext) -> ! {
     s.report();
     raise(Signal::SIGSTOP).expect("stop");
     rest()
 }
 
-/// Its leader thread exits while another goes on.
+/// Exits its leader thread while another thread continues.
 pub fn leader_first(s: &ProcessContext) -> ! {
     let zombie_leader = {
         let s = s.with(&s.role, &[]);
@@ -136,21 +136,21 @@ pub fn leader_first(s: &ProcessContext) -> ! {
     leave_thread()
 }
 
-/// Ends the calling thread alone.
+/// Exits the calling thread only.
 pub fn leave_thread() -> ! {
-    // SAFETY: ends this thread, whose stack nobody else uses.
+    // SAFETY: the call takes no pointers, and no other thread uses this thread's stack.
     unsafe { nix::libc::syscall(nix::libc::SYS_exit, 0) };
     unreachable!("exit returned")
 }
 
-/// Runs another program from a thread that is not the leader.
+/// Executes another program from a thread that is not the leader.
 pub fn thread_exec(s: &ProcessContext) -> ! {
     let s = s.with(&s.role, &[]);
     std::thread::spawn(move || s.exec("sleep"));
     rest()
 }
 
-/// A subreaper inside the tree: adopts `leaf`.
+/// Adopts the orphan `leaf` as a subreaper inside the tree.
 pub fn nested_subreaper(s: &ProcessContext) -> ! {
     nix::sys::prctl::set_child_subreaper(true).expect("become a subreaper");
     s.spawn("leaf", "double sleep");
@@ -158,7 +158,7 @@ pub fn nested_subreaper(s: &ProcessContext) -> ! {
     rest()
 }
 
-/// Never waits for its child, which has ended.
+/// Never waits for its exited child.
 pub fn zombie_parent(s: &ProcessContext) -> ! {
     let child = fork(|| leave(0));
     while proc::stat(child).is_some_and(|c| c.is_alive()) {
@@ -168,17 +168,17 @@ pub fn zombie_parent(s: &ProcessContext) -> ! {
     rest()
 }
 
-/// Makes `twin`, whose parent is this process's own: `CLONE_PARENT`.
+/// Starts `twin` as its sibling.
 pub fn clone_sibling(s: &ProcessContext) -> ! {
     make_twin(s);
     s.report();
     rest()
 }
 
-/// The twin of [`twins`], of whatever process calls.
+/// Starts `twin` as a sibling of the calling process, by `CLONE_PARENT`.
 pub fn make_twin(s: &ProcessContext) {
     let flags = nix::libc::CLONE_PARENT | nix::libc::SIGCHLD;
-    // SAFETY: like fork: no new stack, nothing shared, and this process has one thread.
+    // SAFETY: like fork(2), without a new stack or shared memory, and this process has one thread.
     let pid = unsafe { nix::libc::syscall(nix::libc::SYS_clone, flags, 0, 0, 0, 0) };
     assert!(pid >= 0, "clone: {}", std::io::Error::last_os_error());
     if pid == 0 {
@@ -187,8 +187,10 @@ pub fn make_twin(s: &ProcessContext) {
     }
 }
 
-/// `chain LENGTH MIDDLE`: so many processes, each the child of the one before. Those after number `MIDDLE`
-/// (counted from the end) are called `lower`, the first of them `cut`, the one itself `middle`.
+/// `chain LENGTH MIDDLE`: a chain of LENGTH processes, each the child of the previous one.
+///
+/// Process number MIDDLE, counted from the end, has the role `middle`, the next one `cut`, those after it `lower` and
+/// those before it `upper`. The first process has the role that its starter gives.
 pub fn chain(s: &ProcessContext) -> ! {
     let number = |i: usize| s.args[i].parse::<u32>().expect("a number");
     let (left, middle) = (number(0) - 1, number(1));
@@ -205,7 +207,7 @@ pub fn chain(s: &ProcessContext) -> ! {
     rest()
 }
 
-/// `later GATE ROLE HOW…`: has a child once the test opens the gate.
+/// `later GATE ROLE HOW…`: starts a child when the test opens the gate.
 pub fn later(s: &ProcessContext) -> ! {
     s.report();
     s.gate(&s.args[0]);
@@ -213,28 +215,28 @@ pub fn later(s: &ProcessContext) -> ! {
     rest()
 }
 
-/// Becomes nobody, and then what its arguments say: by another program, as `su` and `sudo` do it.
+/// `other-uid BEHAVIOUR…`: changes to uid 65534 and executes another program, as `su` and `sudo` do.
 pub fn other_uid(s: &ProcessContext) -> ! {
     nix::unistd::setuid(Uid::from_raw(65534)).expect("setuid");
     s.exec(&s.args.join(" "))
 }
 
-/// Becomes nobody within its program, as a server does that has bound its port.
+/// Changes to uid 65534 without exec, as a server does after it has bound its port.
 pub fn drop_privileges(s: &ProcessContext) -> ! {
     nix::unistd::setuid(Uid::from_raw(65534)).expect("setuid");
     s.report();
     rest()
 }
 
-/// Makes a pid namespace, whose init is `init` with two processes below it.
+/// Creates a PID namespace with the init process `init` and two descendants of it.
 pub fn namespace(s: &ProcessContext) -> ! {
-    unshare(CloneFlags::CLONE_NEWPID).expect("unshare the pid namespace");
+    unshare(CloneFlags::CLONE_NEWPID).expect("unshare the PID namespace");
     s.spawn("init", "parent inside parent inside-too setsid");
     s.report();
     rest()
 }
 
-/// Runs the command in its arguments in place of this program.
+/// Reports itself and executes the command in its arguments.
 pub fn run(s: &ProcessContext) -> ! {
     s.report();
     let error = std::process::Command::new(&s.args[0])
@@ -243,8 +245,9 @@ pub fn run(s: &ProcessContext) -> ! {
     panic!("exec {}: {error}", s.args[0])
 }
 
-/// Once the test opens the gate `host`, it runs the command whose words are the lines of `DIR/command`, as
-/// `daemon`, and writes what `wait` tells of it to `DIR/status`. Has a child meanwhile: `host ROLE PLAY…`.
+/// `host ROLE HOW…`: starts a child, and runs the test's daemon when the test opens the gate `host`.
+///
+/// The lines of `DIR/command` are the words of the daemon's command line. Its wait status is written to `DIR/status`.
 pub fn host(s: &ProcessContext) -> ! {
     s.spawn(&s.args[0], &s.args[1..].join(" "));
     s.report();
@@ -257,7 +260,7 @@ pub fn host(s: &ProcessContext) -> ! {
     rest()
 }
 
-/// Starts a program whose name and arguments try to break out of a line.
+/// Starts a program whose name, arguments and directory contain line breaks and terminal control sequences.
 pub fn forger(s: &ProcessContext) -> ! {
     let program = s.dir.join("bin").join(crate::cli::hostile::NAME);
     std::fs::hard_link(s.dir.join("bin/worker"), &program).expect("link the program");
@@ -269,9 +272,9 @@ pub fn forger(s: &ProcessContext) -> ! {
         .args(["x\nFORGED\r\u{1b}[31m\t\u{7f}\u{85}\u{9b}\"\\", ""])
         .arg(OsStr::from_bytes(b"\xff\xfe\x80"))
         .arg(OsStr::from_bytes(crate::cli::hostile::ARGUMENT));
-    let place = s.dir.join("in\u{1b}]0;x\u{7}\u{9b}\u{202e}\nFORGED");
-    std::fs::create_dir_all(&place).expect("make a directory");
-    command.current_dir(place);
+    let directory = s.dir.join("in\u{1b}]0;x\u{7}\u{9b}\u{202e}\nFORGED");
+    std::fs::create_dir_all(&directory).expect("create a directory");
+    command.current_dir(directory);
     begin(&mut command);
     s.report();
     rest()

@@ -1,8 +1,9 @@
-//! The processes of the trees: this very binary under other names, playing a part each.
+//! Processes of the test trees: this binary under other names, each with one behaviour.
 //!
-//! `IMAGE WORD… process PLAY ROLE DIR ARG…`: the words are there to be seen, `PLAY` names a function below, `ROLE` is what the test calls the
-//! process, `DIR` is the test's directory. A process reports itself when it is what it should be, by a line
-//! in `DIR/report`; everything it needs is in its arguments, so that an empty environment changes nothing.
+//! `IMAGE WORD… test-process BEHAVIOUR ROLE DIR ARG…`: the words only make the process look like another program.
+//! `BEHAVIOUR` names a function in [`BEHAVIOURS`], `ROLE` is the test's name for the process, and `DIR` is the test's
+//! directory. A process reports that it is set up by a line in `DIR/report`. All its input is in its arguments, so that
+//! it also works with an empty environment.
 
 mod agent;
 mod bomb;
@@ -22,7 +23,7 @@ use std::path::Path;
 use context::ProcessContext;
 pub use filter::instruction;
 
-/// Seconds after which a process ends by itself, should everything that cleans up fail.
+/// Seconds after which SIGALRM ends a process, in case the test does not.
 const LIFETIME_S: u32 = 180;
 
 type BehaviourFn = fn(&ProcessContext) -> !;
@@ -89,11 +90,11 @@ const BEHAVIOURS: &[(&str, BehaviourFn)] = &[
 fn find_behaviour(name: &str) -> BehaviourFn {
     let found = BEHAVIOURS.iter().find(|(n, _)| *n == name);
     found
-        .unwrap_or_else(|| panic!("no behaviour is called '{name}'"))
+        .unwrap_or_else(|| panic!("no behaviour is named '{name}'"))
         .1
 }
 
-/// Runs the behaviour that the arguments after `test-process` name. Returns only to the caller's `exit`.
+/// Runs the behaviour that the arguments after `test-process` name.
 pub fn main(args: impl Iterator<Item = OsString>) -> ! {
     let mut args = args.map(|a| a.to_string_lossy().into_owned());
     let mut next = || {

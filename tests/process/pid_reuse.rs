@@ -1,4 +1,4 @@
-//! Pids that come again in the same clock tick, for another process.
+//! Forces the reuse of a pid within the same clock tick, so that two processes have the same key in /proc.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
@@ -10,11 +10,11 @@ use nix::unistd::{Pid, getpid};
 use super::context::{ProcessContext, fork, rest};
 use crate::proc;
 
-/// `recycler DAEMON WANTED`: in each round an agent dies with a child that dies with it, and the child's pid goes
-/// to a new process, `successor`, that no agent has anything to do with. In every other round the daemon is
-/// stopped meanwhile, so that it can only look when all has happened.
+/// `recycler DAEMON WANTED`: runs rounds until WANTED processes have had the pid and tick of a member.
 ///
-/// Ends when so many successors have pid and tick of a member. The number of rounds is in `DIR/rounds`.
+/// In each round an agent is killed and its child dies with it. The child's pid goes to a new process `successor`, which no
+/// agent started. In every second round the daemon (pid DAEMON) is stopped meanwhile, so that it reads /proc only
+/// afterwards. The number of rounds is written to `DIR/rounds`.
 pub fn recycler(s: &ProcessContext) -> ! {
     let daemon = Pid::from_raw(s.args[0].parse().expect("the daemon's pid"));
     let wanted: u32 = s.args[1].parse().expect("a number");
@@ -28,7 +28,7 @@ pub fn recycler(s: &ProcessContext) -> ! {
     rest()
 }
 
-/// One round: whether the successor has the member's pid and tick.
+/// Runs a round. Returns whether the successor has the member's pid and tick.
 fn recycle(s: &ProcessContext, daemon: Pid, stop: bool) -> bool {
     let mut agent = s.command("claude", "recycled-agent", "agent", &[]);
     let mut agent = agent
@@ -36,13 +36,14 @@ fn recycle(s: &ProcessContext, daemon: Pid, stop: bool) -> bool {
         .stdout(Stdio::piped())
         .spawn()
         .expect("start the agent");
-    let mut says = BufReader::new(agent.stdout.take().expect("its output")).lines();
-    let mut said = || {
-        says.next()
+    let mut lines = BufReader::new(agent.stdout.take().expect("its output")).lines();
+    let mut next_line = || {
+        lines
+            .next()
             .expect("a line of the agent")
-            .expect("read what it says")
+            .expect("read the agent's output")
     };
-    assert_eq!(said(), "ready");
+    assert_eq!(next_line(), "ready");
     if stop {
         kill(daemon, Signal::SIGSTOP).expect("stop the daemon");
         until(|| proc::stat(daemon).is_none_or(|d| d.state == b'T'));
@@ -52,18 +53,18 @@ fn recycle(s: &ProcessContext, daemon: Pid, stop: bool) -> bool {
         .take()
         .expect("its input")
         .write_all(b"go\n")
-        .expect("tell it to go");
+        .expect("write to the agent");
     let member: proc::ProcessKey = {
-        let line = said();
+        let line = next_line();
         let (pid, ticks) = line.split_once(' ').expect("pid and ticks");
         proc::ProcessKey {
             pid: pid.parse().expect("a pid"),
             ticks: ticks.parse().expect("ticks"),
         }
     };
-    agent.kill().expect("end the agent");
+    agent.kill().expect("kill the agent");
     until(|| proc::stat(member.pid).is_none());
-    let successor = succeed(s, member.pid);
+    let successor = start_successor(s, member.pid);
     let same = proc::stat(successor).is_some_and(|n| n.id == member);
     agent.wait().expect("wait for the agent");
     if stop {
@@ -72,11 +73,12 @@ fn recycle(s: &ProcessContext, daemon: Pid, stop: bool) -> bool {
     same
 }
 
-/// A new process with this pid. The kernel gives a number back some moments after the process is gone.
-fn succeed(s: &ProcessContext, pid: i32) -> Pid {
+/// Starts the process `successor` with this pid. Retries, because the kernel frees a pid some time after its process is
+/// gone.
+fn start_successor(s: &ProcessContext, pid: i32) -> Pid {
     loop {
         std::fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string())
-            .expect("turn the pids back");
+            .expect("set the last pid");
         let child = fork(|| {
             if getpid().as_raw() == pid {
                 s.run_behaviour("successor", "sleep");
@@ -85,27 +87,27 @@ fn succeed(s: &ProcessContext, pid: i32) -> Pid {
         if child.as_raw() == pid {
             return child;
         }
-        waitpid(child, None).expect("wait for one with another pid");
+        waitpid(child, None).expect("wait for a child with another pid");
     }
 }
 
-/// Polls without sleeping: a tick is short. The process's lifetime bounds it.
+/// Polls without sleeping, because a tick is short. SIGALRM at the end of the process's lifetime limits it.
 fn until(mut done: impl FnMut() -> bool) {
     while !done() {
         std::thread::yield_now();
     }
 }
 
-/// The agent of a round: has a child once it is told, and says who it is.
+/// Starts a child after a line of input, and prints its pid and start ticks. The agent of a round.
 pub fn agent(_: &ProcessContext) -> ! {
     println!("ready");
     std::io::stdin()
         .lock()
         .read_line(&mut String::new())
-        .expect("wait for the word");
+        .expect("read a line");
     let me = getpid();
     let child = fork(|| {
-        nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).expect("die with the parent");
+        nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).expect("set the parent-death signal");
         if nix::unistd::getppid() != me {
             super::context::leave(0);
         }

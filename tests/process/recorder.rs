@@ -1,4 +1,4 @@
-//! Whoever wants to know of each signal.
+//! A process that records the signals that it receives.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -9,7 +9,8 @@ use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
 
 use super::context::{ProcessContext, leave};
 
-/// Writes the number of each signal that it is sent to `DIR/recorded`, up to SIGTERM and what has come by then.
+/// Writes the number of each signal that it receives to `DIR/recorded`. Exits when no signal has come for 50 ms after
+/// SIGTERM.
 pub fn recorder(s: &ProcessContext) -> ! {
     let all = SigSet::all();
     sigprocmask(SigmaskHow::SIG_SETMASK, Some(&all), None).expect("block all signals");
@@ -20,9 +21,9 @@ pub fn recorder(s: &ProcessContext) -> ! {
         .create(true)
         .open(s.dir.join("recorded"))
         .expect("open the record");
-    let mut over = false;
+    let mut terminated = false;
     loop {
-        let wait = if over {
+        let wait = if terminated {
             Duration::from_millis(50)
         } else {
             Duration::from_secs(100)
@@ -31,12 +32,12 @@ pub fn recorder(s: &ProcessContext) -> ! {
             tv_sec: wait.as_secs() as i64,
             tv_nsec: i64::from(wait.subsec_nanos()),
         };
-        // SAFETY: the set and the time are what is meant, and nobody wants to know more than the number.
+        // SAFETY: the set and the timeout are valid, and a null pointer for the details is allowed.
         let number = unsafe { libc::sigtimedwait(all.as_ref(), std::ptr::null_mut(), &wait) };
         match number {
             1.. => writeln!(file, "{number}").expect("write the record"),
-            _ => leave(i32::from(!over)),
+            _ => leave(i32::from(!terminated)),
         }
-        over |= number == libc::SIGTERM;
+        terminated |= number == libc::SIGTERM;
     }
 }

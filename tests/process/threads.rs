@@ -1,4 +1,4 @@
-//! Processes of two threads that die in the same moment.
+//! Processes whose two threads exit at the same moment, each with children.
 
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
@@ -9,19 +9,19 @@ use nix::unistd::{Pid, dup};
 
 use super::context::{ProcessContext, fork, leave, rest};
 
-/// Open files of a thread differ by up to so many from round to round: closing them shifts when it gives away
-/// its children.
+/// Limit on the extra open files of a thread. Their number varies from round to round: an exiting thread closes them before
+/// its children are reparented, so it varies when that happens.
 const FILES: u32 = 400;
 
-/// `givers ROUNDS CHILDREN`: in each round a process with two threads, each with so many children, which live
-/// on when it dies. Reports itself when all of them have died.
+/// `two-thread-parents ROUNDS CHILDREN`: in each round a process `giver` with two threads, each with CHILDREN children,
+/// exits and leaves them behind. Reports itself after the last round.
 pub fn two_thread_parents(s: &ProcessContext) -> ! {
     let number = |i: usize| s.args[i].parse::<u32>().expect("a number");
     for round in 0..number(0) {
         let s = s.with("giver", &[]);
         let giver = fork(|| {
             s.report();
-            give(number(1), round * 37 % FILES)
+            exit_with_children(number(1), round * 37 % FILES)
         });
         waitpid(giver, None).expect("wait for the giver");
     }
@@ -29,18 +29,18 @@ pub fn two_thread_parents(s: &ProcessContext) -> ! {
     rest()
 }
 
-fn give(children: u32, files: u32) -> ! {
+fn exit_with_children(children: u32, files: u32) -> ! {
     let cpus = sched_getaffinity(Pid::from_raw(0)).expect("read the affinity");
     let cpus: Vec<usize> = (0..CpuSet::count())
         .filter(|cpu| cpus.is_set(*cpu).unwrap_or(false))
         .collect();
     let both_ready = Arc::new(Barrier::new(2));
     let (first, last) = (cpus[0], cpus[cpus.len() - 1]);
-    let theirs = Arc::clone(&both_ready);
+    let ready = Arc::clone(&both_ready);
     std::thread::spawn(move || {
         prepare(last, children, files);
-        theirs.wait();
-        // Awake, so that it dies as soon as it is told.
+        ready.wait();
+        // Spins, so that it exits as soon as the other thread ends the process.
         loop {
             std::hint::spin_loop();
         }
@@ -51,17 +51,17 @@ fn give(children: u32, files: u32) -> ! {
     leave(0)
 }
 
-/// The calling thread's children, its own CPU, and files that nobody shares: it has those to close when it dies,
-/// which comes before it gives its children away.
+/// Starts the calling thread's children, pins it to a CPU, and opens files. It does not share its descriptor table, so it
+/// has to close them when it exits.
 fn prepare(cpu: usize, children: u32, files: u32) {
     for _ in 0..children {
-        // The child makes nothing but system calls, which is what it may beside another thread.
+        // The child only makes system calls, as the child of a process with several threads must.
         fork(|| rest());
     }
     let mut one = CpuSet::new();
-    one.set(cpu).expect("name the CPU");
-    sched_setaffinity(Pid::from_raw(0), &one).expect("stay on the CPU");
-    unshare(CloneFlags::CLONE_FILES).expect("have files of its own");
+    one.set(cpu).expect("select the CPU");
+    sched_setaffinity(Pid::from_raw(0), &one).expect("pin the thread to the CPU");
+    unshare(CloneFlags::CLONE_FILES).expect("unshare the descriptor table");
     for _ in 0..files {
         std::mem::forget(dup(std::io::stdin()).expect("dup"));
     }
