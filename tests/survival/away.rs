@@ -1,4 +1,4 @@
-//! What happens while no service is there.
+//! Tests of what happens while no service runs.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -8,15 +8,15 @@ use crate::cli::ask_json;
 use crate::daemon::Event;
 use crate::trees::OWN_RULES;
 
-pub const STORIES: &[SurvivalScenario] = &[
+pub const SCENARIOS: &[SurvivalScenario] = &[
     ("down-for-ten-seconds", down_for_ten_seconds),
     ("relaunch-while-down", relaunch_while_down),
 ];
 
-/// Agents die, come, come and die; their children fork and daemonise. All of it is found on return.
+/// While no service runs, agents start and exit, and their children fork and daemonise. The next service handles all of it.
 fn down_for_ten_seconds() {
-    let mut life = PinnedWorld::new(OWN_RULES, &[]);
-    life.agent(
+    let mut test = PinnedWorld::new(OWN_RULES, &[]);
+    test.agent(
         "killed",
         &[
             "leaf=sleep",
@@ -30,83 +30,86 @@ fn down_for_ten_seconds() {
         "keeper=as:test-keeper+sleep",
         "die=exit+3",
     ];
-    life.agent("exits", &children, &["stubborn", "keeper"]);
-    life.agent("stays", &["stays-leaf=sleep"], &["stays-leaf"]);
-    life.await_sessions(&["killed", "exits", "stays"]);
-    // It leaves word of them for the next one after it has told of them, and before it answers.
-    ask_json(&life.world, &["status"]);
-    life.world.kill_daemon();
-    let back = Instant::now() + Duration::from_secs(10);
-    life.world.open_gate("go");
-    life.world.await_processes("apart", 1);
-    life.agent(
+    test.agent("exits", &children, &["stubborn", "keeper"]);
+    test.agent("stays", &["stays-leaf=sleep"], &["stays-leaf"]);
+    test.await_sessions(&["killed", "exits", "stays"]);
+    // The service has written its sessions to the pinned maps before it answers this request.
+    ask_json(&test.world, &["status"]);
+    test.world.kill_daemon();
+    let end = Instant::now() + Duration::from_secs(10);
+    test.world.open_gate("go");
+    test.world.await_processes("apart", 1);
+    test.agent(
         "new",
         &["new-leaf=sleep", "busy=busy+300"],
         &["new-leaf", "busy"],
     );
-    life.agent("comes", &["comes-leaf=double+setsid"], &["comes-leaf"]);
-    life.world.await_processes("brood", 100);
+    test.agent("comes", &["comes-leaf=double+setsid"], &["comes-leaf"]);
+    test.world.await_processes("brood", 100);
     ["killed", "new"]
         .iter()
-        .for_each(|role| life.world.kill(role));
-    life.world.open_gate("die-exits");
-    sleep(back.saturating_duration_since(Instant::now()));
-    // Nobody was there to end these; what the kernel ends by itself is another scenario.
+        .for_each(|role| test.world.kill(role));
+    test.world.open_gate("die-exits");
+    sleep(end.saturating_duration_since(Instant::now()));
+    // Only a service reaps these. The probes may have signalled others, which `survival::kernel-reap` tests.
     let living = ["apart", "stubborn", "new-leaf", "brood"];
-    life.world.assert_alive(&living);
-    life.world.restart_daemon(&[]);
-    let stay = ["stays", "stays-leaf", "comes", "comes-leaf", "keeper"];
-    life.await_left(&stay);
+    test.world.assert_alive(&living);
+    test.world.restart_daemon(&[]);
+    let living = ["stays", "stays-leaf", "comes", "comes-leaf", "keeper"];
+    test.await_only(&living);
     ["stays", "comes"]
         .iter()
-        .for_each(|role| life.world.kill(role));
-    life.await_left(&["keeper"]);
-    life.end(&["keeper"]);
-    let resumed = life
+        .for_each(|role| test.world.kill(role));
+    test.await_only(&["keeper"]);
+    test.end(&["keeper"]);
+    let resumed = test
         .stream()
         .iter()
         .filter(|e| e.event == "session.resume")
         .count();
-    assert_eq!(resumed, 3, "sessions that were taken up");
+    assert_eq!(resumed, 3, "number of resumed sessions");
 }
 
-/// A root that leaves of its own accord hands the session over to its child, though nobody looks.
+/// A root exits normally while no service runs. The next service makes its child the root.
 fn relaunch_while_down() {
-    let mut life = PinnedWorld::new(OWN_RULES, &[]);
+    let mut test = PinnedWorld::new(OWN_RULES, &[]);
     let args = [
         "leaf=sleep",
         "second=as:claude+agent+second-leaf=sleep",
         "die=exit+0",
     ];
-    life.world
+    test.world
         .launch("worker", "terminal", "terminal", &args.map(String::from));
     let processes = ["terminal", "agent", "leaf", "second", "second-leaf"];
     processes
         .iter()
-        .for_each(|role| drop(life.world.await_processes(role, 1)));
-    life.await_sessions(&["agent", "second"]);
-    life.world.kill_daemon();
-    life.world.open_gate("die-agent");
-    life.world.await_gone(&["agent"]);
-    life.world.restart_daemon(&[]);
-    let second = life.world.process("second");
-    life.world
+        .for_each(|role| drop(test.world.await_processes(role, 1)));
+    test.await_sessions(&["agent", "second"]);
+    test.world.kill_daemon();
+    test.world.open_gate("die-agent");
+    test.world.await_gone(&["agent"]);
+    test.world.restart_daemon(&[]);
+    let second = test.world.process("second");
+    test.world
         .await_event("a relaunch", |e| e.is("session.relaunch", second));
-    life.agent("sentinel", &["orphan=double+setsid"], &[]);
-    life.world.await_processes("orphan", 1);
-    life.world.kill("sentinel");
-    life.world.await_gone(&["orphan"]);
-    life.world.assert_alive(&processes[2..]);
+    test.agent("sentinel", &["orphan=double+setsid"], &[]);
+    test.world.await_processes("orphan", 1);
+    test.world.kill("sentinel");
+    test.world.await_gone(&["orphan"]);
+    test.world.assert_alive(&processes[2..]);
     let kept = [
-        life.world.process("leaf"),
+        test.world.process("leaf"),
         second,
-        life.world.process("second-leaf"),
+        test.world.process("second-leaf"),
     ];
-    let signalled = |e: &&Event| e.event == "signal" && kept.iter().any(|who| e.is_about(*who));
-    let stream = life.stream();
+    let signalled = |e: &&Event| e.event == "signal" && kept.iter().any(|key| e.is_about(*key));
+    let stream = test.stream();
     let signal = stream.iter().find(signalled);
-    assert!(signal.is_none(), "the session goes on: {signal:?}");
-    life.world.kill("second");
-    life.await_left(&["terminal"]);
-    life.end(&["terminal"]);
+    assert!(
+        signal.is_none(),
+        "a member of the continued session was signalled: {signal:?}"
+    );
+    test.world.kill("second");
+    test.await_only(&["terminal"]);
+    test.end(&["terminal"]);
 }

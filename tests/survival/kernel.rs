@@ -1,4 +1,4 @@
-//! What the probes do by themselves: leave out processes without an agent, and signal.
+//! Tests of what the probes do without the service: filter processes without an agent, and send signals.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -15,12 +15,12 @@ use crate::world::{World, eventually};
 pub fn trials() -> Vec<Trial> {
     let kills = doctor_says("kills in the kernel");
     if !kills {
-        eprintln!("this kernel cannot signal by itself: survival::kernel-reap is left out");
+        eprintln!("survival::kernel-reap is ignored: this kernel cannot send signals from BPF");
     }
     vec![
         trial("survival", "filter", filter),
-        trial("survival", "condemned", condemned),
-        trial("survival", "condemned-at-exec", condemned_at_exec),
+        trial("survival", "killed-on-fork", killed_on_fork),
+        trial("survival", "killed-on-exec", killed_on_exec),
         trial("survival", "kernel-reap", kernel_reap).with_ignored_flag(!kills),
         trial("survival", "overwritten-marker", overwritten_marker),
         trial(
@@ -32,7 +32,7 @@ pub fn trials() -> Vec<Trial> {
     ]
 }
 
-/// Whether `reaper doctor` has found this.
+/// Returns whether a check of `reaper doctor` has passed.
 fn doctor_says(name: &str) -> bool {
     let output = Command::new(REAPER).args(["doctor", "--json"]).output();
     let output = output.expect("run reaper doctor");
@@ -43,81 +43,87 @@ fn doctor_says(name: &str) -> bool {
         .any(|check| check["name"] == name && check["ok"] == true)
 }
 
-/// The probes leave out processes without an agent, unless all events are asked for.
+/// The probes filter processes without an agent, unless `events` is `all`.
 fn filter() {
     let mut world = World::new(true);
     world.observe_all("events = \"all\"\n");
-    assert!(knows_foreign(&world), "all events are asked for");
+    assert!(
+        knows_untracked(&world),
+        "a process is missing although `events` is `all`"
+    );
     world.stop();
     world.observe_all("");
-    // A look at the process table, which other agents on the host bring about, finds one or the other.
-    eventually("a process is left out", || {
-        (!knows_foreign(&world)).then_some(())
+    // Retries, because a reconciliation scan, caused by other agents on the host, can discover the process.
+    eventually("an untracked process is filtered", || {
+        (!knows_untracked(&world)).then_some(())
     });
     world.stop();
 }
 
-/// Whether the daemon knows a new process that no agent has started. It answers by all that the probes have sent.
-fn knows_foreign(world: &World) -> bool {
-    let mut foreign = Command::new("sleep").arg("600").spawn().expect("run sleep");
+/// Returns whether the daemon knows a new process that no agent started. The daemon reads all records before it answers.
+fn knows_untracked(world: &World) -> bool {
+    let mut untracked = Command::new("sleep").arg("600").spawn().expect("run sleep");
     let tree = ask_json(world, &["tree", "--all"]);
-    foreign.kill().expect("end sleep");
-    foreign.wait().expect("end sleep");
-    find(&tree, foreign.id().cast_signed()).is_some()
+    untracked.kill().expect("kill sleep");
+    untracked.wait().expect("wait for sleep");
+    find(&tree, untracked.id().cast_signed()).is_some()
 }
 
-/// Signals of this name that the kernel has sent by itself.
+/// Returns the signals of this name that a probe sent.
 fn by_kernel<'a>(stream: &'a [Event], signal: &'a str) -> impl Iterator<Item = &'a Event> {
-    let ours = move |e: &&Event| e.event == "signal" && e.sent_by.as_deref() == Some("kernel");
+    let from_kernel =
+        move |e: &&Event| e.event == "signal" && e.sent_by.as_deref() == Some("kernel");
     stream
         .iter()
-        .filter(ours)
+        .filter(from_kernel)
         .filter(move |e| e.signal.as_deref() == Some(signal))
 }
 
-/// Trees that may be ended before any of them is killed as it forks.
-const BOMBS: usize = 20;
+/// Limit on the number of trees until a probe kills a process.
+const TREES: usize = 20;
 
-/// A bomb that forks on in spite of SIGTERM is killed as it forks, once it has come to SIGKILL.
-fn condemned() {
-    killed_by_kernel("fork-bomb-on-term", |_, _| true);
+/// A probe kills members that fork once the escalation has reached SIGKILL.
+fn killed_on_fork() {
+    assert_killed_by_probe("fork-bomb-on-term", |_, _| true);
 }
 
-/// So is one that runs another program with each fork, as it does that.
-fn condemned_at_exec() {
-    killed_by_kernel("exec-chain-on-term", |stream, killed| {
+/// A probe also kills them when they execute another program.
+fn killed_on_exec() {
+    assert_killed_by_probe("exec-chain-on-term", |stream, killed| {
         let same = |e: &&Event| e.event == "exec" && e.entity_id == killed.entity_id;
         let mut execs = stream.iter().filter(same);
         execs.any(|exec| exec.time_boot_ns == killed.time_boot_ns)
     });
 }
 
-/// Forty that play this are ended, until the kernel has killed one `as_it` should be.
-fn killed_by_kernel(play: &str, as_it: impl Fn(&[Event], &Event) -> bool) {
-    let mut life = PinnedWorld::new(OWN_RULES, &[]);
-    let bombs = format!("bomb*40={play}");
+/// Asserts that a probe kills a process, by a signal event for which `is_expected` is true.
+///
+/// Kills agents with 40 processes of this behaviour, one after the other, until that happens.
+fn assert_killed_by_probe(behaviour: &str, is_expected: impl Fn(&[Event], &Event) -> bool) {
+    let mut test = PinnedWorld::new(OWN_RULES, &[]);
+    let bombs = format!("bomb*40={behaviour}");
     let children = [&bombs[..], "keeper=as:test-keeper+sleep"];
-    let killed = (1..=BOMBS).any(|round| {
+    let killed = (1..=TREES).any(|round| {
         let role = format!("agent-{round}");
-        life.agent(&role, &children, &[]);
-        life.world.await_processes("keeper", round);
-        life.world.await_processes("bomb", 40 * round);
-        life.world.kill(&role);
-        life.await_left(&["keeper"]);
+        test.agent(&role, &children, &[]);
+        test.world.await_processes("keeper", round);
+        test.world.await_processes("bomb", 40 * round);
+        test.world.kill(&role);
+        test.await_only(&["keeper"]);
         let closed = |e: &&Event| e.event == "session.close";
         eventually("the session is closed", || {
-            (life.world.daemon().events().iter().filter(closed).count() >= round).then_some(())
+            (test.world.daemon().events().iter().filter(closed).count() >= round).then_some(())
         });
-        let stream = life.world.daemon().events();
-        by_kernel(&stream, "SIGKILL").any(|killed| as_it(&stream, killed))
+        let stream = test.world.daemon().events();
+        by_kernel(&stream, "SIGKILL").any(|killed| is_expected(&stream, killed))
     });
-    assert!(killed, "nobody was killed by the kernel");
-    life.end(&["keeper"]);
+    assert!(killed, "no process was killed by a probe");
+    test.end(&["keeper"]);
 }
 
-/// The first signal comes from the kernel for those of whom no rule knows more; the others are decided about.
+/// A probe sends the first SIGTERM to members that no rule can keep. All other members are left to the service.
 fn kernel_reap() {
-    let mut life = PinnedWorld::new(OWN_RULES, &[]);
+    let mut test = PinnedWorld::new(OWN_RULES, &[]);
     let children = [
         "leaf=sleep",
         "apart=setsid",
@@ -127,105 +133,105 @@ fn kernel_reap() {
         "wall=as:test-wall+parent+user+sleep",
         "nobody=other-uid+sleep",
     ];
-    let spared = ["keeper", "under", "wall", "user", "nobody"];
+    let kept = ["keeper", "under", "wall", "user", "nobody"];
     let plain = ["leaf", "apart", "stubborn", "shell"];
-    let agent = life.agent(
-        "agent",
-        &children,
-        &[&spared[..], &plain, &["tool"]].concat(),
-    );
-    life.await_sessions(&["agent"]);
-    // The probes hear of it before the service answers the next question.
-    let root = life.world.process("agent").pid.to_string();
-    eventually("what nothing spares is known", || {
-        let facts = &ask_json(&life.world, &["explain", &root])["facts"];
+    let agent = test.agent("agent", &children, &[&kept[..], &plain, &["tool"]].concat());
+    test.await_sessions(&["agent"]);
+    // Once the facts are known, the service clears the members for the probes before it answers the next request.
+    let root = test.world.process("agent").pid.to_string();
+    eventually("the facts of the agent are known", || {
+        let facts = &ask_json(&test.world, &["explain", &root])["facts"];
         ["keep_marker", "unit"]
             .iter()
             .all(|fact| !facts[fact].is_null())
             .then_some(())
     });
-    ask_json(&life.world, &["status"]);
+    ask_json(&test.world, &["status"]);
     assert!(
         agent.signal(Signal::SIGKILL),
         "the agent could not be killed"
     );
-    life.await_left(&spared);
-    life.world
+    test.await_only(&kept);
+    test.world
         .await_event("the session is closed", |e| e.event == "session.close");
-    let stream = life.end(&spared);
+    let stream = test.end(&kept);
     for role in plain {
-        let who = life.world.process(role);
-        let first = stream.iter().find(|e| e.is("signal", who));
+        let key = test.world.process(role);
+        let first = stream.iter().find(|e| e.is("signal", key));
         let first = first.unwrap_or_else(|| panic!("no signal for '{role}'"));
         let (by, signal) = (first.sent_by.as_deref(), first.signal.as_deref());
         assert_eq!(
             (by, signal),
             (Some("kernel"), Some("SIGTERM")),
-            "to '{role}'"
+            "first signal to '{role}'"
         );
     }
-    let plain = plain.map(|role| life.world.process(role));
-    let other = by_kernel(&stream, "SIGTERM").find(|e| !plain.iter().any(|who| e.is_about(*who)));
+    let plain = plain.map(|role| test.world.process(role));
+    let other = by_kernel(&stream, "SIGTERM").find(|e| !plain.iter().any(|key| e.is_about(*key)));
     assert!(
         other.is_none(),
-        "another was signalled by the kernel: {other:?}"
+        "a probe signalled another process: {other:?}"
     );
 }
 
-/// Processes that overwrite their environment before /proc can be read.
+/// Number of processes of each kind that overwrite their environment.
 const TITLED: usize = 8;
 
-/// A process that overwrites its environment as soon as it runs is judged by the environment that it was started with.
+/// The environment at exec decides, even if the process overwrites it before the service can read /proc.
 fn overwritten_marker() {
-    let mut life = PinnedWorld::new(OWN_RULES, &[]);
-    // Few variables: without `bpf_loop`, the probe does not look through many.
+    let mut test = PinnedWorld::new(OWN_RULES, &[]);
+    // Few variables, because a probe without `bpf_loop` reads only a few.
     let marked = format!("marked*{TITLED}=env-i+env:REAPER_KEEP=1+title");
     let unmarked = format!("unmarked*{TITLED}=env-i+env:REAPER_KEEP=0+title");
-    life.agent("agent", &[&marked, &unmarked], &[]);
-    life.world.await_processes("marked", TITLED);
-    life.world.await_processes("unmarked", TITLED);
-    life.world.kill("agent");
-    life.await_left(&["marked"]);
-    life.end(&["marked"]);
+    test.agent("agent", &[&marked, &unmarked], &[]);
+    test.world.await_processes("marked", TITLED);
+    test.world.await_processes("unmarked", TITLED);
+    test.world.kill("agent");
+    test.await_only(&["marked"]);
+    test.end(&["marked"]);
 }
 
-/// How soon the agent of a server leaves.
+/// Minimum lifetime of the agent of a server.
 const QUICK: Duration = Duration::from_millis(200);
 
-/// A server that an agent without a terminal has started has its time, however soon that leaves in peace, and
-/// whatever the kernel does by itself.
+/// A server of an agent without a terminal gets its delay, even if the agent exits normally after 200 ms, and with
+/// `kernel_reap`.
 fn server_of_a_quick_agent() {
-    let mut life = PinnedWorld::new("kernel_reap = \"auto\"\n", &[]);
+    let mut test = PinnedWorld::new("kernel_reap = \"auto\"\n", &[]);
     let children = ["server=listen", "leaf=sleep", "die=exit+0"];
-    let begun = Instant::now();
-    life.agent("agent", &children, &["server", "leaf"]);
-    let server = life.world.process("server");
-    std::thread::sleep(QUICK.saturating_sub(begun.elapsed()));
-    life.world.open_gate("die-agent");
+    let start = Instant::now();
+    test.agent("agent", &children, &["server", "leaf"]);
+    let server = test.world.process("server");
+    std::thread::sleep(QUICK.saturating_sub(start.elapsed()));
+    test.world.open_gate("die-agent");
     let waits = |e: &Event| {
         let rule = e.rule.as_deref() == Some("asked-for-servers");
         e.is("decision", server) && e.decision.as_deref() == Some("wait") && rule
     };
-    life.world.await_event("it is given time", waits);
-    life.await_left(&["server"]);
-    let why = ask_json(&life.world, &["explain", &server.pid.to_string()]);
-    let for_s = why["process"]["decision"]["remaining_s"].as_u64();
-    assert!(for_s.is_some_and(|s| (1..=600).contains(&s)), "{why}");
-    life.end(&["server"]);
+    test.world.await_event("a decision to wait", waits);
+    test.await_only(&["server"]);
+    let reply = ask_json(&test.world, &["explain", &server.pid.to_string()]);
+    let remaining_s = reply["process"]["decision"]["remaining_s"].as_u64();
+    assert!(
+        remaining_s.is_some_and(|s| (1..=600).contains(&s)),
+        "{reply}"
+    );
+    test.end(&["server"]);
 }
 
-/// Processes, each the child of the one before.
-const DEEP: usize = 1200;
+/// Number of processes in the chain, each the child of the previous one.
+const DEPTH: usize = 1200;
 
-/// A deep chain below an agent that leaves in peace is ended, though each of it might hold all the others.
+/// A deep chain below an agent that exits normally is reaped. (After a normal exit, a keep of one process can extend to
+/// all others, so each decision looks at the whole chain.)
 fn deep_chain() {
-    let mut life = PinnedWorld::new(OWN_RULES, &[]);
-    let chain = format!("upper=chain+{DEEP}+0");
-    life.agent("agent", &[&chain, "die=exit+0"], &[]);
-    life.world.await_processes("upper", DEEP);
-    life.world.open_gate("die-agent");
-    life.await_left(&[]);
-    life.world
+    let mut test = PinnedWorld::new(OWN_RULES, &[]);
+    let chain = format!("upper=chain+{DEPTH}+0");
+    test.agent("agent", &[&chain, "die=exit+0"], &[]);
+    test.world.await_processes("upper", DEPTH);
+    test.world.open_gate("die-agent");
+    test.await_only(&[]);
+    test.world
         .await_event("the session is closed", |e| e.event == "session.close");
-    life.end(&[]);
+    test.end(&[]);
 }

@@ -1,32 +1,33 @@
-//! The service is killed, again and again, whatever it is at.
+//! Tests of a service that is killed repeatedly at random moments.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use super::{Dice, PinnedWorld, SurvivalScenario};
+use super::{PinnedWorld, Rng, SurvivalScenario};
 use crate::cli::ask_json;
 use crate::daemon;
 use crate::proc::ProcessKey;
 use crate::trees::OWN_RULES;
 
-pub const STORIES: &[SurvivalScenario] = &[("killed-20-times", || killed(20))];
+pub const SCENARIOS: &[SurvivalScenario] = &[("killed-20-times", || killed(20))];
 pub const SOAKS: &[SurvivalScenario] = &[("killed-200-times", || killed(200))];
 
-/// Longest time from a daemon's start, and from the moment that it is ready, to its end, in ms.
+/// Limit on the time from a daemon's start to its kill, in ms.
 const STARTING_MS: u64 = 120;
+/// Limit on the time from a daemon's `ready` event to its kill, in ms.
 const READY_MS: u64 = 200;
-/// One in so many is let come to the end of what those before it have left: where all are killed sooner than that, on a busy
-/// machine, it only grows.
-const CATCHES_UP: u32 = 8;
-/// Agents at a time.
+/// Interval of the daemons that are killed only after they have caught up. On a busy machine the backlog would only grow
+/// otherwise.
+const CATCH_UP_INTERVAL: u32 = 8;
+/// Number of living agents.
 const AGENTS: usize = 4;
 
-/// Longest time from one change to the next, in ms.
+/// Limit on the time between two changes, in ms.
 const CHANGE_MS: u64 = 200;
 
-/// What all agents have below them, and what only some have.
+/// Children of every agent.
 const TREE: [&str; 7] = [
     "leaf=sleep",
     "shell=parent+tool+sleep",
@@ -36,102 +37,105 @@ const TREE: [&str; 7] = [
     "link=chain+6+0",
     "busy=busy+20",
 ];
-const SPARING: [&str; 2] = [
+/// Additional children of every sixth agent: a kept process and a boundary, each with a child.
+const WITH_KEPT: [&str; 2] = [
     "keeper=as:test-keeper+parent+under+sleep",
     "wall=as:test-wall+parent+user+sleep",
 ];
-const SPARED: [&str; 4] = ["keeper", "under", "wall", "user"];
+/// Roles that no service may signal.
+const KEPT: [&str; 4] = ["keeper", "under", "wall", "user"];
 
-/// Whatever the service is at when it is killed, the next one goes on with it: nobody survives who is due, nobody
-/// else is touched, and of everybody it is told what became of them.
+/// After `times` kills of the service, every process that is due has been reaped, no other was signalled, and the stream
+/// has the end of each.
 fn killed(times: u32) {
-    let mut dice = Dice::new();
-    let mut life = PinnedWorld::new(OWN_RULES, &[]);
-    life.world.kill_daemon();
+    let mut rng = Rng::new();
+    let mut test = PinnedWorld::new(OWN_RULES, &[]);
+    test.world.kill_daemon();
     let mut agents = Agents::default();
     for kill in 0..times {
-        if kill % CATCHES_UP == 0 {
-            life.world.restart_daemon(&[]);
-            ask_json(&life.world, &["status"]);
-            life.world.kill_daemon();
-        } else if dice.below(2) == 0 {
-            let mut daemon = daemon::spawn(life.world.dir(), life.world.arguments());
-            agents.change_for(dice.below(STARTING_MS), &mut life, &mut dice);
-            let ended = daemon.try_wait().expect("look at the daemon");
-            assert_eq!(ended, None, "it ended by itself");
+        if kill % CATCH_UP_INTERVAL == 0 {
+            test.world.restart_daemon(&[]);
+            ask_json(&test.world, &["status"]);
+            test.world.kill_daemon();
+        } else if rng.below(2) == 0 {
+            let mut daemon = daemon::spawn(test.world.dir(), test.world.arguments());
+            agents.change_for(rng.below(STARTING_MS), &mut test, &mut rng);
+            let ended = daemon.try_wait().expect("poll the daemon's status");
+            assert_eq!(ended, None, "the daemon exited by itself");
             daemon.kill().expect("kill the daemon");
             daemon.wait().expect("wait for the daemon");
         } else {
-            life.world.restart_daemon(&[]);
-            agents.change_for(dice.below(READY_MS), &mut life, &mut dice);
-            life.world.kill_daemon();
+            test.world.restart_daemon(&[]);
+            agents.change_for(rng.below(READY_MS), &mut test, &mut rng);
+            test.world.kill_daemon();
         }
     }
-    life.world.restart_daemon(&[]);
-    let ended = agents.end_all(&life);
-    life.await_left(&SPARED);
-    // One that is stopped waits 2 s at most for its stream to be written, of which there may be more than that.
-    for who in ended {
-        let gone = life
+    test.world.restart_daemon(&[]);
+    let ended = agents.end_all(&test);
+    test.await_only(&KEPT);
+    // A daemon that is stopped writes its stream for at most 2 s, which can be too short for the backlog.
+    for agent in ended {
+        let exit = test
             .world
-            .await_event("an agent's end", |e| e.is("session.root_exit", who));
-        life.world.await_event("its session is closed", |e| {
-            e.event == "session.close" && e.session_id == gone.session_id
+            .await_event("an agent's exit", |e| e.is("session.root_exit", agent));
+        test.world.await_event("its session is closed", |e| {
+            e.event == "session.close" && e.session_id == exit.session_id
         });
     }
-    life.end(&SPARED);
-    let stream = life.stream();
+    test.end(&KEPT);
+    let stream = test.stream();
     let gap = stream.iter().find(|e| e.event == "gap.open");
     assert!(gap.is_none(), "records were lost: {gap:?}");
 }
 
-/// Agents that come and go.
+/// Numbered agents that start and exit.
 #[derive(Default)]
 struct Agents {
-    begun: usize,
+    started: usize,
     living: Vec<usize>,
 }
 
 impl Agents {
-    /// One more or one less, now and then.
-    fn change_for(&mut self, ms: u64, life: &mut PinnedWorld, dice: &mut Dice) {
+    /// Makes changes at random intervals for `ms` milliseconds.
+    fn change_for(&mut self, ms: u64, test: &mut PinnedWorld, rng: &mut Rng) {
         let end = Instant::now() + Duration::from_millis(ms);
-        self.change(life, dice);
+        self.change(test, rng);
         while Instant::now() < end {
-            sleep(Duration::from_millis(dice.below(CHANGE_MS)).min(end - Instant::now().min(end)));
-            self.change(life, dice);
+            sleep(Duration::from_millis(rng.below(CHANGE_MS)).min(end - Instant::now().min(end)));
+            self.change(test, rng);
         }
     }
 
-    fn change(&mut self, life: &mut PinnedWorld, dice: &mut Dice) {
+    /// Starts an agent, or ends one if there are [`AGENTS`].
+    fn change(&mut self, test: &mut PinnedWorld, rng: &mut Rng) {
         if self.living.len() < AGENTS {
-            let way = ["exit 0", "exit 3", "segfault", "exit-group 8"][self.begun % 4];
+            let way = ["exit 0", "exit 3", "segfault", "exit-group 8"][self.started % 4];
             let die = format!("die={}", way.replace(' ', "+"));
-            let sparing = SPARING.iter().filter(|_| self.begun.is_multiple_of(6));
-            let tree = TREE.iter().chain(sparing).map(|child| child.to_string());
+            let kept = WITH_KEPT.iter().filter(|_| self.started.is_multiple_of(6));
+            let tree = TREE.iter().chain(kept).map(|child| child.to_string());
             let tree = tree.chain([die]);
-            life.world.launch(
+            test.world.launch(
                 "claude",
                 "agent",
-                &role(self.begun),
+                &role(self.started),
                 &tree.collect::<Vec<_>>(),
             );
-            self.living.push(self.begun);
-            self.begun += 1;
+            self.living.push(self.started);
+            self.started += 1;
         } else {
-            let which = dice.below(AGENTS as u64) as usize;
-            if !life.world.processes(&role(self.living[which])).is_empty() {
-                end(life, self.living.swap_remove(which));
+            let which = rng.below(AGENTS as u64) as usize;
+            if !test.world.processes(&role(self.living[which])).is_empty() {
+                end(test, self.living.swap_remove(which));
             }
         }
     }
 
-    /// Gives who they were.
-    fn end_all(&mut self, life: &PinnedWorld) -> Vec<ProcessKey> {
+    /// Ends all living agents and returns them.
+    fn end_all(&mut self, test: &PinnedWorld) -> Vec<ProcessKey> {
         let all = self.living.drain(..).map(|agent| {
-            let who = life.world.await_processes(&role(agent), 1)[0];
-            end(life, agent);
-            who
+            let key = test.world.await_processes(&role(agent), 1)[0];
+            end(test, agent);
+            key
         });
         all.collect()
     }
@@ -141,11 +145,11 @@ fn role(agent: usize) -> String {
     format!("agent-{agent}")
 }
 
-/// Every other one is killed, the others leave in the way they were given.
-fn end(life: &PinnedWorld, agent: usize) {
+/// Ends an agent. Agents 0 to 3 get SIGKILL, agents 4 to 7 exit in the way that their arguments set, and so on.
+fn end(test: &PinnedWorld, agent: usize) {
     if (agent / 4).is_multiple_of(2) {
-        life.world.process(&role(agent)).signal(Signal::SIGKILL);
+        test.world.process(&role(agent)).signal(Signal::SIGKILL);
     } else {
-        life.world.open_gate(&format!("die-{}", role(agent)));
+        test.world.open_gate(&format!("die-{}", role(agent)));
     }
 }

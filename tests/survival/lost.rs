@@ -1,4 +1,4 @@
-//! A source that is lost while it is at work: another one goes on, and nobody who is due stays.
+//! Tests of a source that fails at run time, and of lost fork events.
 
 use std::ffi::CString;
 use std::fs;
@@ -18,15 +18,15 @@ use crate::process::instruction;
 use crate::trees::OWN_RULES;
 use crate::world::World;
 
-pub const STORIES: &[SurvivalScenario] = &[("probes-out-of-reach", probes_out_of_reach)];
+pub const SCENARIOS: &[SurvivalScenario] = &[("probe-map-frozen", probe_map_frozen)];
 
 pub const CONNECTOR_SCENARIOS: &[SurvivalScenario] = &[
-    ("socket-out-of-order", socket_out_of_order),
-    ("births-unheard", births_unheard),
+    ("socket-fails", socket_fails),
+    ("births-lost-before-exec", births_lost_before_exec),
 ];
 
-/// What is inferred is reaped, so that it can be seen that it is.
-const INFERS: &str = r#"
+/// Config that reaps members attributed by evidence, which shows that they are.
+const REAPS_INFERRED: &str = r#"
 grace = "500ms"
 kill_timeout = "10s"
 
@@ -37,52 +37,53 @@ session = "gone"
 inferred = true
 "#;
 
-/// Nobody can detach the probes of a service that lives, as the kernel does not let go of such links while somebody has
-/// them open. But whoever may can shut a map of theirs for good, so that they cannot be told anything any more.
-fn probes_out_of_reach() {
-    let mut life = PinnedWorld::new(OWN_RULES, &["--source", "ebpf"]);
-    goes_on(&mut life, &["ebpf", "proc-connector", "procfs"], |life| {
-        freeze(&life.pins.one("maps-").join("CONTROL")).expect("freeze a map");
+/// The service falls back to another source if it cannot write to its control map any more.
+///
+/// The probes themselves cannot be detached, because the running service holds their links open.
+fn probe_map_frozen() {
+    let mut test = PinnedWorld::new(OWN_RULES, &["--source", "ebpf"]);
+    assert_failover(&mut test, &["ebpf", "proc-connector", "procfs"], |test| {
+        freeze(&test.pins.one("maps-").join("CONTROL")).expect("freeze a map");
     });
-    assert!(!life.pins.dir().exists(), "something is left there");
+    assert!(!test.pins.dir().exists(), "the pins were not removed");
 }
 
-/// The socket of the proc connector says that it can tell nothing.
-fn socket_out_of_order() {
-    let mut life = PinnedWorld {
+/// The service falls back to another source if the proc connector's socket fails.
+fn socket_fails() {
+    let mut test = PinnedWorld {
         world: World::new(true),
         pins: Bpffs::new(),
     };
-    life.world.spawn("host", "failing-socket");
-    life.world.await_processes("host", 1);
-    life.world
+    test.world.spawn("host", "failing-socket");
+    test.world.await_processes("host", 1);
+    test.world
         .start_daemon_inside_tree(OWN_RULES, &["--source", "proc-connector"]);
-    goes_on(&mut life, &["proc-connector", "procfs"], |life| {
-        fs::write(life.world.dir().join("deaf"), "").expect("make it deaf");
+    assert_failover(&mut test, &["proc-connector", "procfs"], |test| {
+        fs::write(test.world.dir().join("deaf"), "").expect("make the socket fail");
     });
 }
 
-/// Of one whose birth is lost, and of whose program the kernel has told before it was looked for what was lost, it is
-/// asked whose it is like of one that only that look has found.
-fn births_unheard() {
-    let mut life = PinnedWorld {
+/// A process whose fork event was lost is attributed by evidence, even if its exec was reported before the reconciliation
+/// scan.
+fn births_lost_before_exec() {
+    let mut test = PinnedWorld {
         world: World::new(true),
         pins: Bpffs::new(),
     };
-    life.world
-        .start_daemon(INFERS, &["--source", "proc-connector"]);
-    let dir = life.world.dir().display().to_string();
-    // It leads a process group, which is all that is left of it in what it makes.
+    test.world
+        .start_daemon(REAPS_INFERRED, &["--source", "proc-connector"]);
+    let dir = test.world.dir().display().to_string();
+    // The leader of a process group: the orphan's group is the only evidence of its descent.
     let leader = format!(
         "exec setsid {dir}/bin/worker test-process later leader {dir} go orphan double sleep"
     );
     let leader = format!("leader={}", leader.replace(' ', "+"));
-    life.agent("agent", &[&leader, "leaf=sleep"], &["leader", "leaf"]);
-    life.await_sessions(&["agent"]);
-    let leader = life.world.process("leader");
-    life.world
-        .await_event("the leader is seen", |e| e.is_about(leader));
-    let daemon = proc::stat(life.world.daemon().pid())
+    test.agent("agent", &[&leader, "leaf=sleep"], &["leader", "leaf"]);
+    test.await_sessions(&["agent"]);
+    let leader = test.world.process("leader");
+    test.world
+        .await_event("an event of the leader", |e| e.is_about(leader));
+    let daemon = proc::stat(test.world.daemon().pid())
         .expect("the daemon")
         .id;
     let socket = connector_of(daemon.pid).expect("its socket");
@@ -90,18 +91,21 @@ fn births_unheard() {
         daemon.signal(Signal::SIGSTOP),
         "the daemon could not be stopped"
     );
-    let forks = Unheard::begin(&socket).expect("keep forks from it");
-    life.world.open_gate("go");
-    life.world.await_processes("orphan", 1);
+    let forks = ForkFilter::install(&socket).expect("filter fork events");
+    test.world.open_gate("go");
+    test.world.await_processes("orphan", 1);
     drop(forks);
-    assert!(daemon.signal(Signal::SIGCONT), "the daemon could not go on");
-    life.world
+    assert!(
+        daemon.signal(Signal::SIGCONT),
+        "the daemon could not be continued"
+    );
+    test.world
         .await_event("the gap is closed", |e| e.event == "gap.close");
-    life.world.kill("agent");
-    life.world.await_gone(&["leader", "leaf", "orphan"]);
-    life.await_closed(1);
-    let stream = life.end(&[]);
-    let orphan = life.world.process("orphan");
+    test.world.kill("agent");
+    test.world.await_gone(&["leader", "leaf", "orphan"]);
+    test.await_closed(1);
+    let stream = test.end(&[]);
+    let orphan = test.world.process("orphan");
     let due = stream.iter().find(|e| e.is("decision", orphan));
     assert_eq!(
         due.and_then(|e| e.rule.as_deref()),
@@ -110,7 +114,7 @@ fn births_unheard() {
     );
 }
 
-/// The socket by which a process hears of others from the kernel's proc connector, for this process too.
+/// Returns a copy of the proc connector's socket of a process.
 fn connector_of(pid: i32) -> std::io::Result<OwnedFd> {
     const NETLINK_CONNECTOR: &str = "11";
     let table = fs::read_to_string(format!("/proc/{pid}/net/netlink"))?;
@@ -126,31 +130,31 @@ fn connector_of(pid: i32) -> std::io::Result<OwnedFd> {
         .filter_map(|(_, name)| name)
         .collect();
     let files = fs::read_dir(format!("/proc/{pid}/fd"))?.flatten();
-    let is_it = |file: &fs::DirEntry| {
+    let is_connector = |file: &fs::DirEntry| {
         let name = fs::read_link(file.path()).unwrap_or_default();
         sockets
             .iter()
             .any(|socket| name.as_os_str() == socket.as_str())
     };
     let number = files
-        .filter(is_it)
+        .filter(is_connector)
         .find_map(|file| file.file_name().to_str()?.parse::<i32>().ok());
     let number = number.ok_or(Errno::ENOTSOCK)?;
-    // SAFETY: two calls that take numbers; what each opens is nobody else's.
+    // SAFETY: both calls take numbers only, and return new descriptors.
     unsafe {
-        let of = Errno::result(libc::syscall(libc::SYS_pidfd_open, pid, 0))?;
-        let of = OwnedFd::from_raw_fd(of as i32);
-        let got = libc::syscall(libc::SYS_pidfd_getfd, of.as_raw_fd(), number, 0);
-        Ok(OwnedFd::from_raw_fd(Errno::result(got)? as i32))
+        let pidfd = Errno::result(libc::syscall(libc::SYS_pidfd_open, pid, 0))?;
+        let pidfd = OwnedFd::from_raw_fd(pidfd as i32);
+        let copy = libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), number, 0);
+        Ok(OwnedFd::from_raw_fd(Errno::result(copy)? as i32))
     }
 }
 
-/// For as long as this is there a socket is not told of any fork.
-struct Unheard<'a>(&'a OwnedFd);
+/// Filter that discards the fork events of a proc connector's socket. It is removed on drop.
+struct ForkFilter<'a>(&'a OwnedFd);
 
-impl Unheard<'_> {
-    fn begin(socket: &OwnedFd) -> nix::Result<Unheard<'_>> {
-        // Behind the headers of netlink and of the connector; a filter has numbers as networks have them.
+impl ForkFilter<'_> {
+    fn install(socket: &OwnedFd) -> nix::Result<ForkFilter<'_>> {
+        // Offset of the event type, after the headers of netlink and of the connector. Filters load big-endian numbers.
         const WHAT: u32 = 16 + 20;
         const FORK: u32 = 1_u32.swap_bytes();
         let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
@@ -166,109 +170,113 @@ impl Unheard<'_> {
             len: steps.len() as u16,
             filter: steps.as_mut_ptr(),
         };
-        set(socket, libc::SO_ATTACH_FILTER, &program).map(|()| Unheard(socket))
+        set_option(socket, libc::SO_ATTACH_FILTER, &program).map(|()| ForkFilter(socket))
     }
 }
 
-impl Drop for Unheard<'_> {
+impl Drop for ForkFilter<'_> {
     fn drop(&mut self) {
-        // If that fails, the test does not come to its end.
-        let _ = set(self.0, libc::SO_DETACH_FILTER, &0_i32);
+        // If this fails, the test fails too, because it waits for events.
+        let _ = set_option(self.0, libc::SO_DETACH_FILTER, &0_i32);
     }
 }
 
-fn set<T>(socket: &OwnedFd, option: libc::c_int, value: &T) -> nix::Result<()> {
+fn set_option<T>(socket: &OwnedFd, option: libc::c_int, value: &T) -> nix::Result<()> {
     let length = size_of::<T>() as libc::socklen_t;
     let (file, level) = (socket.as_raw_fd(), libc::SOL_SOCKET);
-    // SAFETY: the value is read, and is as long as is said.
+    // SAFETY: the call only reads the value, and the length is its size.
     let set = unsafe { libc::setsockopt(file, level, option, (&raw const *value).cast(), length) };
     Errno::result(set).map(drop)
 }
 
-/// What is born while the first of these sources is lost, and afterwards, is reaped like all that was there before; by the
-/// next of them that can be used.
-fn goes_on(life: &mut PinnedWorld, sources: &[&str], lose: impl FnOnce(&PinnedWorld)) {
+/// Asserts that the next usable source takes over when `lose` makes the first of `sources` fail.
+///
+/// Processes forked before, during and after the failure must be reaped.
+fn assert_failover(test: &mut PinnedWorld, sources: &[&str], lose: impl FnOnce(&PinnedWorld)) {
     let children = [
         "leaf=sleep",
         "orphan=double+setsid",
         "shell=later+go+meanwhile+parent+below+setsid",
         "keeper=as:test-keeper+sleep",
     ];
-    life.agent("agent", &children, &["leaf", "orphan", "shell", "keeper"]);
-    life.await_sessions(&["agent"]);
-    let orphan = life.world.process("orphan");
+    test.agent("agent", &children, &["leaf", "orphan", "shell", "keeper"]);
+    test.await_sessions(&["agent"]);
+    let orphan = test.world.process("orphan");
     let detached = |e: &crate::daemon::Event| {
         e.is("decision", orphan) && e.reason.as_deref() == Some("detached")
     };
-    life.world.await_event("an orphan is detached", detached);
-    let daemon = proc::stat(life.world.daemon().pid())
+    test.world.await_event("a detached orphan", detached);
+    let daemon = proc::stat(test.world.daemon().pid())
         .expect("the daemon")
         .id;
     assert!(
         daemon.signal(Signal::SIGSTOP),
         "the daemon could not be stopped"
     );
-    lose(life);
-    life.world.open_gate("go");
+    lose(test);
+    test.world.open_gate("go");
     ["meanwhile", "below"]
         .iter()
-        .for_each(|role| drop(life.world.await_processes(role, 1)));
-    assert!(daemon.signal(Signal::SIGCONT), "the daemon could not go on");
-    life.world
+        .for_each(|role| drop(test.world.await_processes(role, 1)));
+    assert!(
+        daemon.signal(Signal::SIGCONT),
+        "the daemon could not be continued"
+    );
+    test.world
         .await_event("the gap is closed", |e| e.event == "gap.close");
-    let status = ask_json(&life.world, &["status"]);
-    let passed_over = status["rejected_sources"].as_array();
-    let is_passed_over = |source: &&&str| {
-        let mut reasons = passed_over.into_iter().flatten().filter_map(Value::as_str);
+    let status = ask_json(&test.world, &["status"]);
+    let rejected = status["rejected_sources"].as_array();
+    let is_rejected = |source: &&&str| {
+        let mut reasons = rejected.into_iter().flatten().filter_map(Value::as_str);
         reasons.any(|reason| reason.starts_with(&format!("{source} cannot be used")))
     };
     assert_eq!(
         status["source"],
         *sources
             .iter()
-            .find(|one| !is_passed_over(one))
+            .find(|one| !is_rejected(one))
             .expect("a source"),
         "{status}"
     );
-    life.agent("other", &["others-leaf=sleep"], &["others-leaf"]);
-    life.await_sessions(&["other"]);
-    let leaf = life.world.process("others-leaf");
-    life.world
-        .await_event("its leaf is seen", |e| e.is_about(leaf));
-    life.world.kill("agent");
-    life.world.kill("other");
-    let hosts = life.world.processes("host").len() + life.world.processes("daemon").len();
-    let spared: &[&str] = if hosts > 0 {
+    test.agent("other", &["others-leaf=sleep"], &["others-leaf"]);
+    test.await_sessions(&["other"]);
+    let leaf = test.world.process("others-leaf");
+    test.world
+        .await_event("an event of the leaf", |e| e.is_about(leaf));
+    test.world.kill("agent");
+    test.world.kill("other");
+    let hosts = test.world.processes("host").len() + test.world.processes("daemon").len();
+    let kept: &[&str] = if hosts > 0 {
         &["keeper", "host", "daemon"]
     } else {
         &["keeper"]
     };
-    life.await_left(spared);
-    life.await_closed(2);
-    let stream = life.end(spared);
-    // Besides, the kernel may have lost some for want of room.
+    test.await_only(kept);
+    test.await_closed(2);
+    let stream = test.end(kept);
+    // There may be other gaps, because the kernel can lose records for lack of space.
     let mut opened = stream.iter().filter(|e| e.event == "gap.open");
-    let told = opened.any(|e| e.reason.as_deref() == Some("source_failed"));
-    assert!(told, "it is not told that a source was lost");
+    let reported = opened.any(|e| e.reason.as_deref() == Some("source_failed"));
+    assert!(reported, "the failure of the source is not reported");
 }
 
-/// Shuts a pinned map: from now on only the kernel's programs can write to it.
+/// Freezes a pinned map: only BPF programs can write to it afterwards.
 fn freeze(pinned: &Path) -> nix::Result<()> {
     const OBJ_GET: libc::c_long = 7;
     const MAP_FREEZE: libc::c_long = 22;
     let path = CString::new(pinned.as_os_str().as_bytes()).expect("a path");
     let map = bpf(OBJ_GET, path.as_ptr() as u64)?;
-    // SAFETY: the call has just opened it, and nobody else has it.
+    // SAFETY: the call has just returned this new descriptor.
     let map = unsafe { OwnedFd::from_raw_fd(map) };
     bpf(MAP_FREEZE, map.as_raw_fd() as u64).map(drop)
 }
 
-/// A command of bpf(2) that takes one thing, which stands first.
+/// Calls bpf(2) with a command that reads only the first attribute.
 fn bpf(command: libc::c_long, first: u64) -> nix::Result<i32> {
     let mut attributes = [0_u64; 4];
     attributes[0] = first;
     let length = size_of_val(&attributes);
-    // SAFETY: the attributes are as long as is said, and what they point to outlives the call.
+    // SAFETY: the length is the size of the attributes, and a pathname in them outlives the call.
     let done = unsafe { libc::syscall(libc::SYS_bpf, command, attributes.as_ptr(), length) };
     Errno::result(done).map(|done| done as i32)
 }

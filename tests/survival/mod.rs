@@ -1,4 +1,4 @@
-//! What happens when the service dies, falls behind, or finds something in its place.
+//! Tests of a service that is killed, loses events or its source, or finds unexpected pins.
 
 mod arming;
 mod away;
@@ -23,23 +23,23 @@ use crate::world::{TempDir, World, eventually};
 
 type SurvivalScenario = (&'static str, fn());
 
-/// Who has nothing to do with any agent.
+/// Roles outside of all agents' trees.
 const OUTSIDERS: [&str; 3] = ["launcher", "canary", "canary-orphan"];
 
 pub fn trials() -> Vec<Trial> {
-    let scenarios = killed::STORIES
+    let scenarios = killed::SCENARIOS
         .iter()
-        .chain(arming::STORIES)
-        .chain(away::STORIES)
-        .chain(gaps::STORIES)
-        .chain(keeps::STORIES)
-        .chain(lost::STORIES)
-        .chain(pins::STORIES);
+        .chain(arming::SCENARIOS)
+        .chain(away::SCENARIOS)
+        .chain(gaps::SCENARIOS)
+        .chain(keeps::SCENARIOS)
+        .chain(lost::SCENARIOS)
+        .chain(pins::SCENARIOS);
     let trials = scenarios.map(|(name, scenario)| trial("survival", name, scenario));
     trials.chain(kernel::trials()).collect()
 }
 
-/// Those that take minutes.
+/// Returns the tests that take minutes.
 pub fn soaks() -> Vec<Trial> {
     let scenarios = killed::SOAKS.iter();
     scenarios
@@ -47,7 +47,7 @@ pub fn soaks() -> Vec<Trial> {
         .collect()
 }
 
-/// Those of the proc connector.
+/// Returns the tests that use the proc connector.
 pub fn through_connector() -> Vec<Trial> {
     let scenarios = gaps::CONNECTOR_SCENARIOS
         .iter()
@@ -57,7 +57,7 @@ pub fn through_connector() -> Vec<Trial> {
         .collect()
 }
 
-/// A BPF file system of a test's own, which is gone when this is dropped, with all that is pinned there.
+/// BPF file system of one test. It is removed with all its pins on drop.
 struct Bpffs(TempDir);
 
 impl Bpffs {
@@ -68,36 +68,34 @@ impl Bpffs {
         Bpffs(dir)
     }
 
-    /// The pin directory.
+    /// Returns the pin directory.
     fn dir(&self) -> PathBuf {
         self.0.path().join("reaper")
     }
 
-    /// What is pinned for the one scope there, by name.
+    /// Returns the entries of the only scope, by name.
     fn pinned(&self) -> Vec<PathBuf> {
         let scopes = listed(&self.dir());
         let [scope] = scopes.as_slice() else {
-            panic!("scopes there: {scopes:?}")
+            panic!("not exactly one scope: {scopes:?}")
         };
         listed(scope)
     }
 
-    /// The one entry for the scope whose name begins like this.
-    fn one(&self, beginning: &str) -> PathBuf {
+    /// Returns the only entry of the scope whose name starts with `prefix`.
+    fn one(&self, prefix: &str) -> PathBuf {
         let all = self.pinned();
-        let found = all
-            .iter()
-            .filter(|path| name_of(path).starts_with(beginning));
+        let found = all.iter().filter(|path| name_of(path).starts_with(prefix));
         match found.collect::<Vec<_>>().as_slice() {
             [one] => one.to_path_buf(),
-            _ => panic!("not one {beginning}*: {all:?}"),
+            _ => panic!("not exactly one {prefix}*: {all:?}"),
         }
     }
 }
 
 impl Drop for Bpffs {
     fn drop(&mut self) {
-        // Links go with the last reference: also where another mount namespace has a copy of this mount.
+        // Not by the unmount alone: a copy of this mount in another mount namespace keeps the pins.
         let _ = fs::remove_dir_all(self.dir());
         let _ = umount2(self.0.path(), MntFlags::MNT_DETACH);
     }
@@ -117,22 +115,22 @@ fn name_of(path: &Path) -> String {
     name.to_string_lossy().into_owned()
 }
 
-/// A world whose daemon pins what it has.
+/// World whose daemon pins its maps and probes.
 struct PinnedWorld {
     world: World,
-    /// After the daemon and the trees.
+    /// Declared last, so that it is dropped after the daemon.
     pins: Bpffs,
 }
 
 impl PinnedWorld {
-    /// The daemon is ready.
+    /// Starts the daemon and waits until it is ready.
     fn new(config: &str, more: &[&str]) -> PinnedWorld {
-        let mut life = PinnedWorld {
+        let mut test = PinnedWorld {
             world: World::new(true),
             pins: Bpffs::new(),
         };
-        life.watch(config, more);
-        life
+        test.watch(config, more);
+        test
     }
 
     fn watch(&mut self, config: &str, more: &[&str]) {
@@ -141,7 +139,7 @@ impl PinnedWorld {
         self.world.start_daemon(config, &[&place, more].concat());
     }
 
-    /// An agent with these children ([`Stage::spawn`](crate::process)), once it and all of `processes` are up.
+    /// Starts an agent with these children and waits for it and for the roles in `processes`. Returns the agent.
     fn agent(&mut self, role: &str, children: &[&str], processes: &[&str]) -> ProcessKey {
         let children: Vec<String> = children.iter().map(|child| child.to_string()).collect();
         self.world.launch("claude", "agent", role, &children);
@@ -151,16 +149,16 @@ impl PinnedWorld {
         self.world.await_processes(role, 1)[0]
     }
 
-    /// Waits until the daemon has heard of these agents: their coming wakes it no sooner than need be.
+    /// Waits until the daemon has opened the sessions of these agents. Their exec does not wake the daemon at once.
     fn await_sessions(&self, roles: &[&str]) {
         for role in roles {
-            let who = self.world.process(role);
+            let agent = self.world.process(role);
             self.world
-                .await_event("a session", |e| e.is("session.open", who));
+                .await_event("a session", |e| e.is("session.open", agent));
         }
     }
 
-    /// Waits until so many sessions are closed.
+    /// Waits until `n` sessions are closed.
     fn await_closed(&self, n: usize) {
         eventually(&format!("{n} sessions closed"), || {
             let events = self.world.daemon().events();
@@ -169,60 +167,63 @@ impl PinnedWorld {
         });
     }
 
-    /// All that the daemons have said, one after the other.
+    /// Returns the events of all daemons so far, in order.
     fn stream(&self) -> Vec<Event> {
         daemon::whole_stream(self.world.dir())
     }
 
-    /// Waits until nobody is left but the outsiders and those of the roles in `spared`, who all must live.
-    fn await_left(&self, spared: &[&str]) {
-        let spared: Vec<&str> = OUTSIDERS.iter().chain(spared).copied().collect();
-        eventually("nobody left who is due", || {
-            let everybody = self.world.all_processes();
-            let (stay, gone): (Vec<_>, Vec<_>) = everybody
+    /// Waits until only the outsiders and the processes with these roles live. All of those must live.
+    fn await_only(&self, roles: &[&str]) {
+        let roles: Vec<&str> = OUTSIDERS.iter().chain(roles).copied().collect();
+        eventually("every process that is due has exited", || {
+            let all = self.world.all_processes();
+            let (stay, gone): (Vec<_>, Vec<_>) = all
                 .into_iter()
-                .partition(|(role, _)| spared.contains(&role.as_str()));
+                .partition(|(role, _)| roles.contains(&role.as_str()));
             let stay: HashSet<ProcessKey> = stay.into_iter().map(|(_, id)| id).collect();
-            let nobody = self.world.living().iter().all(|s| stay.contains(&s.id));
-            (nobody && !gone.iter().any(|(_, id)| id.is_alive())).then_some(())
+            let alone = self.world.living().iter().all(|s| stay.contains(&s.id));
+            (alone && !gone.iter().any(|(_, id)| id.is_alive())).then_some(())
         });
-        self.world.assert_alive(&spared);
+        self.world.assert_alive(&roles);
     }
 
-    /// Ends the daemon once it has written that each process was signalled or has ended, but for the outsiders
-    /// and the roles in `spared`: none of those was signalled. Gives the last daemon's events.
-    fn end(&mut self, spared: &[&str]) -> Vec<Event> {
-        let spared: Vec<&str> = OUTSIDERS.iter().chain(spared).copied().collect();
-        let everybody = self.world.all_processes();
-        let (kept, ended): (Vec<_>, Vec<_>) = everybody
+    /// Stops the daemon and returns the last daemon's events.
+    ///
+    /// Waits first until the stream has a signal, an outcome or an exit of each process, except the outsiders and the roles
+    /// in `kept`. Asserts that none of those was signalled.
+    fn end(&mut self, kept: &[&str]) -> Vec<Event> {
+        let kept: Vec<&str> = OUTSIDERS.iter().chain(kept).copied().collect();
+        let all = self.world.all_processes();
+        let (kept, ended): (Vec<_>, Vec<_>) = all
             .into_iter()
-            .partition(|(role, _)| spared.contains(&role.as_str()));
-        eventually("all ends are in the stream", || {
+            .partition(|(role, _)| kept.contains(&role.as_str()));
+        eventually("all exits are in the stream", || {
             let stream = self.stream();
             let ends = ["signal", "outcome", "exit"];
-            let told = by_pid(&stream, |e| ends.contains(&e.event.as_str()));
-            let is_told = |who: ProcessKey| {
-                told.get(&who.pid)
-                    .is_some_and(|all| all.iter().any(|e| e.is_about(who)))
+            let reported = by_pid(&stream, |e| ends.contains(&e.event.as_str()));
+            let is_reported = |key: ProcessKey| {
+                reported
+                    .get(&key.pid)
+                    .is_some_and(|all| all.iter().any(|e| e.is_about(key)))
             };
-            ended.iter().all(|(_, who)| is_told(*who)).then_some(())
+            ended.iter().all(|(_, key)| is_reported(*key)).then_some(())
         });
         let last = self.world.stop();
         let stream = self.stream();
         let signalled = by_pid(&stream, |e| e.event == "signal");
-        for (role, who) in kept {
-            let mine = signalled.get(&who.pid).into_iter().flatten();
-            let signal = mine.copied().find(|e| e.is_about(who));
+        for (role, key) in kept {
+            let of_it = signalled.get(&key.pid).into_iter().flatten();
+            let signal = of_it.copied().find(|e| e.is_about(key));
             assert!(
                 signal.is_none(),
-                "'{role}' ({who:?}) was signalled: {signal:?}"
+                "'{role}' ({key:?}) was signalled: {signal:?}"
             );
         }
         last
     }
 }
 
-/// The events that `which` picks, by the process that they are about.
+/// Returns the events for which `which` is true, by pid.
 fn by_pid(stream: &[Event], which: impl Fn(&Event) -> bool) -> HashMap<i32, Vec<&Event>> {
     let mut all: HashMap<i32, Vec<&Event>> = HashMap::new();
     for event in stream.iter().filter(|e| which(e)) {
@@ -233,11 +234,11 @@ fn by_pid(stream: &[Event], which: impl Fn(&Event) -> bool) -> HashMap<i32, Vec<
     all
 }
 
-/// Numbers that nobody can foresee, unless `REAPER_TEST_SEED` is set.
-struct Dice(u64);
+/// Random number generator, seeded by `REAPER_TEST_SEED` or the time. The report of a failure contains the seed.
+struct Rng(u64);
 
-impl Dice {
-    fn new() -> Dice {
+impl Rng {
+    fn new() -> Rng {
         let seed = std::env::var("REAPER_TEST_SEED")
             .ok()
             .and_then(|seed| seed.parse().ok());
@@ -247,11 +248,11 @@ impl Dice {
                 .map_or(0, |t| t.as_nanos() as u64)
         };
         let seed = seed.unwrap_or_else(now);
-        crate::report::add(&format!("--- the dice: REAPER_TEST_SEED={seed}"));
-        Dice(seed)
+        crate::report::add(&format!("--- random seed: REAPER_TEST_SEED={seed}"));
+        Rng(seed)
     }
 
-    /// A number below `n`: splitmix64.
+    /// Returns a number below `n` (splitmix64).
     fn below(&mut self, n: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;

@@ -1,6 +1,6 @@
-//! What may be found where the pins belong.
+//! Tests of unexpected contents of the pin directory.
 //!
-//! A bpffs cannot be filled up: it takes no quota, and memory is its only bound.
+//! A full bpffs is not tested: it has no quota, and only memory limits it.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -13,233 +13,235 @@ use crate::cli::reaper;
 use crate::trees::OWN_RULES;
 use crate::world::World;
 
-pub const STORIES: &[SurvivalScenario] = &[
+pub const SCENARIOS: &[SurvivalScenario] = &[
     ("no-bpffs", no_bpffs),
-    ("pins-removed-under-it", pins_removed),
+    ("pins-removed-while-running", pins_removed),
     ("read-only-bpffs", read_only),
-    ("foreign-pin", foreign_pin),
-    ("another-thing", another_thing),
-    ("half-a-set-of-maps", half_a_set_of_maps),
-    ("half-a-set-of-probes", half_a_set_of_probes),
+    ("pin-of-another-kind", pin_of_another_kind),
+    ("unknown-pin", unknown_pin),
+    ("incomplete-maps", incomplete_maps),
+    ("incomplete-probes", incomplete_probes),
     ("probes-of-other-maps", probes_of_other_maps),
     ("killed-while-upgrading", killed_while_upgrading),
     ("two-services", two_services),
 ];
 
-/// What was said on standard error is one line, with all of these words in it.
-fn assert_says(world: &World, words: &[&str]) {
-    let said = fs::read_to_string(world.dir().join("stderr")).expect("read what was said");
-    assert_eq!(said.lines().count(), 1, "not one line:\n{said}");
+/// Asserts that standard error is a single line that contains all of these words.
+fn assert_message(world: &World, words: &[&str]) {
+    let stderr = fs::read_to_string(world.dir().join("stderr")).expect("read standard error");
+    assert_eq!(stderr.lines().count(), 1, "not one line:\n{stderr}");
     for word in words {
-        assert!(said.contains(word), "no '{word}' in: {said}");
+        assert!(stderr.contains(word), "no '{word}' in: {stderr}");
     }
 }
 
-/// It does what it is there for.
-fn assert_reaps(life: &mut PinnedWorld) {
-    life.agent(
+/// Asserts that the daemon reaps an agent's tree, and stops it.
+fn assert_reaps(test: &mut PinnedWorld) {
+    test.agent(
         "agent",
         &["leaf=sleep", "apart=double+setsid"],
         &["leaf", "apart"],
     );
-    life.world.kill("agent");
-    life.await_left(&[]);
-    life.world
+    test.world.kill("agent");
+    test.await_only(&[]);
+    test.world
         .await_event("the session is closed", |e| e.event == "session.close");
-    let said = life.world.stop();
-    crate::trees::checks::assert_well_formed(&life.world, &said);
+    let events = test.world.stop();
+    crate::trees::checks::assert_well_formed(&test.world, &events);
 }
 
-/// Who removes the pins of a service at work takes nothing from it while it lives.
+/// A running service does not need its pins.
 fn pins_removed() {
-    let mut life = PinnedWorld::new(OWN_RULES, &[]);
-    fs::remove_dir_all(life.pins.dir()).expect("remove all that is pinned");
-    assert_reaps(&mut life);
+    let mut test = PinnedWorld::new(OWN_RULES, &[]);
+    fs::remove_dir_all(test.pins.dir()).expect("remove all pins");
+    assert_reaps(&mut test);
 }
 
 fn no_bpffs() {
-    let mut life = PinnedWorld {
+    let mut test = PinnedWorld {
         world: World::new(true),
         pins: Bpffs::new(),
     };
-    let place = life.world.dir().join("pins");
+    let place = test.world.dir().join("pins");
     let place = place.to_str().expect("a path in UTF-8");
-    life.world.start_daemon(OWN_RULES, &["--pin-dir", place]);
-    assert_says(&life.world, &[place, "mount"]);
-    assert_reaps(&mut life);
-    assert!(!Path::new(place).exists(), "a directory is left");
+    test.world.start_daemon(OWN_RULES, &["--pin-dir", place]);
+    assert_message(&test.world, &[place, "mount"]);
+    assert_reaps(&mut test);
+    assert!(!Path::new(place).exists(), "the directory was not removed");
 }
 
 fn read_only() {
-    let mut life = PinnedWorld {
+    let mut test = PinnedWorld {
         world: World::new(true),
         pins: Bpffs::new(),
     };
     let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY;
     let none = None::<&str>;
-    mount(none, life.pins.0.path(), none, flags, none).expect("make the bpffs read-only");
-    life.watch(OWN_RULES, &[]);
-    let place = life.pins.dir();
-    assert_says(
-        &life.world,
+    mount(none, test.pins.0.path(), none, flags, none).expect("make the bpffs read-only");
+    test.watch(OWN_RULES, &[]);
+    let place = test.pins.dir();
+    assert_message(
+        &test.world,
         &[place.to_str().expect("a path in UTF-8"), "Read-only"],
     );
-    assert_reaps(&mut life);
+    assert_reaps(&mut test);
 }
 
-/// A map of another kind than is expected is left where it is.
-fn foreign_pin() {
-    let mut life = PinnedWorld::new(OWN_RULES, &[]);
-    life.world.kill_daemon();
-    let members = life.pins.one("maps-").join("MEMBERS");
+/// A pinned map of an unexpected kind is reported and left in place.
+fn pin_of_another_kind() {
+    let mut test = PinnedWorld::new(OWN_RULES, &[]);
+    test.world.kill_daemon();
+    let members = test.pins.one("maps-").join("MEMBERS");
     fs::remove_file(&members).expect("remove a pin");
     fs::hard_link(members.with_file_name("DROPS"), &members).expect("pin another map there");
-    let pinned = listed(&life.pins.one("maps-"));
-    life.world.restart_daemon(&[]);
-    assert_says(
-        &life.world,
+    let pinned = listed(&test.pins.one("maps-"));
+    test.world.restart_daemon(&[]);
+    assert_message(
+        &test.world,
         &[members.to_str().expect("a path in UTF-8"), "another kind"],
     );
-    assert_reaps(&mut life);
+    assert_reaps(&mut test);
     assert_eq!(
-        listed(&life.pins.one("maps-")),
+        listed(&test.pins.one("maps-")),
         pinned,
-        "what was not its own"
+        "a foreign pin was changed"
     );
 }
 
-/// So is what is no map of this program.
-fn another_thing() {
-    let mut life = PinnedWorld::new(OWN_RULES, &[]);
-    life.world.kill_daemon();
-    let maps = life.pins.one("maps-");
+/// A pin with an unknown name is reported and left in place.
+fn unknown_pin() {
+    let mut test = PinnedWorld::new(OWN_RULES, &[]);
+    test.world.kill_daemon();
+    let maps = test.pins.one("maps-");
     fs::remove_file(maps.join("NAMES")).expect("remove a pin");
     let other = maps.join("OTHER");
     fs::hard_link(maps.join("DROPS"), &other).expect("pin another map there");
     let pinned = listed(&maps);
-    life.world.restart_daemon(&[]);
-    assert_says(&life.world, &[other.to_str().expect("a path in UTF-8")]);
-    assert_reaps(&mut life);
-    assert_eq!(listed(&maps), pinned, "what was not its own");
+    test.world.restart_daemon(&[]);
+    assert_message(&test.world, &[other.to_str().expect("a path in UTF-8")]);
+    assert_reaps(&mut test);
+    assert_eq!(listed(&maps), pinned, "a foreign pin was changed");
 }
 
-/// An agent of before and one of now, and what was said of it in one line. Then nothing is left.
-fn goes_on(life: &mut PinnedWorld, words: &[&str]) {
-    life.world.restart_daemon(&[]);
+/// Restarts the daemon and asserts its message, which contains `words`; none if `words` is empty.
+///
+/// Asserts that it reaps the trees of an earlier and of a new agent, and leaves no pins.
+fn assert_recovers(test: &mut PinnedWorld, words: &[&str]) {
+    test.world.restart_daemon(&[]);
     match words {
-        [] => assert_silent(&life.world),
-        words => assert_says(&life.world, words),
+        [] => assert_silent(&test.world),
+        words => assert_message(&test.world, words),
     }
-    life.pins.one("maps-");
-    life.pins.one("probes-");
-    life.world.kill("before");
-    assert_reaps(life);
+    test.pins.one("maps-");
+    test.pins.one("probes-");
+    test.world.kill("before");
+    assert_reaps(test);
     assert!(
-        !life.pins.dir().exists(),
+        !test.pins.dir().exists(),
         "left: {:?}",
-        listed(&life.pins.dir())
+        listed(&test.pins.dir())
     );
 }
 
-/// A daemon with an agent, and then without the daemon.
+/// Starts a daemon and an agent, and kills the daemon.
 fn crashed() -> PinnedWorld {
-    let mut life = PinnedWorld::new(OWN_RULES, &[]);
-    life.agent("before", &["before-leaf=sleep"], &["before-leaf"]);
-    life.world.kill_daemon();
-    life
+    let mut test = PinnedWorld::new(OWN_RULES, &[]);
+    test.agent("before", &["before-leaf=sleep"], &["before-leaf"]);
+    test.world.kill_daemon();
+    test
 }
 
 fn assert_silent(world: &World) {
-    let said = fs::read_to_string(world.dir().join("stderr")).expect("read what was said");
-    assert_eq!(said, "", "there were complaints");
+    let stderr = fs::read_to_string(world.dir().join("stderr")).expect("read standard error");
+    assert_eq!(stderr, "", "there were messages");
 }
 
-/// What is left of maps is of no use, and in nobody's way.
-fn half_a_set_of_maps() {
+/// The service replaces an incomplete set of pinned maps.
+fn incomplete_maps() {
     for left in [6, 0] {
-        let mut life = crashed();
-        let maps = life.pins.one("maps-");
+        let mut test = crashed();
+        let maps = test.pins.one("maps-");
         for map in &listed(&maps)[left..] {
             fs::remove_file(map).expect("remove a pin");
         }
-        goes_on(&mut life, &["maps-", "lacks the map", "replacing all maps"]);
+        assert_recovers(&mut test, &["maps-", "lacks the map", "replacing all maps"]);
     }
 }
 
-/// Probes some of which are gone are none.
-fn half_a_set_of_probes() {
+/// The service replaces an incomplete set of pinned probes.
+fn incomplete_probes() {
     for left in [5, 1, 0] {
-        let mut life = crashed();
-        let probes = life.pins.one("probes-");
+        let mut test = crashed();
+        let probes = test.pins.one("probes-");
         for pin in &listed(&probes)[left..] {
             fs::remove_file(pin).expect("remove a pin");
         }
-        goes_on(&mut life, &["probes-", "attaching all again"]);
+        assert_recovers(&mut test, &["probes-", "attaching all again"]);
     }
-    // Another thing in a link's place.
-    let mut life = crashed();
-    let probes = life.pins.one("probes-");
+    // A map instead of a link.
+    let mut test = crashed();
+    let probes = test.pins.one("probes-");
     let link = probes.join("sched_process_exec");
     fs::remove_file(&link).expect("remove a pin");
-    fs::hard_link(life.pins.one("maps-").join("NAMES"), &link).expect("pin a map there");
-    goes_on(&mut life, &["probes-", "attaching all again"]);
+    fs::hard_link(test.pins.one("maps-").join("NAMES"), &link).expect("pin a map there");
+    assert_recovers(&mut test, &["probes-", "attaching all again"]);
 }
 
-/// Probes that write into maps which nobody can reach any more are at work for nobody.
+/// The service replaces pinned probes whose maps are not pinned any more.
 fn probes_of_other_maps() {
-    let mut life = crashed();
-    fs::remove_dir_all(life.pins.one("maps-")).expect("remove the maps");
-    goes_on(&mut life, &[]);
+    let mut test = crashed();
+    fs::remove_dir_all(test.pins.one("maps-")).expect("remove the maps");
+    assert_recovers(&mut test, &[]);
 
-    // The next one was killed when it had pinned the new maps.
-    let mut life = crashed();
-    let probes = life.pins.one("probes-");
-    let kept = life.pins.0.path().join("kept");
-    fs::rename(&probes, &kept).expect("keep the probes");
-    fs::remove_dir_all(life.pins.one("maps-")).expect("remove the maps");
-    life.world.restart_daemon(&[]);
-    life.world.kill_daemon();
-    let maps = life.pins.one("maps-");
+    // A service was killed after it had pinned new maps, and before it replaced the probes.
+    let mut test = crashed();
+    let probes = test.pins.one("probes-");
+    let moved = test.pins.0.path().join("moved");
+    fs::rename(&probes, &moved).expect("move the probes");
+    fs::remove_dir_all(test.pins.one("maps-")).expect("remove the maps");
+    test.world.restart_daemon(&[]);
+    test.world.kill_daemon();
+    let maps = test.pins.one("maps-");
     fs::remove_dir_all(&probes).expect("remove the new probes");
-    fs::rename(&kept, &probes).expect("put the old ones there");
-    goes_on(&mut life, &[]);
-    assert!(!maps.exists(), "the maps are left");
+    fs::rename(&moved, &probes).expect("move the old probes back");
+    assert_recovers(&mut test, &[]);
+    assert!(!maps.exists(), "the maps were not removed");
 }
 
-/// What an upgrade was about to remove is at work or gone, and the one that comes next has its own.
+/// A service removes the probes that an interrupted upgrade had renamed, attaches its own, and keeps them over a restart.
 fn killed_while_upgrading() {
-    let mut life = crashed();
-    let probes = life.pins.one("probes-");
-    let aside = probes.with_file_name("new-no-probes-deadbeef");
-    fs::rename(&probes, &aside).expect("set the probes aside");
-    fs::remove_file(&listed(&aside)[0]).expect("remove a pin");
-    life.world.restart_daemon(&[]);
-    assert_silent(&life.world);
-    life.pins.one("probes-");
-    assert!(!aside.exists(), "what was to be removed is left");
+    let mut test = crashed();
+    let probes = test.pins.one("probes-");
+    let renamed = probes.with_file_name("new-no-probes-deadbeef");
+    fs::rename(&probes, &renamed).expect("rename the probes");
+    fs::remove_file(&listed(&renamed)[0]).expect("remove a pin");
+    test.world.restart_daemon(&[]);
+    assert_silent(&test.world);
+    test.pins.one("probes-");
+    assert!(!renamed.exists(), "the renamed probes were not removed");
     let before = inodes(&probes);
-    life.world.kill_daemon();
-    life.world.restart_daemon(&[]);
-    assert_eq!(inodes(&probes), before, "probes at work were replaced");
-    life.world.kill_daemon();
-    goes_on(&mut life, &[]);
+    test.world.kill_daemon();
+    test.world.restart_daemon(&[]);
+    assert_eq!(inodes(&probes), before, "complete probes were replaced");
+    test.world.kill_daemon();
+    assert_recovers(&mut test, &[]);
 }
 
-/// The pins in a directory, each of which has its number.
+/// Returns the inode numbers of the pins in a directory.
 fn inodes(dir: &Path) -> Vec<u64> {
     let pins = listed(dir);
     let inode = |pin: &PathBuf| fs::symlink_metadata(pin).expect("a pin").ino();
     pins.iter().map(inode).collect()
 }
 
-/// Two that do not know of each other's lock meet at the pins.
+/// A second daemon with another runtime directory, and so another lock, exits with code 4 at the pins.
 fn two_services() {
-    let mut life = PinnedWorld::new(OWN_RULES, &[]);
-    let launcher = life.world.process("launcher").pid.to_string();
-    let pins = life.pins.dir().display().to_string();
+    let mut test = PinnedWorld::new(OWN_RULES, &[]);
+    let launcher = test.world.process("launcher").pid.to_string();
+    let pins = test.pins.dir().display().to_string();
     let place = ["--pin-dir", &pins, "--runtime-dir", "other"];
     let second = [&["daemon", "--scope", &launcher][..], &place].concat();
-    let said = reaper(life.world.dir(), &second);
+    let said = reaper(test.world.dir(), &second);
     assert_eq!(said.code, Some(4), "{}{}", said.out, said.err);
     assert_eq!(
         said.err.trim_end().lines().count(),
@@ -247,11 +249,11 @@ fn two_services() {
         "not one line: {}",
         said.err
     );
-    let first = life.world.daemon().pid().to_string();
+    let first = test.world.daemon().pid().to_string();
     assert!(
         said.err.contains(&first),
         "{first} is not named: {}",
         said.err
     );
-    assert_reaps(&mut life);
+    assert_reaps(&mut test);
 }

@@ -61,7 +61,7 @@ const SHOWN: &[(&str, &[&str])] = &[
     ("survival::filter", &["loss"]),
     ("survival::socket", &["loss"]),
     ("survival::kernel-reap", &["orphans"]),
-    ("survival::condemned", &["escalation"]),
+    ("survival::killed-on-", &["escalation"]),
     ("survival::overwritten-marker", &["kept"]),
     ("survival::newer-journal", &["journal", "kept"]),
     ("run::as-", &["run"]),
