@@ -1,4 +1,4 @@
-//! The precision corpus: scenarios as data, each run on real processes against its expected decisions.
+//! Precision corpus: scenarios in TOML, each run on real processes and checked against its expected decisions.
 
 mod read;
 
@@ -12,14 +12,14 @@ use crate::cgroup;
 use crate::trees::{Mode, ScenarioResult, trial};
 use read::{CORPUS, Entry};
 
-/// Names of those that have come to their end.
-static TOLD: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
-/// How often one was run.
-static RUN: AtomicUsize = AtomicUsize::new(0);
+/// Names of scenarios that passed.
+static COMPLETED: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
+/// Number of runs.
+static RUNS: AtomicUsize = AtomicUsize::new(0);
 static WRONG_KILLS: AtomicUsize = AtomicUsize::new(0);
 static SURVIVORS: AtomicUsize = AtomicUsize::new(0);
 
-/// Scenarios that are also played in `observe`: each decision that they know besides reaping at once.
+/// Scenarios that also run in `observe` mode. Together they have each decision except an immediate reap.
 const OBSERVED: [&str; 4] = [
     "npm-server-under-an-agent-that-quits",
     "kept-by-a-rule-of-ones-own",
@@ -27,7 +27,7 @@ const OBSERVED: [&str; 4] = [
     "gemini-inner-process-dies",
 ];
 
-/// Every scenario through the probes; what sources differ in, the trees show.
+/// Returns every scenario with the eBPF source. The tests in `trees` cover the differences between sources.
 pub fn trials() -> Vec<Trial> {
     let all = CORPUS.scenario.iter();
     let observed = all
@@ -40,55 +40,56 @@ pub fn trials() -> Vec<Trial> {
 }
 
 fn entry_trial(kind: &str, entry: &'static Entry, mode: Mode) -> Trial {
-    let play = move || {
+    let run = move || {
         let scenario = entry.scenario();
         scenario.run(mode, |result| record_result(&entry.name, result));
     };
-    let left_out = entry.needs_cgroup() && !cgroup::can_be_made();
-    trial(kind, &entry.name, play).with_ignored_flag(left_out)
+    let ignored = entry.needs_cgroup() && !cgroup::can_be_made();
+    trial(kind, &entry.name, run).with_ignored_flag(ignored)
 }
 
-fn record_result(name: &'static str, toll: ScenarioResult) {
-    if toll.is_complete {
-        let mut names = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
+fn record_result(name: &'static str, result: ScenarioResult) {
+    if result.is_complete {
+        let mut names = COMPLETED.lock().unwrap_or_else(PoisonError::into_inner);
         names.insert(name);
     }
-    RUN.fetch_add(1, Ordering::Relaxed);
-    WRONG_KILLS.fetch_add(toll.wrong_kills, Ordering::Relaxed);
-    SURVIVORS.fetch_add(toll.survivors, Ordering::Relaxed);
+    RUNS.fetch_add(1, Ordering::Relaxed);
+    WRONG_KILLS.fetch_add(result.wrong_kills, Ordering::Relaxed);
+    SURVIVORS.fetch_add(result.survivors, Ordering::Relaxed);
 }
 
-/// What has come of those that have been run, if any has.
+/// Returns the totals of all runs; `None` if no scenario has run.
 pub fn summary() -> Option<String> {
-    let told = TOLD.lock().unwrap_or_else(PoisonError::into_inner).len();
-    let (wrong, left) = (&WRONG_KILLS, &SURVIVORS);
+    let completed = COMPLETED
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .len();
     let line = || {
         format!(
-            "scenarios {told}, wrong kills {}, survivors {}",
-            wrong.load(Ordering::Relaxed),
-            left.load(Ordering::Relaxed)
+            "scenarios {completed}, wrong kills {}, survivors {}",
+            WRONG_KILLS.load(Ordering::Relaxed),
+            SURVIVORS.load(Ordering::Relaxed)
         )
     };
-    (RUN.load(Ordering::Relaxed) > 0).then(line)
+    (RUNS.load(Ordering::Relaxed) > 0).then(line)
 }
 
-/// What a scenario may be an entry of: what users have been through, what is never signalled, where membership
-/// stops, what is kept, what people mark, and what each agent looks like.
+/// Categories of scenarios, which `scenarios.toml` explains.
 const CATEGORIES: [&str; 19] = [
     "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "never", "boundary",
-    "keep", "mark", "agent",
+    "keep", "marker", "agent",
 ];
 
-/// Whether there is a scenario of each entry and of each rule that is built in.
+/// Returns a test that there is a scenario of each category and of each built-in rule.
 pub fn completeness() -> Trial {
     trial("corpus", "completeness", || {
         let all = &CORPUS.scenario;
         assert!(all.len() >= 60, "{} scenarios", all.len());
         let names: BTreeSet<&str> = all.iter().map(|entry| entry.name.as_str()).collect();
-        assert_eq!(names.len(), all.len(), "names of scenarios");
-        let entries: BTreeSet<&str> = all.iter().map(|entry| entry.category.as_str()).collect();
-        assert_eq!(entries, BTreeSet::from(CATEGORIES), "entries");
-        let spoken: BTreeSet<&str> = all.iter().flat_map(Entry::rules).collect();
+        assert_eq!(names.len(), all.len(), "names are not unique");
+        let categories: BTreeSet<&str> = all.iter().map(|entry| entry.category.as_str()).collect();
+        assert_eq!(categories, BTreeSet::from(CATEGORIES), "categories");
+        let tested: BTreeSet<&str> = all.iter().flat_map(Entry::rules).collect();
         let builtin: toml::Table = toml::from_str(include_str!(
             "../../reaper-user/model/src/rules/catalogue.toml"
         ))
@@ -98,7 +99,10 @@ pub fn completeness() -> Trial {
             .filter_map(|rules| rules.as_array())
             .flatten();
         let names = rules.filter_map(|rule| rule.get("name")?.as_str());
-        let silent: Vec<&str> = names.filter(|name| !spoken.contains(name)).collect();
-        assert!(silent.is_empty(), "rules without a scenario: {silent:?}");
+        let untested: Vec<&str> = names.filter(|name| !tested.contains(name)).collect();
+        assert!(
+            untested.is_empty(),
+            "rules without a scenario: {untested:?}"
+        );
     })
 }

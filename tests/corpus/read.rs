@@ -1,4 +1,4 @@
-//! The scenarios as they are written down.
+//! Reads `scenarios.toml`, which documents the keys.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use crate::trees::{DecisionSpec, Expectation, ProcessSpec, Scenario, StartedBy, VictimExit};
 
-/// All that is in the file. It is there as long as the program is, and so are the scenarios.
+/// Contents of the file. Static, because the specifications of scenarios borrow from it.
 pub static CORPUS: LazyLock<Corpus> = LazyLock::new(|| {
     toml::from_str(include_str!("scenarios.toml")).unwrap_or_else(|e| panic!("scenarios.toml: {e}"))
 });
@@ -15,7 +15,7 @@ pub static CORPUS: LazyLock<Corpus> = LazyLock::new(|| {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Corpus {
-    /// The first word is a path below the test's directory, the others its first arguments.
+    /// Path below the test's directory and first arguments of each program.
     program: BTreeMap<String, Vec<String>>,
     pub scenario: Vec<Entry>,
 }
@@ -24,22 +24,17 @@ pub struct Corpus {
 #[serde(deny_unknown_fields)]
 pub struct Entry {
     pub name: String,
-    /// What of the collected experience with agents it is.
     pub category: String,
-    /// The program that is the agent.
     #[serde(default = "claude")]
     image: String,
-    /// The rule by which it must be recognised; empty if it must not be.
     agent: Option<String>,
     via: Option<String>,
     #[serde(default = "killed")]
     victim_exit: String,
-    /// The role that dies.
     #[serde(default = "the_agent")]
     victim: String,
     #[serde(default)]
     config: String,
-    /// `first`, `last` or `within`.
     #[serde(default = "first")]
     daemon: String,
     #[serde(default = "yes")]
@@ -49,9 +44,9 @@ pub struct Entry {
     #[serde(default)]
     unit: bool,
     processes: Vec<ProcessEntry>,
-    /// The decisions of the parts, read from their fates.
+    /// Decisions of each of `processes`, parsed from `expect`.
     #[serde(skip)]
-    said: std::sync::OnceLock<Vec<Vec<DecisionSpec>>>,
+    decisions: std::sync::OnceLock<Vec<Vec<DecisionSpec>>>,
 }
 
 #[derive(Deserialize)]
@@ -60,15 +55,11 @@ struct ProcessEntry {
     role: String,
     #[serde(default)]
     how: String,
-    /// `agent`, `launcher`, or the role of a part that the launcher starts.
     #[serde(default = "the_agent")]
     by: String,
     #[serde(default = "one")]
     times: usize,
-    /// Who it is, if it is there already.
     pid: Option<i32>,
-    /// `reaped`, `detached`, `no-decision`, `killed-by-test`, `boundary RULE`, `server RULE`, or decisions with commas between, each of the
-    /// decision, its reason, and the name of the rule if it matters.
     #[serde(default = "reaped")]
     expect: String,
     adopter: Option<String>,
@@ -99,7 +90,7 @@ fn one() -> usize {
 }
 
 impl Entry {
-    /// Names of the rules that must have spoken in it.
+    /// Returns the names of the rules that it expects to decide.
     pub fn rules(&'static self) -> BTreeSet<&'static str> {
         let parts = self.parts().into_iter();
         let of_parts = parts.flat_map(|part| match part.expect {
@@ -110,12 +101,12 @@ impl Entry {
     }
 
     /// # Panics
-    /// It says something that nobody understands.
+    /// A value is unknown.
     pub fn scenario(&'static self) -> Scenario {
         let config = format!("grace = \"200ms\"\nkill_timeout = \"10s\"\n{}", self.config).leak();
         let mut scenario = Scenario::new(&self.name, &self.parts())
             .image(&self.image)
-            .victim_exit(self.death())
+            .victim_exit(self.victim_exit())
             .victim(&self.victim)
             .config(config)
             .programs(self.programs());
@@ -129,7 +120,7 @@ impl Entry {
             "first" => scenario,
             "last" => scenario.daemon_after_tree(),
             "within" => scenario.daemon_inside_tree(),
-            other => panic!("{}: the daemon cannot begin {other:?}", self.name),
+            other => panic!("{}: unknown value of daemon: {other:?}", self.name),
         };
         if !self.subreaper {
             scenario = scenario.no_subreaper();
@@ -143,12 +134,12 @@ impl Entry {
         scenario
     }
 
-    /// Whether it can be told only where one can be made.
+    /// Returns whether the scenario needs a new cgroup.
     pub fn needs_cgroup(&self) -> bool {
         self.unit
     }
 
-    fn death(&'static self) -> VictimExit {
+    fn victim_exit(&'static self) -> VictimExit {
         match self.victim_exit.as_str() {
             "killed" => VictimExit::Killed,
             "segfault" => VictimExit::Signalled("segfault", "SIGSEGV"),
@@ -162,25 +153,27 @@ impl Entry {
                 let code = how.strip_prefix("exit ").and_then(|code| code.parse().ok());
                 VictimExit::Exited(
                     how,
-                    code.unwrap_or_else(|| panic!("{}: nobody dies {how:?}", self.name)),
+                    code.unwrap_or_else(|| panic!("{}: unknown victim_exit {how:?}", self.name)),
                 )
             }
         }
     }
 
     fn parts(&'static self) -> Vec<ProcessSpec> {
-        let said = self.said.get_or_init(|| {
-            let fates = self.processes.iter().map(|part| part.expect.as_str());
-            // Every entry lives as long as the program.
-            fates
-                .map(|fate| decisions(Box::leak(fate.into())))
+        let decisions = self.decisions.get_or_init(|| {
+            let expected = self.processes.iter().map(|part| part.expect.as_str());
+            // Leaked, because each entry lives as long as the program.
+            expected
+                .map(|expect| parse_decisions(Box::leak(expect.into())))
                 .collect()
         });
-        let parts = self.processes.iter().zip(said);
-        parts.map(|(part, said)| part.part(said)).collect()
+        let parts = self.processes.iter().zip(decisions);
+        parts
+            .map(|(part, decisions)| part.part(decisions))
+            .collect()
     }
 
-    /// The programs that are named in it.
+    /// Returns the programs that its start methods and `image` name.
     fn programs(&'static self) -> Vec<(&'static str, &'static [String])> {
         let how = self.processes.iter().map(|part| part.how.as_str());
         let words = how
@@ -196,20 +189,20 @@ impl Entry {
 }
 
 impl ProcessEntry {
-    fn part(&'static self, said: &'static [DecisionSpec]) -> ProcessSpec {
-        let fate = match self.expect.as_str() {
+    fn part(&'static self, decisions: &'static [DecisionSpec]) -> ProcessSpec {
+        let expect = match self.expect.as_str() {
             "reaped" => Expectation::Reaped,
             "detached" => Expectation::Detached,
             "no-decision" => Expectation::NoDecision,
             "killed-by-test" => Expectation::KilledByTest,
-            fate => match fate.split_once(' ') {
+            other => match other.split_once(' ') {
                 Some(("boundary", rule)) => Expectation::Boundary(rule),
                 Some(("server", rule)) => Expectation::Server(rule),
-                _ => Expectation::Decided(said),
+                _ => Expectation::Decided(decisions),
             },
         };
         let adopter = self.adopter.as_deref();
-        let part = ProcessSpec::new(&self.role, &self.how, fate, adopter).times(self.times);
+        let part = ProcessSpec::new(&self.role, &self.how, expect, adopter).times(self.times);
         ProcessSpec {
             by: match self.by.as_str() {
                 "agent" => StartedBy::Agent,
@@ -223,10 +216,10 @@ impl ProcessEntry {
     }
 }
 
-/// The decisions of a fate that is made of such.
-fn decisions(fate: &'static str) -> Vec<DecisionSpec> {
-    let said = fate.split(", ").filter_map(|said| {
-        let mut words = said.split(' ');
+/// Parses decisions such as `keep detached, wait rule_delay asked-for-servers`. The rule is optional.
+fn parse_decisions(expect: &'static str) -> Vec<DecisionSpec> {
+    let decisions = expect.split(", ").filter_map(|decision| {
+        let mut words = decision.split(' ');
         let (decision, reason) = (words.next()?, words.next()?);
         let rule = words.next();
         Some(DecisionSpec {
@@ -235,5 +228,5 @@ fn decisions(fate: &'static str) -> Vec<DecisionSpec> {
             rule,
         })
     });
-    said.collect()
+    decisions.collect()
 }
