@@ -1,4 +1,4 @@
-//! Configurations that are refused, and what is said of them.
+//! Tests of `reaper config`: refused configs, warnings, and the effective config.
 
 use std::fs;
 
@@ -27,7 +27,7 @@ struct BadConfig {
     name: &'static str,
     text: &'static str,
     line: u32,
-    /// What the message must name.
+    /// Words that the message must contain.
     names: &'static [&'static str],
 }
 
@@ -88,7 +88,7 @@ const BAD_CONFIGS: &[BadConfig] = &[
     },
 ];
 
-/// Exit 2, the file, the line and what is wrong with it; nothing is started.
+/// A bad config is refused with exit code 2 and a message with the file, the line and the cause. Nothing is started.
 fn bad_config(bad: &BadConfig) {
     let dir = TempDir::new();
     let path = dir.path().join("bad.toml");
@@ -134,7 +134,7 @@ fn good_config() {
     );
 }
 
-/// Rules that do nothing are warned of, each at its line, and the rest goes on.
+/// Rules without an effect cause a warning with their line, and the config is accepted.
 fn doubtful_config() {
     let dir = TempDir::new();
     let text = r#"
@@ -176,7 +176,7 @@ not_exe = "**/x"
     assert!(said.out.contains("fine"), "{}", said.out);
 }
 
-/// What is shown can be used as a config, and means the same.
+/// The output of `config show` is a config with the same meaning.
 fn config_as_shown() {
     let dir = TempDir::new();
     let own =

@@ -1,5 +1,5 @@
-//! Those who have lost their makers before anybody looked: what a scan concludes from what they have from them, and
-//! who is left alone though he looks alike.
+//! Tests of attribution by evidence with the `procfs` source: processes whose parent exited before any scan, and similar
+//! processes that no agent started.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,25 +18,28 @@ use crate::world::{TempDir, link};
 pub fn privileged() -> Vec<Trial> {
     vec![
         trial("cli", "escaped-reported", || {
-            let scenario = EscapeScenario::play("", AGENT_LAST);
+            let scenario = EscapeScenario::run("", AGENT_LAST);
             for name in ["marked", "placed"] {
-                scenario.decided(name, "report", "inferred");
+                scenario.decision(name, "report", "inferred");
                 assert!(scenario.lives(name), "{name}");
             }
         }),
         trial("cli", "escaped-reaped", || {
-            let scenario = EscapeScenario::play(REAP, AGENT_LAST);
+            let scenario = EscapeScenario::run(REAP, AGENT_LAST);
             for name in ["marked", "placed"] {
-                scenario.decided(name, "reap", "root_exited");
+                scenario.decision(name, "reap", "root_exited");
                 assert!(!scenario.lives(name), "{name}");
             }
         }),
         trial("cli", "escaped-from-an-agent-that-is-gone", || {
-            let scenario = EscapeScenario::play(REAP, AGENT_FIRST);
+            let scenario = EscapeScenario::run(REAP, AGENT_FIRST);
             for name in ["marked", "placed"] {
-                let decided = scenario.decided(name, "reap", "root_exited");
+                let decision = scenario.decision(name, "reap", "root_exited");
                 assert!(!scenario.lives(name), "{name}");
-                assert!(decided < scenario.closed(), "it is over after that");
+                assert!(
+                    decision < scenario.closed(),
+                    "the session closed before the decision"
+                );
             }
         }),
     ]
@@ -45,8 +48,10 @@ pub fn privileged() -> Vec<Trial> {
 const AGENTS: &str = "grace = \"200ms\"\n[[agent]]\nname = \"claude-code\"\ncomm = \"my-agent\"\n";
 const REAP: &str = "[[rule]]\nname = \"escaped\"\naction = \"reap\"\ninferred = true\n";
 
-/// Who is never anybody's: there before the agent, a terminal's shell and what was typed there, where two agents work,
-/// and another user's.
+/// Processes that must not be attributed to the agent.
+///
+/// `before` is older than the agent. A terminal has a shell and a job. `shared` is an orphan in a directory where two other
+/// agents work. `other_uid` is an orphan of another user.
 const OTHERS: [&str; 8] = [
     "before",
     "terminal",
@@ -58,14 +63,15 @@ const OTHERS: [&str; 8] = [
     "other2",
 ];
 
-/// In a pid namespace of its own, where this is the init that adopts. While the daemon is stopped, nobody looks.
-const BEGIN: &str = r#"
+/// Start of the script, which is the init process of a PID namespace and adopts all orphans. It leaves the daemon stopped,
+/// so that no scan runs until the orphans' parents have exited.
+const SETUP: &str = r#"
 export HOME=$PWD place=$PWD
 until_true() {
     n=0
     until eval "$1"; do
         n=$((n + 1))
-        [ $n -lt 200 ] || { echo "not so: $1"; cat told; exit 9; }
+        [ $n -lt 200 ] || { echo "timed out: $1"; cat stdout; exit 9; }
         sleep 0.1
     done
 }
@@ -73,15 +79,15 @@ pid() { cat "pids/$1"; }
 . ./escape
 (cd app && escape before)
 (cd app && exec setsid sh ../terminal) &
-# Before the daemon: whoever is seen as `setsid` still would be taken for work of the other.
+# Before the daemon: a scan that finds one before its exec would attribute it to the other agent.
 for n in 1 2; do
     (cd shared && exec setsid ../my-agent -c 'echo $$ > ../pids/other'$n'; sleep 1000; :') &
 done
 until_true '[ -s pids/other1 ] && [ -s pids/other2 ]'
 ./reaper daemon --scope $$ --source procfs --no-pin --no-journal --runtime-dir "$place/run" \
-    --config config.toml --events events.jsonl > told 2>&1 &
+    --config config.toml --events events.jsonl > stdout 2>&1 &
 daemon=$!
-until_true 'grep -q " ready " told'
+until_true 'grep -q " ready " stdout'
 (cd app && exec setsid ../my-agent ../agent) &
 works_in() {
     ./reaper explain "$(pid $1)" --json --socket run/*.sock 2> /dev/null | grep -q "\"cwd\": *\"[^\"]*/$2\""
@@ -97,7 +103,7 @@ until_true '[ -e escaped ]'
 (cd app && setpriv --reuid 61007 --regid 61007 --clear-groups sh -c '. ../escape; escape other_uid')
 "#;
 
-/// What both agents and others leave behind: nothing tells of its maker.
+/// Shell function that leaves an orphan in a new session, with no living ancestor but init.
 const ESCAPE: &str = r#"
 escape() { setsid sh -c 'sleep 1000 & echo $! > "$0"' "$place/pids/$1"; }
 "#;
@@ -143,78 +149,83 @@ done
 kill -INT $daemon
 wait $daemon
 echo "the daemon ended with $?"
-cat told
+cat stdout
 "#;
 
-/// What came of it.
+/// Output, pids by name and events of a run.
 struct EscapeScenario {
-    said: String,
+    output: String,
     pids: BTreeMap<String, u64>,
     events: Vec<Value>,
 }
 
 impl EscapeScenario {
-    /// Plays it by these rules; `end` is how the agent ends.
-    fn play(rules: &str, end: &str) -> EscapeScenario {
+    /// Runs the script with these rules. `end` is the part that ends the agent and resumes the daemon.
+    fn run(rules: &str, end: &str) -> EscapeScenario {
         let dir = TempDir::new();
-        let place = dir.path();
-        link(Path::new(REAPER), &place.join("reaper"));
-        fs::copy("/bin/sh", place.join("my-agent")).expect("copy a shell");
+
+        link(Path::new(REAPER), &dir.path().join("reaper"));
+        fs::copy("/bin/sh", dir.path().join("my-agent")).expect("copy a shell");
         for name in ["app", "shared", "pids"] {
-            fs::create_dir(place.join(name)).expect("create a directory");
+            fs::create_dir(dir.path().join(name)).expect("create a directory");
         }
         for (name, text) in [
-            ("script", [BEGIN, end, END].concat()),
+            ("script", [SETUP, end, END].concat()),
             ("escape", ESCAPE.into()),
             ("agent", AGENT.into()),
             ("terminal", TERMINAL.into()),
             ("config.toml", [AGENTS, rules].concat()),
         ] {
-            fs::write(place.join(name), text).expect("write a file");
+            fs::write(dir.path().join(name), text).expect("write a file");
         }
-        // The other user writes there too.
-        let open = fs::Permissions::from_mode(0o777);
-        fs::set_permissions(place.join("pids"), open).expect("open the directory to all");
+        // The other user writes a pid there too.
+        let mode = fs::Permissions::from_mode(0o777);
+        fs::set_permissions(dir.path().join("pids"), mode)
+            .expect("make the directory writable for all users");
         let mut command = Command::new("unshare");
         command.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
         command.args(["--propagation", "private", "sh", "script"]);
-        let said = run(place, command.current_dir(place));
+        let said = run(dir.path(), command.current_dir(dir.path()));
         assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
-        let said = said.out;
-        let pids = said.lines().filter_map(|line| line.split_once(" is "));
+        let output = said.out;
+        let pids = output.lines().filter_map(|line| line.split_once(" is "));
         let pids = pids.filter_map(|(name, pid)| Some((name.to_owned(), pid.parse().ok()?)));
-        let events = fs::read_to_string(place.join("events.jsonl")).expect("read the events");
+        let events = fs::read_to_string(dir.path().join("events.jsonl")).expect("read the events");
         let events = events
             .lines()
             .map(|line| serde_json::from_str(line).expect("JSON"));
         let (pids, events) = (pids.collect(), events.collect());
-        let scenario = EscapeScenario { said, pids, events };
-        scenario.check();
+        let scenario = EscapeScenario {
+            output,
+            pids,
+            events,
+        };
+        scenario.assert_common();
         scenario
     }
 
-    /// What holds however it ends.
-    fn check(&self) {
+    /// Asserts what holds in each scenario: the other processes live without evidence, and the evidence of the two orphans.
+    fn assert_common(&self) {
         assert!(
-            self.said.contains("the daemon ended with 0"),
+            self.output.contains("the daemon ended with 0"),
             "{}",
-            self.said
+            self.output
         );
         for name in OTHERS {
-            assert!(self.lives(name), "{name}: {}", self.said);
+            assert!(self.lives(name), "{name}: {}", self.output);
         }
-        let about = |name: &str| {
+        let events_of = |name: &str| {
             let pid = self.pids[name];
-            let of = move |event: &&Value| event["process.pid"] == pid;
-            self.events.iter().filter(of)
+            let is_about = move |event: &&Value| event["process.pid"] == pid;
+            self.events.iter().filter(is_about)
         };
-        for event in OTHERS.iter().flat_map(|name| about(name)) {
+        for event in OTHERS.iter().flat_map(|name| events_of(name)) {
             assert_eq!(event["evidence"], Value::Null, "{event}");
         }
         for (name, evidence) in [("marked", "marker"), ("placed", "cwd")] {
-            let told: Vec<&Value> = about(name).collect();
-            assert!(!told.is_empty(), "{name}: {}", self.said);
-            for event in told {
+            let events: Vec<&Value> = events_of(name).collect();
+            assert!(!events.is_empty(), "{name}: {}", self.output);
+            for event in events {
                 assert_eq!(event["evidence"], evidence, "{event}");
                 assert_eq!(event["agent"], "claude-code", "{event}");
                 let (variable, directory) = (
@@ -222,28 +233,28 @@ impl EscapeScenario {
                     event["evidence_directory"].as_str(),
                 );
                 assert_eq!(variable == "CLAUDE_PID", name == "marked", "{event}");
-                let works_there = directory.is_some_and(|path| path.ends_with("/app"));
-                assert_eq!(works_there, name == "placed", "{event}");
+                let is_app = directory.is_some_and(|path| path.ends_with("/app"));
+                assert_eq!(is_app, name == "placed", "{event}");
             }
         }
         let line = "by the environment marker CLAUDE_PID";
-        assert!(self.said.contains(line), "{}", self.said);
+        assert!(self.output.contains(line), "{}", self.output);
     }
 
     fn lives(&self, name: &str) -> bool {
-        self.said
+        self.output
             .lines()
             .any(|line| line == format!("{name} lives"))
     }
 
-    /// Number of the first line that says this.
-    fn line(&self, what: &str, is: impl Fn(&Value) -> bool) -> usize {
+    /// Returns the index of the first event for which `is` is true.
+    fn position(&self, what: &str, is: impl Fn(&Value) -> bool) -> usize {
         let found = self.events.iter().position(is);
-        found.unwrap_or_else(|| panic!("{what} is not told: {}", self.said))
+        found.unwrap_or_else(|| panic!("no event: {what}: {}", self.output))
     }
 
-    fn decided(&self, name: &str, decision: &str, reason: &str) -> usize {
-        self.line(&format!("{decision} {reason} of {name}"), |event| {
+    fn decision(&self, name: &str, decision: &str, reason: &str) -> usize {
+        self.position(&format!("{decision} {reason} of {name}"), |event| {
             event["event"] == "decision"
                 && event["process.pid"] == self.pids[name]
                 && event["decision"] == decision
@@ -252,6 +263,6 @@ impl EscapeScenario {
     }
 
     fn closed(&self) -> usize {
-        self.line("the end", |event| event["event"] == "session.close")
+        self.position("session.close", |event| event["event"] == "session.close")
     }
 }

@@ -1,4 +1,5 @@
-//! Names and arguments that would command a terminal, forge a line or reorder text: no command passes them on.
+//! Tests that every command escapes names and arguments that contain terminal controls, line breaks or text direction
+//! marks.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -19,44 +20,45 @@ use crate::daemon::{JOURNAL, REAPER};
 use crate::trees::trial;
 use crate::world::{TempDir, World, eventually};
 
-/// A title for the window, a C1 control, a line of its own and reversed text. All of it fits the kernel's name for a process.
+/// Process name with an escape sequence for the window title, a C1 control, a line break and reversed text. It fits the
+/// kernel's limit for a comm.
 pub const NAME: &str = "\u{1b}]0;\u{7}\u{9b}\u{202e}\nFORG";
-/// The same as an argument, with colours, and a byte that some terminals take for a control.
+/// Argument with the same, with colours, and with a byte that some terminals treat as a control.
 pub const ARGUMENT: &[u8] =
     b"\x1b[31m\x1b]0;x\x07\xc2\x9b2J\x9b2J\xe2\x80\xae\xe2\x81\xa6\xe2\x80\xa8\x7f\x08\r\nFORGED";
 
-/// What needs neither root nor probes.
+/// Returns the tests that need neither root nor BPF.
 pub fn trials() -> Vec<Trial> {
     vec![
-        trial("cli", "hostile_name_in_scan_is_escaped", scanned),
-        trial("cli", "hostile_path_in_config_error_is_escaped", refused),
+        trial("cli", "hostile_name_in_scan_is_escaped", scan),
+        trial("cli", "hostile_path_in_config_error_is_escaped", errors),
     ]
 }
 
-/// What needs them.
+/// Returns the tests that need both.
 pub fn privileged() -> Vec<Trial> {
     vec![trial(
         "cli",
         "hostile_name_is_escaped_by_each_command",
-        asked,
+        requests,
     )]
 }
 
-/// Nothing of it commands a terminal, hides text or begins a line that is not ours. Colours are fine where they are `wanted`.
-pub fn assert_harmless(what: &str, said: &[u8], wanted: bool) {
-    let shown = said.escape_ascii().to_string();
-    let Ok(text) = std::str::from_utf8(said) else {
-        panic!("{what}: no UTF-8: {shown}");
+/// Asserts that output contains no control sequence, hidden text or forged line. `colours` allows colour sequences.
+pub fn assert_harmless(what: &str, output: &[u8], colours: bool) {
+    let shown = output.escape_ascii().to_string();
+    let Ok(text) = std::str::from_utf8(output) else {
+        panic!("{what}: not UTF-8: {shown}");
     };
     let mut plain = text.to_owned();
-    while let (true, Some(at)) = (wanted, plain.find("\x1b[")) {
+    while let (true, Some(at)) = (colours, plain.find("\x1b[")) {
         let after = &plain[at + 2..];
         let end = after.find(|c: char| !c.is_ascii_digit() && c != ';');
         let end = end.filter(|end| after[*end..].starts_with('m'));
-        let end = end.unwrap_or_else(|| panic!("{what}: no colour: {shown}"));
+        let end = end.unwrap_or_else(|| panic!("{what}: not a colour sequence: {shown}"));
         plain.replace_range(at..at + 3 + end, "");
     }
-    // Red is the forger's.
+    // The start of the hostile argument, which is a colour sequence itself.
     assert!(!text.contains("\x1b[31m\x1b"), "{what}: {shown}");
     let hostile = |c: char| {
         c.is_control() && !"\n\t".contains(c)
@@ -67,37 +69,37 @@ pub fn assert_harmless(what: &str, said: &[u8], wanted: bool) {
     assert!(!forged, "{what}: a forged line: {shown}");
 }
 
-/// Runs a command with its output on a terminal; gives all that the terminal is sent.
+/// Runs a command with its output on a terminal. Returns all bytes that are written to the terminal.
 pub fn on_terminal(command: &mut Command) -> Vec<u8> {
     let pty = openpty(None, None).expect("a terminal");
-    // Copies are closed in children, which the originals are not: a survivor would hold the terminal open.
+    // Copies, because they are close-on-exec and the originals are not. A surviving child would hold the terminal open.
     let copy = |fd: OwnedFd| fd.try_clone().expect("a second descriptor");
     let (master, slave) = (copy(pty.master), copy(pty.slave));
     let mut modes = tcgetattr(&slave).expect("its modes");
-    // So that line breaks arrive as they were written.
+    // Raw mode, which does not change line breaks.
     cfmakeraw(&mut modes);
     tcsetattr(&slave, SetArg::TCSANOW, &modes).expect("set its modes");
     let second = slave.try_clone().expect("a second descriptor");
     command.stdin(Stdio::null()).stdout(slave).stderr(second);
     command.env("TERM", "xterm").env_remove("NO_COLOR");
     let mut child = command.spawn().expect("run");
-    // The command keeps what it was given.
+    // The `Command` would keep the terminal open.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut master = File::from(master);
-    let mut said = Vec::new();
-    // Ends by EIO once none has the terminal open.
-    let _ = master.read_to_end(&mut said);
+    let mut output = Vec::new();
+    // Ends with EIO once no process has the terminal open.
+    let _ = master.read_to_end(&mut output);
     child.wait().expect("wait for the command");
-    said
+    output
 }
 
-/// Asserts it of a command's output in a file and on a terminal.
+/// Asserts that a command's output is harmless, in a pipe and on a terminal.
 pub fn assert_both(what: &str, make: impl Fn() -> Command) {
     let output = make().stdin(Stdio::null()).output().expect("run");
     assert_harmless(what, &[output.stdout, output.stderr].concat(), false);
-    let said = on_terminal(&mut make());
-    assert!(!said.is_empty(), "{what} says nothing");
-    assert_harmless(&format!("{what} on a terminal"), &said, true);
+    let output = on_terminal(&mut make());
+    assert!(!output.is_empty(), "{what} prints nothing");
+    assert_harmless(&format!("{what} on a terminal"), &output, true);
 }
 
 fn reaper(args: &[&str]) -> Command {
@@ -106,8 +108,8 @@ fn reaper(args: &[&str]) -> Command {
     command
 }
 
-/// What a service knows of such a process, in lines, in JSON, in its stream and in its journal.
-fn asked() {
+/// A service escapes such a process in its answers, as text and as JSON, in its stream and in its journal.
+fn requests() {
     let mut world = World::new(true);
     world.start_daemon("grace = \"500ms\"\nevents = \"all\"\n", &JOURNAL);
     world.launch("claude", "agent", "agent", &["forger=forger".into()]);
@@ -135,10 +137,10 @@ fn asked() {
     world.await_event("the session is closed", |e| e.event == "session.close");
     world.stop();
     for name in ["events.jsonl", "stdout"] {
-        let said = fs::read(world.dir().join(name)).expect("read what was told");
-        let named = said.windows(4).any(|part| part == b"FORG");
-        assert!(named, "{name} does not tell of it");
-        assert_harmless(name, &said, false);
+        let output = fs::read(world.dir().join(name)).expect("read the output");
+        let named = output.windows(4).any(|part| part == b"FORG");
+        assert!(named, "{name} does not contain it");
+        assert_harmless(name, &output, false);
     }
     let journal = fs::read_dir(world.dir().join("journal")).expect("list the journal");
     let mut journal = journal.map(|entry| entry.expect("an entry").path());
@@ -150,24 +152,24 @@ fn asked() {
     }
 }
 
-/// A process that an agent has left behind, found without a service.
-fn scanned() {
+/// `reaper scan` without a service escapes a leftover with such a name.
+fn scan() {
     const LEFT: &str =
         "CLAUDECODE=1 CLAUDE_PID=$0 setsid sh -c '\"$0\" 3001 & exit' \"$1\"; echo up; read x";
     let dir = TempDir::new();
     let program = dir.path().join(NAME);
     symlink("/bin/sleep", &program).expect("link the program");
-    let keeper = Keeper::play(&dir, LEFT, &[program.as_os_str()]);
+    let keeper = Keeper::run(&dir, LEFT, &[program.as_os_str()]);
     let pid = keeper.0.id().to_string();
     let config = dir.path().join("c.toml").display().to_string();
     for more in [&[][..], &["--json"], &["--reap"]] {
         let args = [&["scan", "--config", &config, "--scope", &pid][..], more].concat();
         let scan = || reaper(&args);
-        let found = |said: &[u8]| said.windows(4).any(|part| part == b"FORG");
-        eventually("it is found", || {
-            let said = on_terminal(&mut scan());
-            assert_harmless(&args.join(" "), &said, true);
-            found(&said).then_some(())
+        let found = |output: &[u8]| output.windows(4).any(|part| part == b"FORG");
+        eventually("the leftover is found", || {
+            let output = on_terminal(&mut scan());
+            assert_harmless(&args.join(" "), &output, true);
+            found(&output).then_some(())
         });
         if !more.contains(&"--reap") {
             assert_both(&args.join(" "), scan);
@@ -175,8 +177,8 @@ fn scanned() {
     }
 }
 
-/// Errors that name a file, and one of a config that names what is in the file.
-fn refused() {
+/// Error messages escape hostile paths and config keys.
+fn errors() {
     let dir = TempDir::new();
     let hostile = dir.path().join(OsStr::from_bytes(ARGUMENT));
     let config = dir.path().join("c.toml");

@@ -1,4 +1,4 @@
-//! Orphans of all kinds below a shell that adopts them, and a service on them and on nothing else.
+//! Leftovers of all kinds below a shell that adopts them, and a service whose scope is that shell.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
@@ -14,9 +14,11 @@ use crate::daemon::{self, Daemon, Event, JOURNAL, REAPER};
 use crate::proc::{self, ProcessKey};
 use crate::world::{TempDir, eventually, link};
 
-/// Orphans of all kinds, each told by how long it sleeps, in terminal sessions that are over. `$0` is a pid that is
-/// nobody's. One is no orphan: a program has chosen the environment of its child; and one has come by way of sudo.
-/// Once it is told to, one more comes.
+/// Script with leftovers of all kinds, which differ in the duration of `sleep`. The leaders of their terminal sessions have
+/// exited. `$0` is a pid of no process.
+///
+/// 3007 is no orphan, and its parent has chosen its environment. 3010 was started through sudo. 3008 starts after a line of
+/// input.
 const LEFT: &str = r#"
     CLAUDECODE=1 CLAUDE_PID=$0 setsid sh -c '(sh -c "sleep 3001; :") & exit'
     CLAUDECODE=1 CLAUDE_PID=$0 setsid sh -c '(trap "" TERM; while sleep 3002; do :; done) & exit'
@@ -32,37 +34,39 @@ const LEFT: &str = r#"
     read x
 "#;
 
-/// Who runs what is to be left behind: nobody whose agents run meanwhile, which might be its owners. Where somebody
-/// has logged in it has to be them.
+/// Returns the user that runs the leftovers.
+///
+/// It is a user without running agents, because those could be owners. In a login session it must be the login user,
+/// because a leftover with another uid counts as one that has changed its uid.
 pub fn user() -> u32 {
     let login = std::fs::read_to_string("/proc/self/loginuid").ok();
     let login = login.and_then(|login| login.trim().parse().ok());
     login.filter(|uid| *uid != u32::MAX).unwrap_or(4345)
 }
 
-/// A shell that adopts what is orphaned below it. What is below it ends with this.
+/// Shell that adopts the orphans below it. Its descendants are killed on drop.
 pub struct Keeper(pub Child);
 
 impl Keeper {
-    pub fn start(grace: &TempDir) -> Keeper {
-        Keeper::of(LEFT, 8, grace)
+    /// Runs [`LEFT`] until all its processes sleep.
+    pub fn start(dir: &TempDir) -> Keeper {
+        Keeper::run_until_asleep(LEFT, 8, dir)
     }
 
-    /// Runs a script, below which so many processes sleep once it is up.
-    pub fn of(script: &str, asleep: usize, grace: &TempDir) -> Keeper {
-        let keeper = Keeper::play(grace, script, &[]);
-        // All have become what they are to be.
+    /// Runs a script until `asleep` processes below it run `sleep`.
+    pub fn run_until_asleep(script: &str, asleep: usize, dir: &TempDir) -> Keeper {
+        let keeper = Keeper::run(dir, script, &[]);
         keeper.await_asleep(asleep);
         keeper
     }
 
-    /// Runs a script until it says `up`. `$0` is a pid that belongs to no process.
-    pub fn play(grace: &TempDir, script: &str, arguments: &[&OsStr]) -> Keeper {
-        let here = grace.path().display();
+    /// Runs a script until it prints `up`. `$0` is a pid of no process.
+    pub fn run(dir: &TempDir, script: &str, arguments: &[&OsStr]) -> Keeper {
+        let here = dir.path().display();
         let config = format!(
             "grace = '300ms'\njournal_dir = '{here}/journal'\nruntime_dir = '{here}/run'\n"
         );
-        std::fs::write(grace.path().join("c.toml"), config).expect("write a config");
+        std::fs::write(dir.path().join("c.toml"), config).expect("write a config");
         let mut gone = Command::new("true").spawn().expect("run true");
         let dead = gone.id();
         gone.wait().expect("wait for it");
@@ -71,14 +75,14 @@ impl Keeper {
             .args(["-c", script, &dead.to_string()])
             .args(arguments);
         command
-            .current_dir(grace.path())
+            .current_dir(dir.path())
             .env_clear()
             .env("PATH", std::env::var_os("PATH").expect("a PATH"));
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         if nix::unistd::geteuid().is_root() {
             command.uid(user());
         }
-        // SAFETY: one system call, which is safe after fork.
+        // SAFETY: prctl(2) is a single system call, which is async-signal-safe between fork and exec.
         unsafe {
             command.pre_exec(|| Ok(nix::sys::prctl::set_child_subreaper(true)?));
         }
@@ -102,11 +106,11 @@ impl Keeper {
         });
     }
 
-    /// Starts one more.
-    pub fn go_on(&mut self) {
+    /// Continues the script, and waits until one more process runs `sleep`.
+    pub fn next_step(&mut self) {
         let before = self.asleep();
         let input = self.0.stdin.as_mut().expect("its input");
-        input.write_all(b"\n").expect("tell it to go on");
+        input.write_all(b"\n").expect("write to the script");
         self.await_asleep(before + 1);
     }
 
@@ -114,7 +118,7 @@ impl Keeper {
         self.sleepers().len()
     }
 
-    /// For how long each sleeps that lives.
+    /// Returns the durations of the living `sleep` processes, sorted.
     pub fn sleepers(&self) -> Vec<String> {
         let argv =
             |id: ProcessKey| std::fs::read_to_string(format!("/proc/{}/cmdline", id.pid)).ok();
@@ -144,7 +148,7 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        // Who loses its parent by this is adopted, and found in the next round.
+        // A process that loses its parent in one round is adopted and found in the next.
         for _ in 0..50 {
             let left: Vec<_> = self.living().collect();
             if left.is_empty() {
@@ -160,11 +164,11 @@ impl Drop for Keeper {
     }
 }
 
-/// A service on a keeper and what is below it.
+/// Service whose scope is a keeper.
 pub struct Service {
     pub keeper: Keeper,
     pub daemon: Daemon,
-    // The last field: it goes when all that used it has gone.
+    // The last field, so that it is dropped after everything that uses it.
     pub dir: TempDir,
 }
 
@@ -205,22 +209,22 @@ impl Service {
 
     pub fn ask_json(&self, args: &[&str]) -> Value {
         let said = self.ask(args);
-        let told = serde_json::from_str(&said.out);
-        told.unwrap_or_else(|e| panic!("{args:?}: {e}: {}{}", said.out, said.err))
+        let json = serde_json::from_str(&said.out);
+        json.unwrap_or_else(|e| panic!("{args:?}: {e}: {}{}", said.out, said.err))
     }
 
     pub fn ask_as(&self, uid: u32, args: &[&str]) -> CommandOutput {
         ask_as(self.dir.path(), uid, args)
     }
 
-    /// Waits until this many strays are told of for this reason.
+    /// Waits until `n` leftovers have been reported with this reason. Returns all leftovers.
     pub fn await_leftovers(&self, n: usize, reason: &str) -> Vec<Event> {
-        eventually(&format!("{n} strays are told of: {reason}"), || {
+        eventually(&format!("{n} leftovers: {reason}"), || {
             let events = self.leftovers();
-            let of_it = events
+            let matching = events
                 .iter()
                 .filter(|e| e.reason.as_deref() == Some(reason));
-            (of_it.count() >= n).then_some(events)
+            (matching.count() >= n).then_some(events)
         })
     }
 
@@ -240,7 +244,7 @@ impl Service {
     }
 }
 
-/// The socket of the one service whose files are in a directory.
+/// Returns the socket of the only service of a directory.
 pub fn socket(dir: &Path) -> String {
     let entries = std::fs::read_dir(dir.join("run")).expect("list the directory");
     let mut paths = entries.map(|entry| entry.expect("an entry").path());
@@ -248,11 +252,11 @@ pub fn socket(dir: &Path) -> String {
     socket.expect("a socket").display().to_string()
 }
 
-/// Asks it as somebody else.
+/// Runs a command that sends a request to this service, as another user.
 pub fn ask_as(dir: &Path, uid: u32, args: &[&str]) -> CommandOutput {
     let program = dir.join("reaper");
     if !program.exists() {
-        // They may not look into the build directory.
+        // Other users may not be able to read the build directory.
         link(Path::new(REAPER), &program);
     }
     let mut command = Command::new("setpriv");

@@ -1,4 +1,4 @@
-//! The commands that ask a service, and what it says to those who may not know.
+//! Tests of the commands that send requests to a service, as root and as other users.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,22 +13,26 @@ use crate::daemon::REAPER;
 use crate::trees::{CONFIG, trial};
 use crate::world::{TempDir, World, link};
 
-/// What needs no service.
+/// Returns the tests that need no service.
 pub fn trials() -> Vec<Trial> {
     vec![trial("cli", "no-service", no_service)]
 }
 
-/// What needs one.
+/// Returns the tests that need a service.
 pub fn privileged() -> Vec<Trial> {
     vec![
-        trial("cli", "asked", asked),
-        trial("cli", "asked-by-others", asked_by_others),
+        trial("cli", "requests", requests),
+        trial("cli", "requests-of-other-users", requests_of_other_users),
         trial("cli", "kept-by-user", kept_by_user),
-        trial("cli", "socket-comes-and-goes", socket_comes_and_goes),
+        trial(
+            "cli",
+            "socket-replaced-and-removed",
+            socket_replaced_and_removed,
+        ),
     ]
 }
 
-/// The socket of the one service whose runtime directory is that of the world.
+/// Returns the sockets in the runtime directory of a world.
 fn sockets(world: &World) -> Vec<PathBuf> {
     let entries = fs::read_dir(world.dir().join("run")).expect("list the runtime directory");
     let paths = entries.map(|entry| entry.expect("an entry").path());
@@ -37,6 +41,7 @@ fn sockets(world: &World) -> Vec<PathBuf> {
         .collect()
 }
 
+/// Returns the only socket in the runtime directory of a world.
 pub fn socket(world: &World) -> String {
     match sockets(world).as_slice() {
         [one] => one.display().to_string(),
@@ -44,24 +49,24 @@ pub fn socket(world: &World) -> String {
     }
 }
 
-/// Asks the service of a world.
+/// Runs a command that sends a request to the service of a world.
 pub fn ask(world: &World, args: &[&str]) -> CommandOutput {
     let socket = socket(world);
     reaper(world.dir(), &[args, &["--socket", &socket]].concat())
 }
 
-/// What it says, as JSON.
+/// Returns the answer to such a command as JSON.
 pub fn ask_json(world: &World, args: &[&str]) -> Value {
     let said = ask(world, &[args, &["--json"]].concat());
     assert_eq!(said.code, Some(0), "{args:?}: {}", said.err);
     serde_json::from_str(&said.out).expect("JSON")
 }
 
-/// Asks as somebody else.
+/// Runs such a command as another user.
 pub fn ask_as(world: &World, uid: u32, args: &[&str]) -> CommandOutput {
     let program = world.dir().join("reaper");
     if !program.exists() {
-        // They may not look into the build directory.
+        // Other users may not be able to read the build directory.
         link(Path::new(REAPER), &program);
     }
     let mut command = Command::new("setpriv");
@@ -73,7 +78,7 @@ pub fn ask_as(world: &World, uid: u32, args: &[&str]) -> CommandOutput {
     run(world.dir(), &mut command)
 }
 
-/// A process in an answer to `tree`.
+/// Returns the process with this pid in an answer to `tree`.
 pub fn find(tree: &Value, pid: i32) -> Option<Value> {
     let groups = tree["groups"].as_array().expect("groups");
     let all = groups
@@ -105,8 +110,8 @@ fn no_service() {
     }
 }
 
-/// Each command tells what it is for, in observe as in enforce.
-fn asked() {
+/// Each request is answered, in observe mode as in enforce mode.
+fn requests() {
     let mut world = World::new(true);
     world.start_daemon(CONFIG, &["--observe"]);
     world.launch("claude", "agent", "agent", &["leaf=sleep".into()]);
@@ -132,35 +137,38 @@ fn asked() {
     let agents = agents["agents"].as_array().expect("agents");
     let open = |agent: &&Value| agent["sessions"] != Value::Array(Vec::new());
     assert_eq!(agents.iter().filter(open).count(), 1);
-    let why = ask_json(&world, &["explain", &leaf.pid.to_string()]);
-    assert_eq!(why["process"]["decision"]["reason"], "root_alive");
-    assert_eq!(why["lineage"][0]["pid"], agent.pid);
-    let stranger = ask(&world, &["explain", &canary.to_string()]);
+    let reply = ask_json(&world, &["explain", &leaf.pid.to_string()]);
+    assert_eq!(reply["process"]["decision"]["reason"], "root_alive");
+    assert_eq!(reply["lineage"][0]["pid"], agent.pid);
+    let untracked = ask(&world, &["explain", &canary.to_string()]);
     assert!(
-        stranger.out.contains("Not tracked"),
+        untracked.out.contains("Not tracked"),
         "{}",
-        stranger.out
+        untracked.out
     );
 
     world.kill("agent");
     world.await_event("a decision", |e| e.is("decision", leaf));
-    let why = ask_json(&world, &["explain", &leaf.pid.to_string()]);
-    assert_eq!(why["process"]["decision"]["decision"], "reap");
-    assert_eq!(why["process"]["due"], true);
+    let reply = ask_json(&world, &["explain", &leaf.pid.to_string()]);
+    assert_eq!(reply["process"]["decision"]["decision"], "reap");
+    assert_eq!(reply["process"]["due"], true);
     assert!(
-        why["why"].as_str().expect("a sentence").contains("SIGKILL"),
-        "{why}"
+        reply["why"]
+            .as_str()
+            .expect("a sentence")
+            .contains("SIGKILL"),
+        "{reply}"
     );
-    assert_eq!(why["lineage"][0]["ended"], "SIGKILL");
+    assert_eq!(reply["lineage"][0]["ended"], "SIGKILL");
     assert!(ask_json(&world, &["status"])["would_have_reaped"].as_u64() > Some(0));
-    let drawn = ask(&world, &["tree"]);
-    assert!(drawn.out.contains("[due]"), "{}", drawn.out);
+    let tree = ask(&world, &["tree"]);
+    assert!(tree.out.contains("[due]"), "{}", tree.out);
     assert_eq!(ask(&world, &["explain", "4194304"]).code, Some(1));
     world.assert_alive(&["leaf", "canary"]);
 }
 
-/// Who is not root hears of what is theirs, and of nothing else.
-fn asked_by_others() {
+/// Users other than root see and change only their own processes.
+fn requests_of_other_users() {
     let mut world = World::new(true);
     world.start_daemon(CONFIG, &["--observe"]);
     world.launch("claude", "agent", "agent", &["leaf=sleep".into()]);
@@ -168,10 +176,10 @@ fn asked_by_others() {
     let leaf = world.await_processes("leaf", 1)[0];
     let pid = leaf.pid.to_string();
     let uid = 4242;
-    let seen = ask_as(&world, uid, &["tree", "--all", "--json"]);
-    let seen: Value = serde_json::from_str(&seen.out).expect("JSON");
+    let tree = ask_as(&world, uid, &["tree", "--all", "--json"]);
+    let tree: Value = serde_json::from_str(&tree.out).expect("JSON");
     assert_eq!(
-        (find(&seen, agent.pid), find(&seen, leaf.pid)),
+        (find(&tree, agent.pid), find(&tree, leaf.pid)),
         (None, None)
     );
     for args in [
@@ -191,7 +199,7 @@ fn asked_by_others() {
     assert!(!world.daemon().events().iter().any(|e| e.event == "keep"));
 }
 
-/// What a user keeps lives on until that is taken back.
+/// A process that a user keeps lives until `unkeep`.
 fn kept_by_user() {
     let mut world = World::new(true);
     world.start_daemon(CONFIG, &[]);
@@ -204,8 +212,8 @@ fn kept_by_user() {
     let kept = ask_json(&world, &["keep", &pid, "--for", "2h"]);
     assert_eq!(kept["processes"], 1);
     let keeps = ask_json(&world, &["keep", "--list"]);
-    let for_s = keeps["keeps"][0]["remaining_s"].as_u64().expect("a time");
-    assert!((7000..=7200).contains(&for_s), "{keeps}");
+    let remaining_s = keeps["keeps"][0]["remaining_s"].as_u64().expect("a time");
+    assert!((7000..=7200).contains(&remaining_s), "{keeps}");
     let canary = world.process("canary").pid.to_string();
     let said = ask(&world, &["keep", &canary]);
     assert_eq!(said.code, Some(1), "{}", said.out);
@@ -219,28 +227,28 @@ fn kept_by_user() {
 
     world.kill("agent");
     world.await_gone(&["other"]);
-    world.await_event("it is kept", |e| {
+    world.await_event("a decision to keep", |e| {
         e.is("decision", leaf) && e.reason.as_deref() == Some("kept_by_user")
     });
     world.assert_alive(&["leaf"]);
-    let why = ask_json(&world, &["explain", &pid]);
-    assert_eq!(why["process"]["decision"]["reason"], "kept_by_user");
+    let reply = ask_json(&world, &["explain", &pid]);
+    assert_eq!(reply["process"]["decision"]["reason"], "kept_by_user");
 
     assert_eq!(ask(&world, &["unkeep", &pid]).code, Some(0));
     world.await_gone(&["leaf"]);
     let events = world.stop();
     assert!(
         events.iter().any(|e| e.is("keep", leaf)),
-        "the keep is not told"
+        "the keep is not reported"
     );
     assert!(
         events.iter().any(|e| e.is("unkeep", leaf)),
-        "its end is not told"
+        "the unkeep is not reported"
     );
 }
 
-/// The socket of one who was killed is replaced, and one who stops takes it away.
-fn socket_comes_and_goes() {
+/// A service replaces the socket of a killed service, and removes its own when it stops.
+fn socket_replaced_and_removed() {
     let mut world = World::new(true);
     world.start_daemon(CONFIG, &["--observe"]);
     let first = ask_json(&world, &["status"])["pid"].clone();
@@ -249,7 +257,7 @@ fn socket_comes_and_goes() {
     world.restart_daemon(&[]);
     assert_ne!(ask_json(&world, &["status"])["pid"], first);
     world.stop_by(Signal::SIGTERM);
-    assert!(sockets(&world).is_empty(), "the socket is left behind");
+    assert!(sockets(&world).is_empty(), "the socket was not removed");
     world.start_daemon("socket = false\n", &["--observe"]);
     assert!(sockets(&world).is_empty(), "there is a socket");
     world.stop();

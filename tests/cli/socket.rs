@@ -1,4 +1,5 @@
-//! Who gets onto the socket and what lies where it is to be, and a scan that asks nobody.
+//! Tests of the service's socket: wrong paths, connection limits and users' rights. And of `scan` without a request to a
+//! service.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -18,7 +19,7 @@ use crate::daemon::{self, JOURNAL, REAPER};
 use crate::trees::{CONFIG, trial};
 use crate::world::{TempDir, World, eventually, link};
 
-/// What needs neither root nor probes.
+/// Returns the tests that need neither root nor BPF.
 pub fn trials() -> Vec<Trial> {
     vec![
         trial("cli", "no-socket", no_socket),
@@ -26,16 +27,20 @@ pub fn trials() -> Vec<Trial> {
     ]
 }
 
-/// What needs both.
+/// Returns the tests that need both.
 pub fn privileged() -> Vec<Trial> {
     vec![
-        trial("cli", "crowded", crowded),
+        trial("cli", "connection-limits", connection_limits),
         trial("cli", "history-of-its-owner", history_of_its_owner),
-        trial("cli", "scan-heeds", scan_heeds),
+        trial(
+            "cli",
+            "scan-respects-service-and-keeps",
+            scan_respects_keeps,
+        ),
     ]
 }
 
-/// Something else where the socket is to be is said to be that, and is left alone.
+/// A path that is no socket is reported and left unchanged.
 fn no_socket() {
     let dir = TempDir::new();
     fs::write(dir.path().join("file"), "mine").expect("write a file");
@@ -54,7 +59,7 @@ fn no_socket() {
     assert_eq!(fs::read(dir.path().join("file")).expect("read it"), b"mine");
 }
 
-/// No daemon starts where others may put a socket in the place of its own.
+/// The daemon refuses a runtime directory that is a symbolic link, because others could replace its socket.
 fn runtime_dir_of_others() {
     let dir = TempDir::new();
     fs::create_dir(dir.path().join("there")).expect("create a directory");
@@ -66,52 +71,60 @@ fn runtime_dir_of_others() {
     assert_eq!(said.code, Some(2), "{}", said.err);
     assert!(said.err.contains("symbolic link"), "{}", said.err);
     let there = fs::read_dir(dir.path().join("there")).expect("list it");
-    assert_eq!(there.count(), 0, "something was put there");
+    assert_eq!(there.count(), 0, "the daemon created a file");
 }
 
-/// Connects as somebody else, so many times.
+/// Opens `count` connections as another user.
 fn connect_as(path: &str, uid: u32, count: usize) -> Vec<UnixStream> {
     let path = path.to_owned();
     let connect = move || {
-        // SAFETY: the system call itself, which is about the calling thread alone: it ends with this.
+        // SAFETY: the call takes numbers only. It changes only this thread, which ends with the closure.
         let done = unsafe { libc::syscall(libc::SYS_setresuid, u32::MAX, uid, u32::MAX) };
-        assert_eq!(done, 0, "become {uid}");
+        assert_eq!(done, 0, "change to uid {uid}");
         let one = |_| UnixStream::connect(&path).expect("connect");
         (0..count).map(one).collect()
     };
     std::thread::spawn(connect).join().expect("the connections")
 }
 
-/// The status of what is answered there.
-fn answered(mut stream: UnixStream) -> String {
-    // Refused, it may be closed already.
+/// Returns the status code of the response to a request on this connection.
+fn response_status(mut stream: UnixStream) -> String {
+    // A refused connection may be closed already.
     let _ = stream.write_all(b"GET /v1/status HTTP/1.1\r\nhost: x\r\n\r\n");
-    let mut said = Vec::new();
-    let _ = stream.read_to_end(&mut said);
-    let said = String::from_utf8_lossy(&said);
-    said.split(' ').nth(1).unwrap_or_default().to_owned()
+    let mut response = Vec::new();
+    let _ = stream.read_to_end(&mut response);
+    let response = String::from_utf8_lossy(&response);
+    response.split(' ').nth(1).unwrap_or_default().to_owned()
 }
 
-/// Users who hold connections are in each other's way, but not in root's.
-fn crowded() {
+/// Four users cannot use all connections, but many can. Root gets one in any case.
+fn connection_limits() {
     let mut world = World::new(true);
     world.start_daemon(CONFIG, &["--observe"]);
     let path = socket(&world);
     let few: Vec<_> = (7000..7004).map(|uid| connect_as(&path, uid, 20)).collect();
     let mut one = connect_as(&path, 7004, 1);
-    assert_eq!(answered(one.remove(0)), "200", "four have it all");
+    assert_eq!(
+        response_status(one.remove(0)),
+        "200",
+        "four users hold all connections"
+    );
     let many: Vec<_> = (7004..7024).map(|uid| connect_as(&path, uid, 4)).collect();
     let mut one = connect_as(&path, 7100, 1);
-    assert_eq!(answered(one.remove(0)), "503", "there is no bound");
+    assert_eq!(
+        response_status(one.remove(0)),
+        "503",
+        "the connections are not limited"
+    );
     let roots = UnixStream::connect(&path).expect("connect");
-    assert_eq!(answered(roots), "200", "root is kept off");
+    assert_eq!(response_status(roots), "200", "root is refused");
     drop((few, many));
-    eventually("the places are given back", || {
-        (answered(connect_as(&path, 7100, 1).remove(0)) == "200").then_some(())
+    eventually("closed connections are released", || {
+        (response_status(connect_as(&path, 7100, 1).remove(0)) == "200").then_some(())
     });
 }
 
-/// The service tells a user of the sessions that are theirs, and of no other.
+/// The history has only the sessions of the requesting user. Root gets all.
 fn history_of_its_owner() {
     let mut world = World::new(true);
     world.start_daemon(CONFIG, &JOURNAL);
@@ -133,34 +146,34 @@ fn history_of_its_owner() {
         said.out.lines().map(line).collect()
     };
     let closed = |uid: u32, count: usize| {
-        eventually("they are in the journal", || {
-            let told = history(uid);
-            let closed = told
+        eventually("the sessions are in the journal", || {
+            let sessions = history(uid);
+            let closed = sessions
                 .iter()
                 .filter(|session| session["closed_at"].is_string());
-            (closed.count() == count).then_some(told)
+            (closed.count() == count).then_some(sessions)
         })
     };
     closed(0, 2);
-    let told = closed(4242, 1);
-    let [session] = &told[..] else {
-        panic!("{told:?}")
+    let sessions = closed(4242, 1);
+    let [session] = &sessions[..] else {
+        panic!("{sessions:?}")
     };
     assert_eq!(session["process.pid"], agents[1].pid);
     assert_eq!(session["process.user.id"], 4242);
     assert_eq!(session["processes"][0]["process.pid"], own.pid, "{session}");
     assert_eq!(history(4243), Vec::<Value>::new());
-    let theirs = history(0)[0]["session_id"].clone();
-    for name in [&theirs, &history(0)[1]["session_id"]] {
-        let name = name.as_str().expect("a name");
-        let said = ask_as(&world, 4242, &["history", "--json", "--session", name]);
-        let expected = usize::from(name == session["session_id"]);
-        assert_eq!(said.out.lines().count(), expected, "{name}: {}", said.out);
+    let first = history(0)[0]["session_id"].clone();
+    for id in [&first, &history(0)[1]["session_id"]] {
+        let id = id.as_str().expect("an id");
+        let said = ask_as(&world, 4242, &["history", "--json", "--session", id]);
+        let expected = usize::from(id == session["session_id"]);
+        assert_eq!(said.out.lines().count(), expected, "{id}: {}", said.out);
     }
 }
 
-/// A scan that asks no service ends nothing where one is at work, and leaves alone who is kept.
-fn scan_heeds() {
+/// A scan without a request to a service refuses to reap while a service runs. Afterwards it respects users' keeps.
+fn scan_respects_keeps() {
     let mut world = World::new(true);
     world.start_daemon(CONFIG, &JOURNAL);
     let mut gone = std::process::Command::new("true")
@@ -173,7 +186,7 @@ fn scan_heeds() {
     };
     let claude = "{dir}/node_modules/.bin/claude test-process agent agent {dir}";
     let (leaf, other) = (left("leaf"), left("kept"));
-    // Its terminal session ends with it.
+    // The agent leads its terminal session, which so has no leader after its exit.
     let uid = user();
     world.open_to_all();
     let user = format!("exec setsid setpriv --reuid {uid} --clear-groups");
@@ -201,7 +214,7 @@ fn scan_heeds() {
         refused.err
     );
 
-    // Who may not read the lock hears of it too.
+    // A user without access to the lock file gets the same message.
     link(Path::new(REAPER), &world.dir().join("reaper"));
     let mut command = Command::new("setpriv");
     let command = command.args(["--reuid", "4242", "--clear-groups", "./reaper"]);
@@ -216,18 +229,18 @@ fn scan_heeds() {
     world.kill_daemon();
     world.kill("agent");
     world.await_gone(&["agent"]);
-    let looked = || reaper(world.dir(), &scan);
-    let said = looked();
+    let run_scan = || reaper(world.dir(), &scan);
+    let said = run_scan();
     assert_eq!(said.code, Some(1), "{}{}", said.out, said.err);
     world.await_gone(&["leaf"]);
     let report: Value = serde_json::from_str(&said.out).expect("JSON");
-    let spared = report["kept"].as_array().expect("a list");
-    let spared = spared.iter().find(|found| found["pid"] == kept.pid);
-    assert_eq!(spared.expect("it is spared")["reason"], "kept_by_user");
+    let keeps = report["kept"].as_array().expect("a list");
+    let keeps = keeps.iter().find(|found| found["pid"] == kept.pid);
+    assert_eq!(keeps.expect("the kept process")["reason"], "kept_by_user");
     world.assert_alive(&["kept"]);
 
     fs::write(world.dir().join("journal/journal-x.db"), "damaged").expect("write a file");
-    let refused = looked();
+    let refused = run_scan();
     assert_eq!(refused.code, Some(1), "{}{}", refused.out, refused.err);
     assert!(
         refused.err.contains("journal-x.db") && refused.err.contains("nothing was reaped"),

@@ -1,4 +1,4 @@
-//! `reaper unpin`, where no daemon has pinned anything.
+//! Tests of `reaper unpin` where no daemon has pinned anything.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::daemon::REAPER;
 use crate::trees::trial;
 use crate::world::TempDir;
 
-/// What needs no root.
+/// Returns the tests that need no root.
 pub fn trials() -> Vec<Trial> {
     vec![
         trial("cli", "unpin-nothing", nothing),
@@ -20,7 +20,7 @@ pub fn trials() -> Vec<Trial> {
     ]
 }
 
-/// What mounts a bpffs.
+/// Returns the tests that mount a bpffs.
 pub fn privileged() -> Vec<Trial> {
     vec![
         trial("cli", "unpin-empty", empty),
@@ -28,7 +28,7 @@ pub fn privileged() -> Vec<Trial> {
     ]
 }
 
-/// Nothing to remove is no failure.
+/// A missing pin directory is no failure.
 fn nothing() {
     let dir = TempDir::new();
     let pins = dir.path().join("pins");
@@ -48,7 +48,7 @@ fn nothing() {
     assert_eq!(report, json!({"pin_dir": pins, "scopes": [], "entries": 0}));
 }
 
-/// What is in an ordinary directory was not pinned there, and stays.
+/// Files in a directory that is not on a bpffs are not removed.
 fn no_bpffs() {
     let dir = TempDir::new();
     let file = dir.path().join("pins/host/file");
@@ -59,7 +59,7 @@ fn no_bpffs() {
     assert_eq!(
         said.err.trim_end().lines().count(),
         1,
-        "more than one sentence: {}",
+        "not one line: {}",
         said.err
     );
     let pins = dir.path().join("pins").display().to_string();
@@ -71,7 +71,7 @@ fn no_bpffs() {
     assert_eq!(fs::read(&file).expect("read the file"), b"mine");
 }
 
-/// Runs `before` in a bpffs of its own, `reaper unpin` on its directory `reaper`, and `after` there.
+/// Runs `before` in a new bpffs, then `reaper unpin` on its directory `reaper`, then `after`.
 fn on_bpffs(dir: &Path, before: &str, after: &str) -> CommandOutput {
     let script = format!(
         "mkdir b && mount -t bpf bpf b && cd b && {before} || exit 99
@@ -92,7 +92,7 @@ fn empty() {
     assert!(said.out.starts_with("nothing is pinned"), "{}", said.out);
 }
 
-/// Whatever lies in its place, and wherever that leads: what is elsewhere stays.
+/// `unpin` does not follow symbolic links in the pin directory.
 fn foreign() {
     for before in [
         "mkdir -p reaper other/kept && ln -s ../other reaper/host",
