@@ -58,9 +58,9 @@ fn scan() {
     let json = |out: &str| -> Value { serde_json::from_str(out).expect("scan --json gives JSON") };
     let before = keeper.living().count();
 
-    let output = run_scan(&["--json"]);
-    assert_eq!(output.code, Some(1), "{}{}", output.out, output.err);
-    let report = json(&output.out);
+    let said = run_scan(&["--json"]);
+    assert_eq!(said.code, Some(1), "{}{}", said.out, said.err);
+    let report = json(&said.out);
     let found = findings(&report, "reapable");
     assert_eq!(found.len(), 4, "{found:?}");
     assert!(
@@ -86,12 +86,12 @@ fn scan() {
         );
     }
     assert_eq!(kept.len(), 5, "{kept:?}");
-    let output = run_scan(&[]);
-    assert_eq!(output.code, Some(1), "{}", output.err);
+    let said = run_scan(&[]);
+    assert_eq!(said.code, Some(1), "{}", said.err);
     assert!(
-        output.out.contains("sleep 3001") && output.out.contains("--reap"),
+        said.out.contains("sleep 3001") && said.out.contains("--reap"),
         "{}",
-        output.out
+        said.out
     );
     assert_eq!(
         keeper.living().count(),
@@ -99,9 +99,9 @@ fn scan() {
         "a scan without --reap ended a process"
     );
 
-    let output = run_scan(&["--reap", "--json"]);
-    assert_eq!(output.code, Some(1), "{}{}", output.out, output.err);
-    let report = json(&output.out);
+    let said = run_scan(&["--reap", "--json"]);
+    assert_eq!(said.code, Some(1), "{}{}", said.out, said.err);
+    let report = json(&said.out);
     let found = findings(&report, "reapable");
     assert!(
         found.values().all(|words| words.contains("ended")),
@@ -116,14 +116,14 @@ fn scan() {
         "number of living processes"
     );
 
-    let output = run_scan(&["--json"]);
-    assert_eq!(output.code, Some(0), "{}{}", output.out, output.err);
-    assert_eq!(findings(&json(&output.out), "kept").len(), 5);
-    let output = run_scan(&[]);
+    let said = run_scan(&["--json"]);
+    assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
+    assert_eq!(findings(&json(&said.out), "kept").len(), 5);
+    let said = run_scan(&[]);
     assert!(
-        output.out.contains("No process") && output.out.contains("REAPER_KEEP=1"),
+        said.out.contains("No process") && said.out.contains("REAPER_KEEP=1"),
         "{}",
-        output.out
+        said.out
     );
 }
 
@@ -171,8 +171,8 @@ fn beside_a_living_agent() {
     let pid = keeper.0.id().to_string();
     let run_scan = |more: &[&str]| -> Value {
         let args = ["scan", "--config", "c.toml", "--json", "--scope", &pid];
-        let output = reaper(dir.path(), &[&args[..], more].concat());
-        serde_json::from_str(&output.out).unwrap_or_else(|e| panic!("{e}: {}", output.err))
+        let said = reaper(dir.path(), &[&args[..], more].concat());
+        serde_json::from_str(&said.out).unwrap_or_else(|e| panic!("{e}: {}", said.err))
     };
     let report = run_scan(&[]);
     let found = BTreeMap::from([("sleep 3101".to_owned(), "dead_agent".to_owned())]);
@@ -214,11 +214,11 @@ fn long_command_lines() {
     std::fs::copy("/bin/sh", dir.path().join("java")).expect("copy a shell");
     let keeper = Keeper::run_until_asleep(LONG, 2, &dir);
     let pid = keeper.0.id().to_string();
-    let output = reaper(
+    let said = reaper(
         dir.path(),
         &["scan", "--config", "c.toml", "--json", "--scope", &pid],
     );
-    let report = serde_json::from_str(&output.out).expect("scan --json gives JSON");
+    let report = serde_json::from_str(&said.out).expect("scan --json gives JSON");
     for (list, sleeper, reason) in [
         ("reapable", "sleep 3201", "dead_agent"),
         ("kept", "sleep 3202", "keep_rule"),
@@ -299,9 +299,9 @@ fn observed() {
     assert_eq!(service.ask_json(&["status"])["would_have_reaped"], 0);
 
     // Another user sees none of it, and reads the journal only through the service.
-    let output = service.ask_as(4242, &["scan"]);
-    assert_eq!(output.code, Some(0), "{}{}", output.out, output.err);
-    let report: Value = serde_json::from_str(&output.out).expect("JSON");
+    let said = service.ask_as(4242, &["scan"]);
+    assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
+    let report: Value = serde_json::from_str(&said.out).expect("JSON");
     assert_eq!(
         (
             findings(&report, "reapable").len(),
@@ -312,13 +312,8 @@ fn observed() {
     let refused = service.ask_as(4242, &["scan", "--reap"]);
     assert_eq!(refused.code, Some(1), "{}{}", refused.out, refused.err);
     assert!(refused.err.contains("only root"), "{}", refused.err);
-    let history = service.ask_as(4242, &["history"]);
-    assert_eq!(
-        (history.code, &*history.out),
-        (Some(0), ""),
-        "{}",
-        history.err
-    );
+    let said = service.ask_as(4242, &["history"]);
+    assert_eq!((said.code, &*said.out), (Some(0), ""), "{}", said.err);
     assert_eq!(service.keeper.sleepers(), ALL);
     assert_eq!(service.outcomes("ended"), 0);
 }
@@ -470,9 +465,9 @@ fn recorded() {
     // The session is in the history, which the service shows to each user for their own sessions.
     let socket = socket(world.dir());
     eventually("the outcomes are in the history", || {
-        let history = reaper(world.dir(), &["history", "--json", "--socket", &socket]);
-        assert_eq!(history.code, Some(0), "{}", history.err);
-        let session: Value = serde_json::from_str(&history.out).expect("one session");
+        let said = reaper(world.dir(), &["history", "--json", "--socket", &socket]);
+        assert_eq!(said.code, Some(0), "{}", said.err);
+        let session: Value = serde_json::from_str(&said.out).expect("one session");
         assert_eq!(session["agent"], name);
         let processes = session["processes"].as_array().expect("processes");
         let ended = processes.iter().filter(|process| {
@@ -486,20 +481,10 @@ fn recorded() {
         (&["history", "--since", "1h", "--session", name], 1),
     ] {
         let args = [args, &["--json", "--socket", &socket]].concat();
-        let history = reaper(world.dir(), &args);
-        assert_eq!(
-            history.out.lines().count(),
-            lines,
-            "{args:?}: {}",
-            history.err
-        );
+        let said = reaper(world.dir(), &args);
+        assert_eq!(said.out.lines().count(), lines, "{args:?}: {}", said.err);
     }
-    let history = ask_as(world.dir(), 4242, &["history"]);
-    assert_eq!(
-        (history.code, &*history.out),
-        (Some(0), ""),
-        "{}",
-        history.err
-    );
+    let said = ask_as(world.dir(), 4242, &["history"]);
+    assert_eq!((said.code, &*said.out), (Some(0), ""), "{}", said.err);
     world.stop();
 }
