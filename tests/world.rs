@@ -29,10 +29,9 @@ static DEADLINE: LazyLock<Duration> = LazyLock::new(|| {
 });
 
 /// Files in the directory of a test that the report of a failure shows.
-const OUTPUT_FILES: [&str; 6] = [
+const OUTPUT_FILES: [&str; 5] = [
     "stdout",
     "stderr",
-    "told",
     "errors",
     "report.json",
     "events.jsonl",
@@ -213,8 +212,8 @@ impl World {
     }
 
     /// Tells the launcher to start a process.
-    pub fn launch(&mut self, image: &str, play: &str, role: &str, args: &[String]) {
-        let words: Vec<&str> = [image, play, role]
+    pub fn launch(&mut self, image: &str, behaviour: &str, role: &str, args: &[String]) {
+        let words: Vec<&str> = [image, behaviour, role]
             .into_iter()
             .chain(args.iter().map(String::as_str))
             .collect();
@@ -236,7 +235,7 @@ impl World {
         report.write_all(line.as_bytes()).expect("write the report");
     }
 
-    /// Tells the launcher to start `role` in the way that [`Stage::spawn`](crate::process) names.
+    /// Tells the launcher to start `role` in the way that [`ProcessContext::spawn`](crate::process) names.
     pub fn spawn(&mut self, role: &str, how: &str) {
         let orders = self.launcher_stdin.as_mut().expect("the launcher's input");
         writeln!(orders, "spawn\t{role}\t{how}").expect("write to the launcher");

@@ -69,7 +69,7 @@ pub enum StartedBy {
 #[derive(Clone, Copy, Debug)]
 pub struct ProcessSpec {
     pub role: &'static str,
-    /// Start method ([`Stage::spawn`](crate::process)); empty if the arguments of another role start it.
+    /// Start method ([`ProcessContext::spawn`](crate::process)); empty if the arguments of another role start it.
     pub how: &'static str,
     pub by: StartedBy,
     pub times: usize,
