@@ -50,18 +50,18 @@ type ScenarioFn = fn(&RunWorld);
 /// owners, planted paths and cgroups run as root too.
 pub fn trials() -> Vec<Trial> {
     let everybodys = [
-        status::STORIES,
-        passes::STORIES,
-        signals::STORIES,
-        terminal::STORIES,
-        trees::STORIES,
-        before::STORIES,
-        hostile::STORIES,
-        owner::STORIES,
-        records::STORIES,
-        places::STORIES,
+        status::SCENARIOS,
+        passes::SCENARIOS,
+        signals::SCENARIOS,
+        terminal::SCENARIOS,
+        trees::SCENARIOS,
+        before::SCENARIOS,
+        hostile::SCENARIOS,
+        owner::SCENARIOS,
+        records::SCENARIOS,
+        places::SCENARIOS,
     ];
-    let by_user = [lost::STORIES, planted::STORIES];
+    let by_user = [lost::SCENARIOS, planted::SCENARIOS];
     let roots = [
         trees::ROOT_SCENARIOS,
         lost::ROOT_SCENARIOS,
@@ -71,9 +71,10 @@ pub fn trials() -> Vec<Trial> {
     let mut trials = as_nobody(&[everybodys.concat(), by_user.concat()].concat());
     trials.extend(as_root(&[by_user.concat(), roots.concat()].concat()));
     let left_out = !crate::cgroup::can_be_made();
-    let in_a_cgroup = as_nobody(cgroup::STORIES).into_iter();
-    let in_a_cgroup =
-        in_a_cgroup.chain(as_root(&[cgroup::STORIES, cgroup::ROOT_SCENARIOS].concat()));
+    let in_a_cgroup = as_nobody(cgroup::SCENARIOS).into_iter();
+    let in_a_cgroup = in_a_cgroup.chain(as_root(
+        &[cgroup::SCENARIOS, cgroup::ROOT_SCENARIOS].concat(),
+    ));
     trials.extend(in_a_cgroup.map(|trial| trial.with_ignored_flag(left_out)));
     trials
 }
@@ -98,7 +99,12 @@ fn as_root(scenarios: &[(&str, ScenarioFn)]) -> Vec<Trial> {
 
 /// Returns the tests that need a service. They run as an unprivileged user and as root.
 pub fn beside_a_service() -> Vec<Trial> {
-    let scenarios = [beside::STORIES, watched::STORIES, before::BESIDE_A_SERVICE].concat();
+    let scenarios = [
+        beside::SCENARIOS,
+        watched::SCENARIOS,
+        before::BESIDE_A_SERVICE,
+    ]
+    .concat();
     let mut trials = as_nobody(&scenarios);
     trials.extend(as_root(&scenarios));
     trials

@@ -1,4 +1,6 @@
-//! Children that a process had before it became `reaper run` by exec: they are not the run's.
+//! Children that a process had before it became `reaper run` by exec. They do not belong to the run.
+//!
+//! In such a process `reaper run` forks a supervisor and itself becomes a stand-in that passes signals and status on.
 
 use nix::libc;
 use nix::sys::signal::Signal;
@@ -8,22 +10,22 @@ use super::{RunWorld, ScenarioFn, Started};
 use crate::proc::ProcessKey;
 use crate::world::eventually;
 
-pub const STORIES: &[(&str, ScenarioFn)] = &[
-    ("background-job-from-before-lives", job_lives),
+pub const SCENARIOS: &[(&str, ScenarioFn)] = &[
+    ("pre-existing-job-lives", job_lives),
     ("process-substitution-reads-to-its-end", substitution_reads),
-    ("orphan-of-a-job-from-before-lives", orphan_lives),
-    ("status-passes-beside-a-job-from-before", status_passes),
-    ("signals-pass-beside-a-job-from-before", signals_pass),
-    ("stop-passes-beside-a-job-from-before", stop_passes),
+    ("orphan-of-pre-existing-job-lives", orphan_lives),
+    ("status-passes-beside-pre-existing-job", status_passes),
+    ("signals-pass-beside-pre-existing-job", signals_pass),
+    ("stop-passes-beside-pre-existing-job", stop_passes),
     ("killed-stand-in-ends-the-run", killed_stand_in),
     ("killed-supervisor-ends-the-stand-in", killed_supervisor),
 ];
 
-/// For which a service is needed.
+/// Scenarios that need a service.
 pub const BESIDE_A_SERVICE: &[(&str, ScenarioFn)] =
-    &[("service-ends-a-run-beside-a-job-from-before", service_ends)];
+    &[("service-ends-run-beside-pre-existing-job", service_ends)];
 
-/// A shell that starts a job, writes its pid to `before`, and becomes `reaper run` with these words.
+/// Returns a script that starts a job, writes its pid to `before`, and becomes `reaper run` with these arguments.
 fn becoming(words: &str) -> String {
     format!("setsid sleep 600 & echo $! > before; exec ./reaper run {words}")
 }
@@ -32,17 +34,17 @@ fn start(place: &RunWorld, words: &str) -> Started {
     place.start_as(place.command("bash").args(["-c", &becoming(words)]))
 }
 
-/// The job from before lives, and is the only process that is left.
+/// Waits until the pre-existing job is the only process left, and kills it.
 fn assert_only_job_is_left(place: &RunWorld) {
     let job = place.await_pid("before");
-    eventually("only the job from before is left", || {
+    eventually("only the pre-existing job is left", || {
         (place.living() == [job]).then_some(())
     });
     end(job);
 }
 
 fn end(job: ProcessKey) {
-    assert!(job.is_alive(), "the job from before was ended");
+    assert!(job.is_alive(), "the pre-existing job was ended");
     job.signal(Signal::SIGKILL);
 }
 
@@ -59,11 +61,11 @@ fn substitution_reads(place: &RunWorld) {
     let said = place.bash(&script, &[]);
     assert_eq!((said.code, &*said.err), (Some(0), ""));
     open(place, "go");
-    place.await_content("log", |said| said == "one\ntwo\n");
+    place.await_content("log", |content| content == "one\ntwo\n");
     place.await_alone();
 }
 
-/// The supervisor adopts orphans of its own descendants only.
+/// The supervisor adopts only orphans of its descendants.
 fn orphan_lives(place: &RunWorld) {
     let script = "mkfifo gate
         sh -c 'sleep 600 & echo $! > orphan; echo $$ > middle; read go < gate' &
@@ -105,7 +107,7 @@ fn signals_pass(place: &RunWorld) {
             "-- sh -c 'trap \"echo {name} > got; exit 7\" {name}; echo > up; while :; do sleep 0.01; done'"
         );
         let mut run = start(place, &script);
-        place.await_content("up", |said| !said.is_empty());
+        place.await_content("up", |content| !content.is_empty());
         run.signal(number);
         assert_eq!(run.end(), 7, "{name}");
         assert_eq!(place.read("got"), format!("{name}\n"));
@@ -114,12 +116,12 @@ fn signals_pass(place: &RunWorld) {
     }
 }
 
-/// A shell that waits for `reaper run` sees that the command is stopped, and continues it.
+/// A shell that waits for `reaper run` sees the command stop and can continue it.
 fn stop_passes(place: &RunWorld) {
     let mut run = start(place, "-- sh -c 'echo $$ > pid; kill -TSTP $$; exit 5'");
     place.await_pid("pid");
     let own = run.pid();
-    eventually("it is stopped as the command is", || {
+    eventually("`reaper run` stops with the command", || {
         let state = crate::proc::stat(own).map(|stat| stat.state);
         (state == Some(b'T')).then_some(())
     });
@@ -130,7 +132,7 @@ fn stop_passes(place: &RunWorld) {
 
 const LEAK: &str = "-- sh -c 'setsid sleep 600 & echo $PPID > supervisor; trap \"\" TERM; while :; do sleep 0.01; done'";
 
-/// The supervisor ends the run, also where the command ignores SIGTERM.
+/// If the stand-in is killed, the supervisor ends the run, even if the command ignores SIGTERM.
 fn killed_stand_in(place: &RunWorld) {
     let run = start(place, &format!("--grace 100ms {LEAK}"));
     place.await_pid("supervisor");
@@ -138,7 +140,7 @@ fn killed_stand_in(place: &RunWorld) {
     assert_only_job_is_left(place);
 }
 
-/// What it supervised is ended as after the death of any supervisor: by the next `reaper` of the same user.
+/// If the supervisor is killed, the next `reaper` command of the same user ends the run.
 fn killed_supervisor(place: &RunWorld) {
     let mut run = start(place, LEAK);
     place.await_pid("supervisor").signal(Signal::SIGKILL);
@@ -147,7 +149,7 @@ fn killed_supervisor(place: &RunWorld) {
     assert_only_job_is_left(place);
 }
 
-/// The service ends what is left of a run whose stand-in and supervisor are killed, and not the job from before.
+/// If both stand-in and supervisor are killed, the service ends the run but not the pre-existing job.
 fn service_ends(place: &RunWorld) {
     let leak = LEAK.replace('\'', "'\\''");
     let script = format!(

@@ -1,14 +1,13 @@
-//! `reaper run` with a service at work on what it starts: who owns a command ends it as without one, and neither gets in the
-//! other's way.
+//! `reaper run` while a service tracks its tree: the run behaves as it does without a service.
 
 use super::watched::{Watched, open};
 use super::{RunWorld, ScenarioFn};
 use crate::daemon;
 use crate::world::eventually;
 
-pub const STORIES: &[(&str, ScenarioFn)] = &[("beside-a-service", beside)];
+pub const SCENARIOS: &[(&str, ScenarioFn)] = &[("beside-a-service", beside)];
 
-/// What is to be as it is without: each says what is wrong, if something is.
+/// Commands that must behave as without a service. Each prints what differs.
 const ALIKE: &str = r#"
     said() { [ "$1" = "$2" ] || echo "$3: $1, not $2"; }
     for n in 0 1 77 255; do ./bin/reaper run -- sh -c 'exit $0' $n; said $? $n exit; done
@@ -28,7 +27,7 @@ const ALIKE: &str = r#"
     i=0; for run in $runs; do i=$((i + 1)); wait $run; said $? $i many; done
 "#;
 
-/// Killed at once, and later: the service sees to what is left, nobody else comes.
+/// Runs that are killed after different delays. Only the service can end what they leave.
 const KILLED: &str = "
     ./bin/reaper run -- sh -c 'setsid sleep 60 & echo > began; sleep 60' & run=$!
     until [ -s began ]; do sleep 0.01; done; kill -KILL $run
@@ -48,7 +47,7 @@ fn beside(place: &RunWorld) {
         echo over > killed; until [ -e leave ]; do sleep 0.01; done"
     );
     let Watched { mut shell, service } = Watched::begin(place, &script, &[]);
-    place.await_content("alike", |said| !said.is_empty());
+    place.await_content("alike", |content| !content.is_empty());
     assert_eq!(place.read("out") + &place.read("err"), "");
     let own = shell.pid();
     let alone = || {
@@ -59,9 +58,9 @@ fn beside(place: &RunWorld) {
         });
         shells.then_some(())
     };
-    eventually("nothing is left but who waits", alone);
+    eventually("only the waiting shells are left", alone);
     open(place, "kill");
-    place.await_content("killed", |said| !said.is_empty());
+    place.await_content("killed", |content| !content.is_empty());
     eventually("the service has ended what is left", alone);
     let recognised = |event: &daemon::Event| {
         event.event == "session.open" && event.agent.as_deref() == Some("reaper-run")

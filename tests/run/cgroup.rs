@@ -1,4 +1,4 @@
-//! A command that has a cgroup for itself. Each test has one of its own that is delegated to whoever runs the command.
+//! `reaper run --cgroup`. Each test runs in its own cgroup, which is delegated to the test's user.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -13,7 +13,7 @@ use crate::cli::{self, CommandOutput};
 use crate::proc::{self, ProcessKey};
 use crate::world::eventually;
 
-pub const STORIES: &[(&str, ScenarioFn)] = &[
+pub const SCENARIOS: &[(&str, ScenarioFn)] = &[
     ("cgroup", |place| with_delegated_cgroup(place, nothing_left)),
     ("cgroup-statuses", |place| {
         with_delegated_cgroup(place, statuses)
@@ -28,8 +28,8 @@ pub const STORIES: &[(&str, ScenarioFn)] = &[
     ("cgroup-closed-off-with-owner", |place| {
         with_delegated_cgroup(place, closed_off_with_owner)
     }),
-    ("cgroup-with-strangers", |place| {
-        with_delegated_cgroup(place, strangers)
+    ("cgroup-with-outside-process", |place| {
+        with_delegated_cgroup(place, outside_process)
     }),
     ("cgroup-and-hook", |place| {
         with_delegated_cgroup(place, hook)
@@ -37,13 +37,13 @@ pub const STORIES: &[(&str, ScenarioFn)] = &[
     ("cgroup-without-record", |place| {
         with_delegated_cgroup(place, unrecorded)
     }),
-    ("cgroup-of-the-killed", |place| {
+    ("cgroup-of-killed-run", |place| {
         with_delegated_cgroup(place, lost)
     }),
-    ("cgroup-of-the-killed-and-deaf", |place| {
-        with_delegated_cgroup(place, lost_and_deaf)
+    ("cgroup-of-killed-run-ignoring-signal", |place| {
+        with_delegated_cgroup(place, lost_and_ignoring_signal)
     }),
-    ("cgroup-of-the-killed-before", |place| {
+    ("cgroup-of-run-killed-before-start", |place| {
         with_delegated_cgroup(place, never_begun)
     }),
     ("cgroup-refused", |place| {
@@ -51,13 +51,13 @@ pub const STORIES: &[(&str, ScenarioFn)] = &[
     }),
 ];
 
-/// For whom root is needed.
+/// Scenarios that need root.
 pub const ROOT_SCENARIOS: &[(&str, ScenarioFn)] = &[
-    ("cgroup-not-shown", |place| {
-        with_delegated_cgroup(place, not_shown)
+    ("cgroup-not-mounted", |place| {
+        with_delegated_cgroup(place, not_mounted)
     }),
-    ("cgroup-of-the-killed-not-shown", |place| {
-        with_delegated_cgroup(place, lost_and_not_shown)
+    ("cgroup-of-killed-run-not-mounted", |place| {
+        with_delegated_cgroup(place, lost_and_not_mounted)
     }),
     ("cgroup-of-threads", |place| {
         with_delegated_cgroup(place, threaded)
@@ -73,7 +73,7 @@ fn with_delegated_cgroup(place: &RunWorld, scenario: fn(&RunWorld, &DelegatedCgr
     home.assert_empty();
 }
 
-/// A cgroup that is delegated to the place's user, with somebody in it who is not to be touched.
+/// Cgroup that is delegated to the test's user, with an untracked process in it that must survive.
 struct DelegatedCgroup {
     outsider: Started,
     cgroup: Cgroup,
@@ -94,7 +94,7 @@ impl DelegatedCgroup {
         let mut sleep = Command::new("sleep");
         sleep.arg("600").env_clear().uid(place.uid).gid(place.uid);
         enter(cgroup.path(), &mut sleep);
-        let outsider = Started(sleep.spawn().expect("start who is not to be touched"));
+        let outsider = Started(sleep.spawn().expect("start the outsider"));
         DelegatedCgroup { outsider, cgroup }
     }
 
@@ -102,14 +102,14 @@ impl DelegatedCgroup {
         self.cgroup.path()
     }
 
-    /// `reaper run --cgroup` with these words, in it.
+    /// Returns a command that runs `reaper run --cgroup` with these arguments in this cgroup.
     fn reaper(&self, place: &RunWorld, words: &[&str]) -> Command {
         let mut command = place.reaper(&[&["--cgroup"], words].concat());
         enter(self.path(), &mut command);
         command
     }
 
-    /// The same to its end, of which nothing is to be left.
+    /// Runs [`DelegatedCgroup::reaper`] until it exits, and asserts that no process and no cgroup is left.
     fn run(&self, place: &RunWorld, words: &[&str]) -> CommandOutput {
         let said = cli::run(place.dir.path(), &mut self.reaper(place, words));
         place.assert_alone();
@@ -117,7 +117,7 @@ impl DelegatedCgroup {
         said
     }
 
-    /// The cgroups in it.
+    /// Returns the child cgroups.
     fn below(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.path())
             .expect("list the cgroup")
@@ -128,10 +128,10 @@ impl DelegatedCgroup {
 
     fn assert_empty(&self) {
         let below = self.below();
-        assert!(below.is_empty(), "left: {below:?}");
+        assert!(below.is_empty(), "cgroups left: {below:?}");
     }
 
-    /// The one that a command has there.
+    /// Returns the only child cgroup, that of the run.
     fn leaf(&self) -> PathBuf {
         let below = self.below();
         assert_eq!(below.len(), 1, "{below:?}");
@@ -141,38 +141,40 @@ impl DelegatedCgroup {
 
 impl Drop for DelegatedCgroup {
     fn drop(&mut self) {
-        let spared = self.outsider.lives();
-        // A test that has failed may have left some there.
+        let alive = self.outsider.lives();
+        // A failed test may leave processes there.
         for below in self.below() {
             let _ = fs::write(below.join("cgroup.kill"), "1");
-            eventually("it is empty", || fs::remove_dir(&below).ok());
+            eventually("the cgroup is removed", || fs::remove_dir(&below).ok());
         }
         let _ = self.outsider.0.kill();
         assert!(
-            spared || std::thread::panicking(),
-            "who was not of the run was ended"
+            alive || std::thread::panicking(),
+            "an untracked process was ended"
         );
     }
 }
 
-/// Has a command begin there, whoever it runs as.
+/// Makes a command start in `cgroup`, whatever its user.
 fn enter(cgroup: &Path, command: &mut Command) {
     let procs = File::options()
         .write(true)
         .open(cgroup.join("cgroup.procs"));
     let procs = procs.expect("open the cgroup");
-    // SAFETY: between fork and exec nothing but a system call is made.
+    // SAFETY: the closure makes only a system call between fork and exec.
     unsafe { command.pre_exec(move || (&procs).write_all(b"0")) };
 }
 
-/// The cgroup of version 2 of a process, from the root of all.
-fn of(who: ProcessKey) -> String {
-    let file = fs::read_to_string(format!("/proc/{}/cgroup", who.pid)).expect("its cgroup");
+/// Returns the cgroup v2 path of a process, relative to the root of the hierarchy.
+fn cgroup_of(process: ProcessKey) -> String {
+    let file = fs::read_to_string(format!("/proc/{}/cgroup", process.pid))
+        .expect("read the cgroup of a process");
     let mut lines = file.lines().filter_map(|line| line.strip_prefix("0::"));
-    lines.next().expect("one of version 2").to_owned()
+    lines.next().expect("a cgroup v2 line").to_owned()
 }
 
-/// The command is in it, and who has started it is not; and all goes that it has left there, with or without its environment.
+/// The command runs in the run's cgroup, `reaper run` does not. All that the command leaves there is ended, even a process
+/// without its environment.
 fn nothing_left(place: &RunWorld, home: &DelegatedCgroup) {
     let script = "trap '' TERM
         (setsid sh -c 'echo $$ > first; exec sleep 60' &)
@@ -182,19 +184,21 @@ fn nothing_left(place: &RunWorld, home: &DelegatedCgroup) {
     let words = reported(&["--grace", "500ms"], script);
     let mut run = place.start_as(&mut home.reaper(place, &words));
     let left = ["pid", "first", "second"].map(|name| place.await_pid(name));
-    let own = of(proc::stat(run.pid()).expect("the run").id);
+    let own = cgroup_of(proc::stat(run.pid()).expect("the run").id);
     let leaf = home.leaf();
     let name = leaf.file_name().expect("a name").to_str().expect("UTF-8");
-    let id = name.strip_prefix("reaper-run-").expect("what it is called");
+    let id = name
+        .strip_prefix("reaper-run-")
+        .expect("the name of a run's cgroup");
     for one in left {
-        assert_eq!(of(one), format!("{own}/{name}"));
+        assert_eq!(cgroup_of(one), format!("{own}/{name}"));
     }
     let known = &place.ps(&[])[0];
     assert_eq!(
         (&known["id"], &known["cgroup"]),
         (&id.into(), &leaf.to_str().into())
     );
-    fs::write(place.path("go"), "").expect("let it end");
+    fs::write(place.path("go"), "").expect("let the command exit");
     assert_eq!((run.end(), place.read("err").as_str()), (3, ""));
     assert!(!left.iter().any(|one| one.is_alive()));
     let report = place.report();
@@ -206,7 +210,7 @@ fn nothing_left(place: &RunWorld, home: &DelegatedCgroup) {
     assert!(report["killed"].as_u64() >= Some(1), "{report}");
 }
 
-/// They are the command's, as ever.
+/// The exit status is that of the command, as without a cgroup.
 fn statuses(place: &RunWorld, home: &DelegatedCgroup) {
     fs::write(place.path("plain"), "").expect("write a file");
     for (words, status) in [
@@ -243,7 +247,7 @@ fn time_is_up(place: &RunWorld, home: &DelegatedCgroup) {
     assert_eq!((said.code, said.err.as_str()), (Some(124), ""));
 }
 
-/// Those that the command makes in its own, of threads too, are of the run.
+/// Cgroups that the command creates below its own, threaded ones too, belong to the run.
 fn below(place: &RunWorld, home: &DelegatedCgroup) {
     let script = "cd $(ls -d \"$0\"/reaper-run-*) && mkdir -p a/b t/threads || exit 1
         echo threaded > t/threads/cgroup.type || exit 2
@@ -259,25 +263,25 @@ fn below(place: &RunWorld, home: &DelegatedCgroup) {
     assert_eq!((said.code, said.err.as_str()), (Some(5), ""));
 }
 
-/// Whoever is put there is of the run, also if this user may not signal them, as one that has changed its user.
-fn strangers(place: &RunWorld, home: &DelegatedCgroup) {
+/// A process that is moved into the run's cgroup belongs to the run, even if the user may not signal it.
+fn outside_process(place: &RunWorld, home: &DelegatedCgroup) {
     let script = "echo $$ > pid; until [ -e go ]; do sleep 0.02; done; exit 4";
-    // Who may be asked to end has the time for it, however slow the machine is.
+    // Root sends SIGTERM; the process needs time to exit on a slow machine.
     let grace = if place.uid == 0 { "60s" } else { "300ms" };
     let words = reported(&["--grace", grace], script);
     let mut run = place.start_as(&mut home.reaper(place, &words));
     place.await_pid("pid");
     let mut sleep = Command::new("sleep");
     enter(&home.leaf(), sleep.arg("600"));
-    let mut stranger = Started(sleep.spawn().expect("start one of this test's user"));
-    fs::write(place.path("go"), "").expect("let it end");
+    let mut outsider = Started(sleep.spawn().expect("start a process of this test's user"));
+    fs::write(place.path("go"), "").expect("let the command exit");
     assert_eq!((run.end(), place.read("err").as_str()), (4, ""));
-    assert_eq!(stranger.end(), if place.uid == 0 { 143 } else { 137 });
+    assert_eq!(outsider.end(), if place.uid == 0 { 143 } else { 137 });
     let report = place.report();
     assert_eq!(report["ended"], 1, "{report}");
 }
 
-/// What follows has one of that name too, whatever the command has made of it.
+/// The hook runs in a cgroup of the same name, whatever the command created in its own.
 fn hook(place: &RunWorld, home: &DelegatedCgroup) {
     let hook = "grep ^0: /proc/self/cgroup > hook; setsid sleep 60 &";
     let script = "mkdir $(ls -d \"$0\"/reaper-run-*)/x; grep ^0: /proc/self/cgroup > own";
@@ -291,7 +295,7 @@ fn hook(place: &RunWorld, home: &DelegatedCgroup) {
     assert_eq!(place.read("own"), place.read("hook"));
 }
 
-/// It is wanted all the same where nothing can be written down.
+/// A run that cannot be recorded has a cgroup too.
 fn unrecorded(place: &RunWorld, home: &DelegatedCgroup) {
     fs::write(place.path("state"), "").expect("write a file");
     let script = "(setsid sleep 60 &); grep -q /reaper-run- /proc/self/cgroup";
@@ -299,7 +303,7 @@ fn unrecorded(place: &RunWorld, home: &DelegatedCgroup) {
     assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
 }
 
-/// Whoever comes next ends also those who have lost all lineage: first by the signal that was asked for.
+/// The next `reaper` command ends even processes without any sign of descent, first by the signal of `--signal`.
 fn lost(place: &RunWorld, home: &DelegatedCgroup) {
     let drains = "trap \"sleep 0.3; echo drained > drained; exit\" USR1; echo $$ > first; while :; do sleep 0.05; done";
     let known = lose(place, home, "60s", drains);
@@ -307,14 +311,15 @@ fn lost(place: &RunWorld, home: &DelegatedCgroup) {
     assert_eq!(known["killed"], 0, "{known}");
 }
 
-/// And by SIGKILL who would not hear of that.
-fn lost_and_deaf(place: &RunWorld, home: &DelegatedCgroup) {
-    let deaf = "trap \"\" USR1; echo $$ > first; while :; do sleep 0.05; done";
-    let known = lose(place, home, "200ms", deaf);
+/// A process that ignores that signal gets SIGKILL.
+fn lost_and_ignoring_signal(place: &RunWorld, home: &DelegatedCgroup) {
+    let ignores_signal = "trap \"\" USR1; echo $$ > first; while :; do sleep 0.05; done";
+    let known = lose(place, home, "200ms", ignores_signal);
     assert!(known["killed"].as_u64() >= Some(1), "{known}");
 }
 
-/// A run whose owner is killed, with this and another that have lost their makers, as `reaper ps` tells of it afterwards.
+/// Kills the owner of a run with two orphans, one of which runs `script`. Then `reaper ps` must end the run. Returns the run
+/// as `reaper ps` shows it afterwards.
 fn lose(place: &RunWorld, home: &DelegatedCgroup, grace: &str, script: &str) -> serde_json::Value {
     let script = format!(
         "(setsid sh -c '{script}' &); (setsid env -i sh -c 'echo $$ > second; exec sleep 60' &)
@@ -325,7 +330,7 @@ fn lose(place: &RunWorld, home: &DelegatedCgroup, grace: &str, script: &str) -> 
     let run = place.start_as(&mut home.reaper(place, &words));
     let left = ["pid", "first", "second"].map(|name| place.await_pid(name));
     run.signal(nix::libc::SIGKILL);
-    eventually("who has lost its parent is another's", || {
+    eventually("the orphans are adopted", || {
         let all = left.map(|one| proc::stat(one.pid).map(|stat| stat.parent));
         let lost = all.iter().all(|parent| *parent != Some(run.pid()));
         lost.then_some(())
@@ -341,8 +346,8 @@ fn lose(place: &RunWorld, home: &DelegatedCgroup, grace: &str, script: &str) -> 
     known
 }
 
-/// Nobody closes it where its cgroup is not to be seen: who has lost all lineage in there would live on.
-fn lost_and_not_shown(place: &RunWorld, home: &DelegatedCgroup) {
+/// A `reaper` command that cannot see the cgroup does not close the run: orphans in the cgroup would survive.
+fn lost_and_not_mounted(place: &RunWorld, home: &DelegatedCgroup) {
     let script = "(setsid sh -c 'echo $$ > escaped; exec sleep 60' &)
         until [ -s escaped ]; do sleep 0.01; done; echo $$ > pid; exec sleep 60";
     let mut run =
@@ -362,7 +367,7 @@ fn lost_and_not_shown(place: &RunWorld, home: &DelegatedCgroup) {
     place.assert_alone();
 }
 
-/// One below it that may not be looked into costs nobody their end.
+/// A child cgroup that cannot be read does not keep the other processes alive.
 fn closed_off(place: &RunWorld, home: &DelegatedCgroup) {
     let script = "for leaf in \"$0\"/reaper-run-*; do mkdir -m 0 \"$leaf/x\" || exit 9; done
         (setsid sh -c 'trap \"\" TERM; echo up > up; while :; do sleep 0.1; done' &)
@@ -375,7 +380,7 @@ fn closed_off(place: &RunWorld, home: &DelegatedCgroup) {
     assert_eq!((said.code, said.err.as_str()), (Some(3), ""));
 }
 
-/// The owner has been put where it may not look itself: it is not killed with those who are to be.
+/// The owner is moved into a child cgroup that it cannot read. It does not kill itself.
 fn closed_off_with_owner(place: &RunWorld, home: &DelegatedCgroup) {
     let script = "for leaf in \"$0\"/reaper-run-*; do
             mkdir \"$leaf/x\" && echo $PPID > \"$leaf/x/cgroup.procs\" && chmod 0 \"$leaf/x\" || exit 9
@@ -388,22 +393,26 @@ fn closed_off_with_owner(place: &RunWorld, home: &DelegatedCgroup) {
     assert_eq!(said.code, Some(6), "{}", said.err);
     assert!(said.err.contains("cannot remove the cgroup"), "{}", said.err);
     for left in home.below() {
-        eventually("it is empty", || fs::remove_dir(left.join("x")).ok());
-        fs::remove_dir(&left).expect("remove it");
+        eventually("the cgroup is removed", || {
+            fs::remove_dir(left.join("x")).ok()
+        });
+        fs::remove_dir(&left).expect("remove the cgroup");
     }
 }
 
-/// What was made for a command that has never begun is removed.
+/// The cgroup of a run that is killed before its command starts is removed.
 fn never_begun(place: &RunWorld, home: &DelegatedCgroup) {
     let holds = place.start_as(&mut place.reaper(&["--limit", "x=1", "--", "sleep", "60"]));
-    // It is recorded before it has the place.
-    eventually("the place is taken", || {
+    // The run is recorded before it has the slot.
+    eventually("the slot is taken", || {
         (place.ps(&[]).first()?["state"] == "running").then_some(())
     });
     let waits = place.start_as(&mut home.reaper(place, &["--limit", "x=1", "--", "true"]));
-    eventually("its cgroup is there", || home.below().first().map(drop));
+    eventually("the cgroup of the run exists", || {
+        home.below().first().map(drop)
+    });
     waits.signal(nix::libc::SIGKILL);
-    eventually("it is closed", || {
+    eventually("the run is closed", || {
         place.ask(&["ps"]);
         home.below().is_empty().then_some(())
     });
@@ -411,10 +420,10 @@ fn never_begun(place: &RunWorld, home: &DelegatedCgroup) {
     place.await_alone();
 }
 
-/// Before anything has begun, with what to do about it.
+/// If no cgroup can be created, the command is not started and the error says what to do.
 fn refused(place: &RunWorld, home: &DelegatedCgroup) {
     let limit = home.path().join("cgroup.max.descendants");
-    fs::write(&limit, "0").expect("allow no more");
+    fs::write(&limit, "0").expect("allow no child cgroup");
     refuse(
         place,
         home,
@@ -423,12 +432,12 @@ fn refused(place: &RunWorld, home: &DelegatedCgroup) {
             "raise cgroup.max.descendants",
         ],
     );
-    fs::write(&limit, "max").expect("allow more");
+    fs::write(&limit, "max").expect("allow child cgroups");
     if place.uid == 0 {
         return;
     }
     for name in ["cgroup.procs", ""] {
-        chown(home.path().join(name), Some(0), Some(0)).expect("take it back");
+        chown(home.path().join(name), Some(0), Some(0)).expect("revoke the delegation");
         refuse(
             place,
             home,
@@ -454,8 +463,8 @@ fn refuse(place: &RunWorld, home: &DelegatedCgroup, why: &[&str]) {
     assert!(!place.path("begun").exists());
 }
 
-/// Where none is mounted, and where none may be made.
-fn not_shown(place: &RunWorld, home: &DelegatedCgroup) {
+/// Fails where the cgroup file system is read-only, and where it is not mounted.
+fn not_mounted(place: &RunWorld, home: &DelegatedCgroup) {
     let script = "set -e; at=$(findmnt -n -o TARGET -T \"$0\")
         mount -o remount,bind,ro \"$at\"; $1 || echo $?; umount -l \"$at\"; $1 || echo $?";
     let mut unshare = place.command("unshare");
@@ -477,18 +486,17 @@ fn not_shown(place: &RunWorld, home: &DelegatedCgroup) {
 fn threaded(place: &RunWorld, home: &DelegatedCgroup) {
     let threads = home.path().join("threads");
     fs::create_dir(&threads).expect("make a cgroup");
-    fs::write(threads.join("cgroup.type"), "threaded").expect("make it one of threads");
+    fs::write(threads.join("cgroup.type"), "threaded").expect("make the cgroup threaded");
     let mut command = place.reaper(&["--cgroup", "--", "touch", "begun"]);
     enter(home.path(), &mut command);
     let said = cli::run(place.dir.path(), &mut command);
     assert_eq!(said.code, Some(125), "{}", said.err);
     assert!(said.err.contains("threaded cgroup"), "{}", said.err);
     assert!(!place.path("begun").exists());
-    fs::remove_dir(&threads).expect("remove it");
+    fs::remove_dir(&threads).expect("remove the cgroup");
 }
 
-/// Who owns the run is not ended where it has been put in there, with the shell that it was started from; nor does that keep
-/// the others.
+/// The owner and its shell are moved into the run's cgroup. Both survive, and the other processes do not.
 fn with_owner(place: &RunWorld, home: &DelegatedCgroup) {
     let script = "cd $(ls -d \"$0\"/reaper-run-*) && echo $PPID > cgroup.procs
         cut -d' ' -f4 /proc/$PPID/stat > cgroup.procs; (setsid sh -c \"trap '' TERM; sleep 60\" &); exit 6";
@@ -505,6 +513,6 @@ fn with_owner(place: &RunWorld, home: &DelegatedCgroup) {
     assert!(said.err.contains("cannot remove the cgroup"), "{}", said.err);
     place.assert_alone();
     for left in home.below() {
-        eventually("it is empty", || fs::remove_dir(&left).ok());
+        eventually("the cgroup is removed", || fs::remove_dir(&left).ok());
     }
 }

@@ -1,4 +1,4 @@
-//! What a run says of programs and paths whose names would command a terminal.
+//! Output of `reaper run` about programs and paths whose names contain terminal escape sequences.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -12,16 +12,16 @@ use nix::sys::signal::Signal;
 use super::{NOBODY, RunWorld, ScenarioFn};
 use crate::cli::hostile::{ARGUMENT, NAME, assert_both, assert_harmless, on_terminal};
 
-pub const STORIES: &[(&str, ScenarioFn)] = &[
+pub const SCENARIOS: &[(&str, ScenarioFn)] = &[
     ("hostile_name_in_messages_and_records_is_escaped", messages),
     ("hostile_name_of_damaged_record_is_escaped", damaged),
 ];
 
-/// For whom root is needed.
+/// Scenarios that need root.
 pub const ROOT_SCENARIOS: &[(&str, ScenarioFn)] =
     &[("hostile_name_of_survivor_is_escaped", survivor)];
 
-/// A command of the place; `@` stands for the hostile argument.
+/// Returns a `reaper` command. `@` stands for the hostile argument.
 fn reaper(place: &RunWorld, words: &[&str]) -> Command {
     let reaper = place.path("reaper").display().to_string();
     let mut command = place.command(&reaper);
@@ -35,7 +35,7 @@ fn reaper(place: &RunWorld, words: &[&str]) -> Command {
 fn messages(place: &RunWorld) {
     let directory = place.path(&String::from_utf8_lossy(&ARGUMENT[..12]));
     fs::create_dir_all(&directory).expect("make a directory");
-    chown(&directory, Some(place.uid), Some(place.uid)).expect("give it to its user");
+    chown(&directory, Some(place.uid), Some(place.uid)).expect("give the directory to its user");
     for words in [
         &["run", "--", "@"][..],
         &["run", "--json", "--", "true", "@"],
@@ -74,11 +74,15 @@ fn messages(place: &RunWorld) {
     assert_eq!(place.report()["command"][3], NAME);
     for record in fs::read_dir(place.records()).expect("list the records") {
         let record = record.expect("an entry").path();
-        assert_harmless("a record", &fs::read(&record).expect("read it"), false);
+        assert_harmless(
+            "a record",
+            &fs::read(&record).expect("read the record"),
+            false,
+        );
     }
 }
 
-/// A line of the log.
+/// `ps` logs a line about the damaged record.
 fn damaged(place: &RunWorld) {
     place.run(&["--", "true"]);
     fs::write(place.records().join(format!("{NAME}.run")), "x\n").expect("write a record");
@@ -89,12 +93,12 @@ fn damaged(place: &RunWorld) {
     );
 }
 
-/// A user's run in which a program has become root's.
+/// A setuid program in a user's run becomes root's and cannot be signalled.
 fn survivor(place: &RunWorld) {
     let raise = place.path("raise");
     fs::copy("/usr/bin/setpriv", &raise).expect("copy setpriv");
-    chown(&raise, Some(0), Some(NOBODY)).expect("give it to the group");
-    fs::set_permissions(&raise, fs::Permissions::from_mode(0o4750)).expect("let it become root's");
+    chown(&raise, Some(0), Some(NOBODY)).expect("change the owner");
+    fs::set_permissions(&raise, fs::Permissions::from_mode(0o4750)).expect("set the setuid bit");
     symlink("/bin/sleep", place.path(NAME)).expect("link the program");
     let script = "./raise --reuid 0 --regid 0 --clear-groups sh -c 'echo $$ > pid; exec \"$0\" 60' \"./$0\" > /dev/null 2>&1 &
         until grep -q FORG /proc/$!/comm; do sleep 0.01; done; exit 3";

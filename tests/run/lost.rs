@@ -1,4 +1,4 @@
-//! Runs whose owner was killed by SIGKILL, with no service there: whoever comes next closes them.
+//! Runs whose owner was killed by SIGKILL, without a service. The next `reaper` command closes them.
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,28 +7,31 @@ use super::{NOBODY, RunWorld, ScenarioFn, Started};
 use crate::proc::ProcessKey;
 use crate::world::eventually;
 
-pub const STORIES: &[(&str, ScenarioFn)] = &[
+pub const SCENARIOS: &[(&str, ScenarioFn)] = &[
     ("owner-killed", owner_killed),
-    ("owner-killed-amid-the-end", owner_killed_amid_the_end),
-    ("owner-killed-at-once", owner_killed_at_once),
+    ("owner-killed-during-stop", owner_killed_during_stop),
+    (
+        "owner-killed-right-after-start",
+        owner_killed_right_after_start,
+    ),
     ("owner-killed-and-next-run", owner_killed_and_next_run),
-    ("owner-killed-amid-a-probe", owner_killed_amid_a_probe),
-    ("owner-killed-amid-a-hook", owner_killed_amid_a_hook),
+    ("owner-killed-during-probe", owner_killed_during_probe),
+    ("owner-killed-during-hook", owner_killed_during_hook),
     ("bot-crashed", bot_crashed),
     ("another-boot", another_boot),
     ("damaged-record", damaged_record),
 ];
 
-/// For whom root is needed.
+/// Scenarios that need root.
 pub const ROOT_SCENARIOS: &[(&str, ScenarioFn)] = &[
     ("records-full", records_full),
-    ("disk-full-amid-the-run", disk_full),
-    ("disk-read-only-amid-the-run", disk_read_only),
+    ("disk-full-during-run", disk_full),
+    ("disk-read-only-during-run", disk_read_only),
     ("container-killed", container_killed),
     ("records-of-others", records_of_others),
 ];
 
-/// One whose tree lives on: its command, and a child of that.
+/// Starts a run, kills its owner, and returns both with the surviving tree: the command, and a child that runs `script`.
 fn lose(place: &RunWorld, words: &[&str], script: &str) -> (Started, [ProcessKey; 2]) {
     let script = format!(
         "sh -c '{script}' & echo $$ > command; until [ -s child ]; do sleep 0.01; done; wait"
@@ -43,7 +46,7 @@ fn lose(place: &RunWorld, words: &[&str], script: &str) -> (Started, [ProcessKey
 
 const SLEEPS: &str = "echo $$ > child; exec sleep 60";
 
-/// By their policy: the signal, and the grace.
+/// The next command ends the tree with the signal and the grace of the run.
 fn owner_killed(place: &RunWorld) {
     let drains = "trap \"sleep 0.3; echo drained > drained; exit\" USR1; echo $$ > child; while :; do sleep 0.05; done";
     lose(
@@ -62,14 +65,15 @@ fn owner_killed(place: &RunWorld) {
     place.assert_alone();
     assert_eq!(place.read("drained"), "drained\n");
     assert_eq!(place.ask(&["wait", "x"]).code, Some(1));
-    assert_eq!(place.ask(&["ps"]).err, "", "it is said once");
+    assert_eq!(place.ask(&["ps"]).err, "", "a closed run is reported once");
 }
 
-/// What somebody has claimed holds, and what would not hear of it is killed.
-fn owner_killed_amid_the_end(place: &RunWorld) {
-    let deaf = "trap \"\" TERM; echo $$ > child; while :; do sleep 0.05; done";
-    let script =
-        format!("sh -c '{deaf}' & trap '' TERM; echo $$ > command; while :; do sleep 0.05; done");
+/// A `reaper stop` in progress completes after the owner is killed, and sends SIGKILL to what ignores SIGTERM.
+fn owner_killed_during_stop(place: &RunWorld) {
+    let ignores_term = "trap \"\" TERM; echo $$ > child; while :; do sleep 0.05; done";
+    let script = format!(
+        "sh -c '{ignores_term}' & trap '' TERM; echo $$ > command; while :; do sleep 0.05; done"
+    );
     let run = place.start(&["--name", "x", "--grace", "2s", "--", "sh", "-c", &script]);
     place.await_pid("command");
     place.await_pid("child");
@@ -78,52 +82,54 @@ fn owner_killed_amid_the_end(place: &RunWorld) {
         .args(["stop", "x"])
         .stdout(std::process::Stdio::null())
         .spawn()
-        .expect("stop it");
-    eventually("it is being ended", || {
+        .expect("start `reaper stop`");
+    eventually("the run is ending", || {
         let runs = place.ps(&[]);
         runs.iter()
             .any(|run| run["state"] == "ending")
             .then_some(())
     });
     run.signal(nix::libc::SIGKILL);
-    // Whoever waits for it does what its owner cannot any more.
-    assert_eq!(stop.wait().expect("wait for it").code(), Some(0));
+    // `reaper stop` takes over from the killed owner.
+    assert_eq!(stop.wait().expect("wait for `reaper stop`").code(), Some(0));
     place.assert_alone();
     assert_eq!(place.ps(&["--all"])[0]["outcome"], "cancelled");
 }
 
-/// However soon after its start: all that was started is known.
-fn owner_killed_at_once(place: &RunWorld) {
+/// However soon the owner is killed after its start, every process of the run is recorded.
+fn owner_killed_right_after_start(place: &RunWorld) {
     let script =
         "for n in 0 1 2 3 4; do for wait in 0 0.001 0.002 0.003 0.004 0.006 0.008 0.012; do
             ./reaper run -- sh -c 'sleep 60 & wait' &
             sleep $wait
             kill -KILL $!
         done; done 2> killed; wait 2>> killed";
-    // Not all who run this have a bash.
+    // Some test hosts have no bash.
     place.script("sh", script, &[]);
-    // One that is about to become its program holds the record till then.
+    // A child keeps the record locked until its exec.
     eventually("nothing is left", || {
         let open = place.ps(&[]);
         (open.is_empty() && place.living().is_empty()).then_some(())
     });
 }
 
-/// The kernel sees to it: nobody has come since.
-fn owner_killed_amid_a_probe(place: &RunWorld) {
+/// The kernel kills the probe with its owner, before any other `reaper` command runs.
+fn owner_killed_during_probe(place: &RunWorld) {
     let probe = "echo $$ > probe; exec sleep 60";
     let words = ["--every", "10ms", "--done-when", probe, "--", "sleep", "60"];
     let mut run = place.start(&words);
-    let asked = place.await_pid("probe");
+    let probe_shell = place.await_pid("probe");
     run.signal(nix::libc::SIGKILL);
     assert_eq!(run.end(), 137);
-    eventually("nobody is asked", || (!asked.is_alive()).then_some(()));
+    eventually("the probe is killed", || {
+        (!probe_shell.is_alive()).then_some(())
+    });
     place.ask(&["ps"]);
     place.await_alone();
 }
 
-/// It is as the command is: whoever comes next ends it.
-fn owner_killed_amid_a_hook(place: &RunWorld) {
+/// The next `reaper` command ends a hook as it ends the command.
+fn owner_killed_during_hook(place: &RunWorld) {
     let hook = "sleep 60 & echo $$ > hook; wait";
     let mut run = place.start(&["--on-success", hook, "--", "true"]);
     let hook = place.await_pid("hook");
@@ -135,8 +141,8 @@ fn owner_killed_amid_a_hook(place: &RunWorld) {
     assert_eq!(place.ps(&["--all"])[0]["outcome"], "success");
 }
 
-/// A bot dies with its owner of a turn amid that; another turn has its owner still. The next bot reads what is written down: what was lost is
-/// ended, what goes on is cancelled, and nobody else is touched.
+/// A bot is killed during two turns, together with the owner of one. The next bot reads the run records. `reaper ps` ends
+/// the turn without an owner, and `reaper stop` cancels the other.
 fn bot_crashed(place: &RunWorld) {
     let turn = "setsid sleep 60 & echo $$ > $0; exec sleep 60";
     let script = format!(
@@ -149,14 +155,14 @@ fn bot_crashed(place: &RunWorld) {
     bot.signal(nix::libc::SIGKILL);
     assert_eq!(bot.end(), 137);
     assert!(lost.signal(nix::sys::signal::Signal::SIGKILL));
-    eventually("its owner is gone", || (!lost.is_alive()).then_some(()));
+    eventually("the owner has exited", || (!lost.is_alive()).then_some(()));
     assert!(turns.iter().all(|turn| turn.is_alive()));
-    // The live picture is a file of lines for each.
+    // Each open run has a record file.
     let open = open_records(place);
     assert_eq!(open.len(), 2);
     let said = fs::read_to_string(&open[0]).expect("read a record");
     assert!(said.contains("\"agent\":\"bot\"") && said.contains("boot_id"));
-    // The next one.
+    // The next bot.
     let runs = place.ps(&[]);
     assert!(!turns[0].is_alive() && turns[1].is_alive());
     assert_eq!((runs.len(), &runs[0]["session"]), (1, &"turn2".into()));
@@ -173,7 +179,7 @@ fn bot_crashed(place: &RunWorld) {
     assert_eq!(outcome("turn2"), Some("cancelled".into()));
 }
 
-/// Before anything new begins.
+/// The next `reaper run` ends the lost tree before it starts its own command.
 fn owner_killed_and_next_run(place: &RunWorld) {
     let (_run, tree) = lose(place, &[], SLEEPS);
     let said = place.ask(&[
@@ -183,23 +189,17 @@ fn owner_killed_and_next_run(place: &RunWorld) {
         "-c",
         &format!("readlink /proc/{}/exe", tree[0].pid),
     ]);
-    // A zombie has none.
-    assert_ne!(
-        said.code,
-        Some(0),
-        "what was there before lives: {}",
-        said.out
-    );
+    // A zombie has no executable.
+    assert_ne!(said.code, Some(0), "the lost tree is alive: {}", said.out);
     assert!(!said.err.contains("reaper:"), "{}", said.err);
     place.assert_alone();
 }
 
-/// Nothing is signalled on the word of another boot.
+/// Never signals processes recorded in another boot.
 fn another_boot(place: &RunWorld) {
     let (_run, tree) = lose(place, &["--name", "x"], SLEEPS);
     change_record(place, |record| {
-        let boot =
-            fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("the id of this boot");
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("read the boot id");
         record.replace(boot.trim(), "01234567-89ab-cdef-0123-456789abcdef")
     });
     let said = place.ask(&["ps", "--all"]);
@@ -211,7 +211,7 @@ fn another_boot(place: &RunWorld) {
     assert!(tree.iter().all(|one| one.is_alive()));
 }
 
-/// Set aside, and said; the rest works.
+/// A damaged record is moved aside and reported. Other runs work.
 fn damaged_record(place: &RunWorld) {
     let (_run, tree) = lose(place, &["--name", "x"], SLEEPS);
     change_record(place, |record| record.replacen("\"wrapper\"", "\"wrap", 1));
@@ -251,20 +251,20 @@ fn open_records(place: &RunWorld) -> Vec<PathBuf> {
     open.collect()
 }
 
-/// Would not hear of SIGTERM.
-const DEAF: &str = "trap \"\" TERM; echo $$ > $0; while :; do sleep 0.05; done";
+/// Script that ignores SIGTERM.
+const IGNORES_TERM: &str = "trap \"\" TERM; echo $$ > $0; while :; do sleep 0.05; done";
 
-/// Runs `one`, and `two` whose owner is killed, with a file system of its own for the records; then a script, which stops the
-/// one and says who lives. Nobody does.
+/// Starts the runs `one` and `two` with their records on a file system of their own, and kills the owner of `two`. Then runs
+/// `script`, which stops `one` and prints whether each is alive. Asserts that none is.
 fn with_disk(place: &RunWorld, script: &str) -> crate::cli::CommandOutput {
     let mount = "set -e; mount -t tmpfs -o size=128k,mode=700 none state
-        run() { name=$1; shift; ./reaper run --name $name --grace 200ms -- sh -c \"$deaf\" $name 2>> errors &
+        run() { name=$1; shift; ./reaper run --name $name --grace 200ms -- sh -c \"$ignores_term\" $name 2>> errors &
             last=$!; until [ -s $name ]; do sleep 0.01; done; }
         lives() { readlink /proc/$(cat $1)/exe > /dev/null && echo $1 lives || echo $1 is gone; }
         run one; run two; kill -KILL $last; wait $last 2> /dev/null || true";
     fs::create_dir(place.path("state")).expect("create a directory");
     let mut command = place.command("unshare");
-    command.env("deaf", DEAF);
+    command.env("ignores_term", IGNORES_TERM);
     let words = ["--mount", "--propagation", "private", "sh", "-c"];
     let said = crate::cli::run(
         place.dir.path(),
@@ -280,7 +280,7 @@ fn with_disk(place: &RunWorld, script: &str) -> crate::cli::CommandOutput {
     said
 }
 
-/// What has become full meanwhile has had room for the end of each run.
+/// A disk that becomes full has room for the end of each run, because the record reserves it.
 fn disk_full(place: &RunWorld) {
     let script = "cat /dev/zero > state/fill 2> /dev/null || true
         ./reaper stop one; ./reaper ps --all --json > ps; lives one; lives two
@@ -293,7 +293,7 @@ fn disk_full(place: &RunWorld) {
     assert!(!said.contains("could not be written"), "{said}");
 }
 
-/// Whoever cannot write a word ends it all the same, and says so.
+/// A command that cannot write the record ends the run all the same, and reports the failed write.
 fn disk_read_only(place: &RunWorld) {
     let script = "cat > inner << 'END'
             mount --bind state state; mount -o remount,bind,ro state
@@ -305,7 +305,7 @@ END
     assert_eq!(unwritten, 2, "{}", said.err);
 }
 
-/// All of a pid namespace is killed at once; its name can be had again.
+/// The kernel kills a whole PID namespace at once. The name of its run is free again.
 fn container_killed(place: &RunWorld) {
     let inside = "./reaper run --name x -- sh -c 'echo > up; exec sleep 60'";
     let words = [
@@ -318,7 +318,7 @@ fn container_killed(place: &RunWorld) {
     ];
     let mut unshare = place.command("unshare");
     let mut container = place.start_as(unshare.args(words).arg(inside));
-    place.await_content("up", |said| !said.is_empty());
+    place.await_content("up", |content| !content.is_empty());
     let said = place.ask(&["run", "--name", "x", "--", "touch", "begun"]);
     assert_eq!(said.code, Some(125), "{}", said.err);
     container.signal(nix::libc::SIGKILL);
@@ -329,7 +329,7 @@ fn container_killed(place: &RunWorld) {
     assert!(place.path("begun").exists());
 }
 
-/// A file system with no room, and one that may not be written to.
+/// Runs on a full and on a read-only file system: only a run that needs its record is refused.
 fn records_full(place: &RunWorld) {
     let script =
         "set -e; mount -t tmpfs -o size=16k,mode=700 none state; mkdir -p state/reaper/runs
@@ -359,12 +359,12 @@ fn records_full(place: &RunWorld) {
     assert!(!place.path("begun").exists());
 }
 
-/// What is another user's says nothing to root, and is not written to.
+/// Root ignores run records of another user and does not write to their directory.
 fn records_of_others(place: &RunWorld) {
     let mut command = place.reaper(&["--name", "x", "--", "true"]);
     let said = crate::cli::run(place.dir.path(), &mut command);
     assert_eq!(said.code, Some(0), "{}", said.err);
-    std::os::unix::fs::chown(place.records(), Some(NOBODY), None).expect("give it to another");
+    std::os::unix::fs::chown(place.records(), Some(NOBODY), None).expect("change the owner");
     let said = place.ask(&["ps", "--all"]);
     assert_eq!(said.code, Some(1), "{}", said.err);
     assert!(

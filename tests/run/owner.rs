@@ -1,29 +1,29 @@
-//! The owner of a run that nobody attends: four endings, and what follows on each.
+//! Unattended runs: success, failure, timeout and cancellation, with the hooks, clean-up and report of each.
 
 use std::fs;
 
 use super::{RunWorld, ScenarioFn, reported};
 
-pub const STORIES: &[(&str, ScenarioFn)] = &[
+pub const SCENARIOS: &[(&str, ScenarioFn)] = &[
     ("endings", endings),
     ("probes", probes),
-    ("slow-last-word", slow_last_word),
-    ("interrupted-last-word", interrupted_last_word),
+    ("slow-last-probe", slow_last_probe),
+    ("interrupted-last-probe", interrupted_last_probe),
     ("hooks", hooks),
     ("reports", reports),
     ("cleaning-a-link", cleaning_a_link),
 ];
 
-/// Git leaves something behind that looks after the repository.
+/// Script that creates a Git repository with a worktree. Background maintenance of Git is off: it would outlive the script.
 const REPOSITORY: &str = "set -e; git init -q repo; cd repo
     git config maintenance.auto false; git config gc.auto 0
     git -c user.name=x -c user.email=x@example.org commit -q --allow-empty -m x
     git worktree add -q ../tree";
 
-/// Against a real worktree, which is kept unless there was a success.
+/// The worktree is removed after a success only.
 fn endings(place: &RunWorld) {
     for (script, status, outcome) in [
-        // It never ends by itself.
+        // The command does not exit by itself.
         ("touch tree/done; exec sleep 60", 0, "success"),
         ("touch tree/done; exit 7", 0, "success"),
         ("touch tree/half; exit 0", 1, "death"),
@@ -35,7 +35,7 @@ fn endings(place: &RunWorld) {
         let made = place.bash(REPOSITORY, &[]);
         assert_eq!(made.code, Some(0), "{}", made.err);
         let hook = |option| [option, "echo $REAPER_OUTCOME >> hook"];
-        // Short only where it is to run out.
+        // The timeout must expire in one case only.
         let short = outcome == "timeout";
         let timeout = if short { "1200ms" } else { "60s" };
         let mut words = vec![
@@ -74,7 +74,7 @@ fn endings(place: &RunWorld) {
     }
 }
 
-/// Probes that say much, that leave something behind, that cannot be run.
+/// Probes that write much, leave a process behind, read stdin, or kill themselves.
 fn probes(place: &RunWorld) {
     for probe in [
         "head -c 50000000 /dev/zero; head -c 50000000 /dev/zero >&2; test -e done",
@@ -107,8 +107,8 @@ fn probes(place: &RunWorld) {
     }
 }
 
-/// The time is that of the command: to be asked about it takes none of it.
-fn slow_last_word(place: &RunWorld) {
+/// The last probe, after the command's exit, does not count against the timeout.
+fn slow_last_probe(place: &RunWorld) {
     let words = [
         "--timeout",
         "2s",
@@ -122,11 +122,11 @@ fn slow_last_word(place: &RunWorld) {
     assert_eq!(place.report()["outcome"], "success");
 }
 
-/// Whoever is tired of waiting for an answer need not.
-fn interrupted_last_word(place: &RunWorld) {
-    let probe = "echo $$ > asked; sleep 60; :";
+/// SIGINT cancels the last probe.
+fn interrupted_last_probe(place: &RunWorld) {
+    let probe = "echo $$ > probing; sleep 60; :";
     let mut run = place.start(&["--every", "50s", "--done-when", probe, "--", "true"]);
-    place.await_pid("asked");
+    place.await_pid("probing");
     run.signal(nix::libc::SIGINT);
     assert_eq!(run.end(), 1, "{}", place.read("err"));
     place.assert_alone();
@@ -160,10 +160,13 @@ fn hooks(place: &RunWorld) {
         "{}",
         said.err
     );
-    assert!(place.path("kept").exists(), "what was not seen to is lost");
+    assert!(
+        place.path("kept").exists(),
+        "the path was removed after a failed hook"
+    );
 }
 
-/// Where it cannot be written that is said; what is no plain file is not replaced by one.
+/// A report that cannot be written is an error. A link or device is written through, not replaced by a file.
 fn reports(place: &RunWorld) {
     let said = place.run(&["--report", "absent/report.json", "--", "false"]);
     assert_eq!(said.code, Some(125));
@@ -172,7 +175,7 @@ fn reports(place: &RunWorld) {
     let script = "chmod 555 closed; ./reaper run --report closed/r -- true; echo $?; ls closed; chmod 755 closed
         ln -s file link; ./reaper run --report link -- true; readlink link; ./reaper run --report /dev/stdout -- true | cat; [ -h /dev/stdout ]; echo $?";
     let said = place.bash(script, &[]);
-    let (closed, others) = said.out.split_once("file\n").expect("the link is one");
+    let (closed, others) = said.out.split_once("file\n").expect("the link's target");
     // Root may write there.
     assert_eq!(
         closed,
@@ -188,7 +191,7 @@ fn reports(place: &RunWorld) {
     assert_eq!(lines[1], "0");
 }
 
-/// With and without a slash: what it leads to is not touched.
+/// Removes a link, with and without a trailing slash, but not its target.
 fn cleaning_a_link(place: &RunWorld) {
     for typed in ["link", "link/"] {
         let script = "mkdir -p real; echo x > real/file; ln -s real link; ./reaper run --clean-on-success $1 -- true";

@@ -1,4 +1,4 @@
-//! What the command finds is what it would have found without anybody around it.
+//! The command runs in the same environment as without `reaper run`: signals, file descriptors, limits, streams.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -6,7 +6,7 @@ use std::process::Stdio;
 
 use super::{RunWorld, ScenarioFn};
 
-pub const STORIES: &[(&str, ScenarioFn)] = &[
+pub const SCENARIOS: &[(&str, ScenarioFn)] = &[
     ("signals-as-found", signals_as_found),
     ("surroundings", surroundings),
     ("streams", streams),
@@ -15,7 +15,7 @@ pub const STORIES: &[(&str, ScenarioFn)] = &[
     ("idle-full-disk", idle_full_disk),
 ];
 
-/// Blocked and ignored signals, for parents that have changed them in each of the ways there are.
+/// The command inherits blocked and ignored signals from the caller of `reaper run`.
 fn signals_as_found(place: &RunWorld) {
     let prepare = "use POSIX; ($b, $i) = (shift, shift); @i = split ' ', $i
         for (grep { $_ != 9 && $_ != 19 } 1..31, 34..64) { $n = $_
@@ -49,14 +49,14 @@ fn signals_as_found(place: &RunWorld) {
     }
 }
 
-/// Open files, limits, environment, directory, mask, priority, group and session.
+/// The command inherits open files, limits, environment, directory, umask, priority, process group, session and cgroup.
 fn surroundings(place: &RunWorld) {
-    let tell = "ls /proc/self/fd; cat /proc/self/limits; env | sort; pwd; umask; nice
+    let script = "ls /proc/self/fd; cat /proc/self/limits; env | sort; pwd; umask; nice
         cut -d ' ' -f 5,6,8 /proc/$$/stat; cat /proc/self/oom_score_adj /proc/self/cgroup; ulimit -a";
-    fs::write(place.path("tell"), tell).expect("write the script");
+    fs::write(place.path("print"), script).expect("write the script");
     let script = "ulimit -n 123; ulimit -c 0; umask 027; exec 7< /dev/null 200> /dev/null
-        export A= B=x; nice -n 3 env _=x ./reaper run -- sh ./tell > with
-        nice -n 3 env _=x sh ./tell > without; diff without with";
+        export A= B=x; nice -n 3 env _=x ./reaper run -- sh ./print > with
+        nice -n 3 env _=x sh ./print > without; diff without with";
     let said = place.bash(script, &[]);
     assert_eq!(
         (said.code, said.out.as_str()),
@@ -75,10 +75,10 @@ fn streams(place: &RunWorld) {
     assert_eq!(out.code, Some(4));
 }
 
-/// The same where what it writes goes through this program.
+/// With `--idle`, the command's output passes through `reaper run`.
 fn idle_streams(place: &RunWorld) {
     flow(place, "--idle 20s");
-    // In order, where both go to one place.
+    // Both streams go to one pipe and keep their order.
     let script = "./reaper run --idle 20s -- bash -c 'for i in {1..500}; do echo $i; echo $i >&2; done' 2>&1 | uniq -c | grep -vc '^ *2 '";
     let said = place.bash(script, &[]);
     assert_eq!(said.out, "0\n", "{}", said.err);
@@ -86,7 +86,7 @@ fn idle_streams(place: &RunWorld) {
     assert_eq!((said.out.as_str(), said.err.as_str()), ("out\n", "err\n"));
 }
 
-/// Many bytes through `cat`, and a reader that has enough.
+/// Passes many bytes through `cat`, and ends when the reader closes the pipe.
 fn flow(place: &RunWorld, option: &str) {
     let script = "head -c 10000000 /dev/urandom > bytes
         ./reaper run $1 -- cat < bytes | cmp - bytes
@@ -97,7 +97,7 @@ fn flow(place: &RunWorld, option: &str) {
     place.assert_alone();
 }
 
-/// Whoever reads may take their time.
+/// A slow reader gets all output.
 fn idle_slow_reader(place: &RunWorld) {
     let (mut from, to) = std::io::pipe().expect("make a pipe");
     let mut command = place.reaper(&["--idle", "60s", "--", "sh", "-c"]);
@@ -106,13 +106,13 @@ fn idle_slow_reader(place: &RunWorld) {
         .stdin(Stdio::null())
         .stdout(to)
         .stderr(Stdio::null());
-    let mut run = super::Started(command.spawn().expect("start it"));
+    let mut run = super::Started(command.spawn().expect("start the run"));
     drop(command);
-    place.await_content("written", |said| !said.is_empty());
-    // Longer than anybody is waited for who holds a pipe open.
+    place.await_content("written", |content| !content.is_empty());
+    // Longer than the run waits for a process that holds the output pipe open.
     std::thread::sleep(std::time::Duration::from_millis(1500));
     let mut read = Vec::new();
-    from.read_to_end(&mut read).expect("read it all");
+    from.read_to_end(&mut read).expect("read the output");
     assert_eq!((read.len(), run.end()), (100_000, 0));
 }
 
@@ -124,7 +124,7 @@ fn idle_full_disk(place: &RunWorld) {
         .expect("open /dev/full");
     let errors = File::create(place.path("err")).expect("create a file");
     command.stdin(Stdio::null()).stdout(full).stderr(errors);
-    let mut run = super::Started(command.spawn().expect("start it"));
+    let mut run = super::Started(command.spawn().expect("start the run"));
     assert_eq!(run.end(), 141);
     assert!(
         place.read("err").contains("No space left"),

@@ -6,12 +6,12 @@ use nix::sys::signal::Signal;
 use super::{RunWorld, ScenarioFn, Started};
 use crate::proc;
 
-pub const STORIES: &[(&str, ScenarioFn)] = &[
+pub const SCENARIOS: &[(&str, ScenarioFn)] = &[
     ("slots-of-killed-runs", killed_holder),
-    ("slots-of-many-killed", many_killed),
+    ("slots-of-many-killed-runs", many_killed),
 ];
 
-/// One that has the only place.
+/// Starts a run that holds the only slot.
 fn holder(place: &RunWorld, script: &str) -> Started {
     let script = format!("{script}; echo $$ > up; while :; do sleep 0.02; done");
     let words = ["--grace", "20s", "--limit", "x=1", "--", "sh", "-c"];
@@ -20,14 +20,15 @@ fn holder(place: &RunWorld, script: &str) -> Started {
     run
 }
 
-/// One more that waits, behind all that there are.
+/// Starts a detached run that waits for the slot.
 fn queue(place: &RunWorld, name: &str, script: &str) {
     let words = ["run", "--detach", "--limit", "x=1", "--name", name, "--"];
     let said = place.ask(&[&words[..], &["sh", "-c", script, name]].concat());
     assert_eq!(said.code, Some(0), "{}", said.err);
 }
 
-/// All get the slot, and none before what a killed run has left is ended; nothing else looks for that meanwhile.
+/// After the holder is killed, the waiting runs end its leftovers before one of them takes the slot. No other `reaper`
+/// command runs.
 fn killed_holder(place: &RunWorld) {
     let first = holder(place, "trap 'sleep 0.3; echo drained >> log; exit' TERM");
     for name in ["r1", "r2", "r3", "r4", "r5"] {
@@ -35,19 +36,21 @@ fn killed_holder(place: &RunWorld) {
     }
     let runs = place.ps(&[]);
     assert!(runs[1..].iter().all(|run| run["state"] == "waiting"));
-    // Another is killed while it waits.
+    // A run is killed while it waits.
     let wrapper = runs.iter().find(|run| run["name"] == "r3");
     let wrapper = wrapper.and_then(|run| run["wrapper"]["pid"].as_u64());
-    let wrapper = proc::stat(wrapper.expect("a pid")).expect("it waits").id;
+    let wrapper = proc::stat(wrapper.expect("a pid"))
+        .expect("the waiting run")
+        .id;
     assert!(wrapper.signal(Signal::SIGKILL));
     first.signal(libc::SIGKILL);
-    let log = place.await_content("log", |said| said.lines().count() == 5);
+    let log = place.await_content("log", |content| content.lines().count() == 5);
     let mut lines: Vec<_> = log.lines().collect();
     lines[1..].sort_unstable();
     assert_eq!(lines, ["drained", "r1", "r2", "r4", "r5"]);
 }
 
-/// The run that is next learns of it each time.
+/// Each run is killed in turn, and the next one takes the slot.
 fn many_killed(place: &RunWorld) {
     let mut first = holder(place, "trap 'exit 0' TERM");
     let names: Vec<String> = (1..=20).map(|n| format!("r{n}")).collect();
@@ -60,7 +63,7 @@ fn many_killed(place: &RunWorld) {
     }
     first.signal(libc::SIGTERM);
     assert_eq!(first.end(), 0);
-    let log = place.await_content("log", |said| said.lines().count() == names.len());
+    let log = place.await_content("log", |content| content.lines().count() == names.len());
     let mut lines: Vec<_> = log.lines().collect();
     lines.sort_unstable_by_key(|name| name[1..].parse::<u32>().ok());
     assert_eq!(lines, names);

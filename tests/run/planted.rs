@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::{RunWorld, ScenarioFn};
 
-pub const STORIES: &[(&str, ScenarioFn)] = &[
+pub const SCENARIOS: &[(&str, ScenarioFn)] = &[
     ("link-in-place-of-the-workspace", workspace_is_a_link),
     ("link-in-place-of-its-parent", parent_is_a_link),
     ("another-parent-in-its-place", parent_is_another),
@@ -20,13 +20,13 @@ pub const STORIES: &[(&str, ScenarioFn)] = &[
     ("paths-with-parent-components", parent_components),
 ];
 
-/// For which root is needed.
+/// Scenarios that need root.
 pub const ROOT_SCENARIOS: &[(&str, ScenarioFn)] = &[
     ("mount-inside-the-workspace", mount_inside),
     ("root-refuses-directories-of-others", roots_refusals),
 ];
 
-/// A workspace `a/ws`, and `victim`, which has the same names and must live.
+/// Creates the workspace `a/ws`, and `victim` with files of the same names, which must survive.
 fn prepare(place: &RunWorld) {
     let script = "mkdir -p a/ws/inner victim/ws && echo old | tee a/ws/inner/f victim/f victim/ws/f victim/report";
     assert_eq!(place.bash(script, &[]).code, Some(0));
@@ -112,7 +112,7 @@ fn reports_directory_is_a_link(place: &RunWorld) {
     assert_victim_lives(place);
 }
 
-/// What was no regular file before the command started is written to, whatever is there at the end.
+/// A report path that was no regular file at the start is opened then. The report goes there, whatever the path names later.
 fn report_through_a_link(place: &RunWorld) {
     prepare(place);
     symlink("before", place.path("link")).expect("make a link");
@@ -144,7 +144,7 @@ fn parent_components(place: &RunWorld) {
     assert_victim_lives(place);
 }
 
-/// What is mounted in the workspace is left, and named.
+/// A mount point in the workspace is left in place and named in the error.
 fn mount_inside(place: &RunWorld) {
     prepare(place);
     let script = "mkdir a/ws/mounted && mount --bind victim a/ws/mounted &&

@@ -1,4 +1,4 @@
-//! What is written down of runs, and what can be done with them by that.
+//! Run records, and the commands that use them: `ps`, `stop`, `wait`, `logs`.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -8,22 +8,22 @@ use serde_json::Value;
 use super::{RunWorld, ScenarioFn, reported};
 use crate::world::eventually;
 
-pub const STORIES: &[(&str, ScenarioFn)] = &[
+pub const SCENARIOS: &[(&str, ScenarioFn)] = &[
     ("detached", detached),
-    ("detached-and-not-begun", detached_and_not_begun),
+    ("detached-cannot-start", detached_cannot_start),
     ("stopped", stopped),
     ("stop-races", stop_races),
-    ("stop-of-none", stop_of_none),
+    ("stop-of-unknown-run", stop_of_unknown_run),
     ("stop-of-several", stop_of_several),
     ("waited-for", waited_for),
-    ("two-hundred-recorded", two_hundred_recorded),
-    ("places", places),
-    ("place-of-the-killed", place_of_the_killed),
+    ("two-hundred-runs", two_hundred_runs),
+    ("slots", slots),
+    ("slot-of-killed-run", slot_of_killed_run),
     ("names", names),
     ("unusable-records", unusable_records),
 ];
 
-/// With all there is to know of it, while it runs and afterwards.
+/// A detached run shows all its properties while it runs and afterwards.
 fn detached(place: &RunWorld) {
     let script = "echo one; echo two >&2; setsid sleep 60 & until [ -e go ]; do sleep 0.02; done; echo three; exit 7";
     let words = [
@@ -53,17 +53,17 @@ fn detached(place: &RunWorld) {
     ] {
         assert_eq!(run[field], value, "{run}");
     }
-    let left = run["remaining_ms"].as_u64().expect("what is left");
+    let left = run["remaining_ms"].as_u64().expect("the remaining time");
     assert!((3_000_000..=3_600_000).contains(&left), "{left}");
     assert_eq!(run["uid"], place.uid);
     let table = place.ask(&["ps"]).out;
     assert!(table.contains(&id) && table.contains("turn 17"), "{table}");
     let followed = place.start_as(place.command("./reaper").args(["logs", "-f", "web"]));
-    place.await_content("out", |said| {
-        said.contains("one\n") && said.contains("two\n")
+    place.await_content("out", |content| {
+        content.contains("one\n") && content.contains("two\n")
     });
     assert_eq!(place.ask(&["logs", &id[..3]]).out, "one\ntwo\n");
-    fs::write(place.path("go"), "").expect("let it end");
+    fs::write(place.path("go"), "").expect("let the command exit");
     let waited = place.ask(&["wait", "web"]);
     assert_eq!(
         (waited.code, waited.out.as_str()),
@@ -92,8 +92,8 @@ fn detached(place: &RunWorld) {
     }
 }
 
-/// Whoever has started it is told what the matter is, with the status that it would have had.
-fn detached_and_not_begun(place: &RunWorld) {
+/// `run --detach` reports why the command cannot start, with the exit status of an attached run.
+fn detached_cannot_start(place: &RunWorld) {
     fs::write(place.path("plain"), "").expect("write a file");
     for (command, status) in [("./absent", 127), ("./plain", 126)] {
         let said = place.ask(&["run", "--detach", "--", command]);
@@ -109,7 +109,7 @@ fn detached_and_not_begun(place: &RunWorld) {
     assert_eq!(place.ps(&["--all"])[0]["status"], 127);
 }
 
-/// All of it, with the time that it was given for a clean-up.
+/// `stop` ends the whole tree and grants the run's grace. It also ends a run whose owner is stopped.
 fn stopped(place: &RunWorld) {
     let script = "trap 'sleep 0.3; echo drained > drained; exit 0' TERM; setsid sleep 60 & echo $$ > up; while :; do sleep 0.05; done";
     let mut run = place.start(&[
@@ -132,21 +132,14 @@ fn stopped(place: &RunWorld) {
     assert_eq!(place.read("drained"), "drained\n");
     assert_eq!(run.end(), 0);
     assert_eq!(place.ps(&["--all"])[0]["outcome"], "cancelled");
-    assert!(
-        !place.path("hook").exists(),
-        "that it was stopped is neither a success nor a failure"
-    );
+    assert!(!place.path("hook").exists(), "a hook ran after a stop");
     let said = place.ask(&["stop", "x"]);
     assert_eq!(said.code, Some(0), "{}", said.err);
-    assert!(
-        said.out.contains("had already ended: cancelled"),
-        "{}",
-        said.out
-    );
-    // One that would not hear of it, nor its owner, which has been stopped by SIGSTOP.
-    let script = "trap '' TERM; echo $$ > deaf; while :; do sleep 0.05; done";
+    assert!(said.out.contains("had already ended: cancelled"), "{}", said.out);
+    // The command ignores SIGTERM, and its owner is stopped by SIGSTOP.
+    let script = "trap '' TERM; echo $$ > pid; while :; do sleep 0.05; done";
     let mut run = place.start(&["--grace", "200ms", "--", "sh", "-c", script]);
-    place.await_pid("deaf");
+    place.await_pid("pid");
     run.signal(nix::libc::SIGSTOP);
     let id = place.ps(&[])[0]["id"].as_str().expect("an id").to_owned();
     let said = place.ask(&["stop", &id]);
@@ -155,8 +148,8 @@ fn stopped(place: &RunWorld) {
     place.await_alone();
 }
 
-/// Against the time that runs out, and the command's own end: each has one outcome, and its status goes with it. A thousand such
-/// races are had where each costs no process: `concurrent_claims_give_one_outcome` in `run/runs/tests.rs`.
+/// `stop` races with the timeout and with the command's exit. Each run has one outcome, and the status fits it. A unit test
+/// in `run/runs/tests.rs` runs many such races without processes.
 fn stop_races(place: &RunWorld) {
     let script = "for i in $(seq 60); do
             case $((i % 2)) in
@@ -180,7 +173,7 @@ fn stop_races(place: &RunWorld) {
         let run = runs
             .iter()
             .find(|run| run["name"] == name)
-            .expect("its run");
+            .expect("the run");
         let path = place
             .records()
             .join(format!("{}.over", run["id"].as_str().expect("an id")));
@@ -190,7 +183,7 @@ fn stop_races(place: &RunWorld) {
         let fits: &[&str] = match outcome {
             "timeout" => &["124"],
             "success" => &["0"],
-            // Asked as the command was about to leave, or before it was started.
+            // Signalled just before the command exited, or before it started.
             "cancelled" => &["143", "137", "0"],
             other => panic!("{other}: {record}"),
         };
@@ -199,7 +192,7 @@ fn stop_races(place: &RunWorld) {
     }
 }
 
-fn stop_of_none(place: &RunWorld) {
+fn stop_of_unknown_run(place: &RunWorld) {
     let outsider = place.canary.id().to_string();
     for words in [["stop", "absent"], ["stop", &outsider], ["logs", "absent"]] {
         let said = place.ask(&words);
@@ -220,7 +213,7 @@ fn stop_of_none(place: &RunWorld) {
     assert!(said.err.contains("was not detached"), "{}", said.err);
 }
 
-/// One that there is not keeps none of the others.
+/// A run that does not exist does not prevent stopping the others.
 fn stop_of_several(place: &RunWorld) {
     for name in ["a", "b"] {
         let said = place.ask(&["run", "--detach", "--name", name, "--", "sleep", "60"]);
@@ -233,7 +226,7 @@ fn stop_of_several(place: &RunWorld) {
     place.await_alone();
 }
 
-/// By several at once.
+/// Several commands wait for one run.
 fn waited_for(place: &RunWorld) {
     let script =
         "./reaper run --name x -- sh -c 'until [ -e go ]; do sleep 0.02; done; kill -9 $$' & run=$!
@@ -245,7 +238,7 @@ fn waited_for(place: &RunWorld) {
     assert_eq!(said.out, "137\n".repeat(5), "{}", said.err);
 }
 
-fn two_hundred_recorded(place: &RunWorld) {
+fn two_hundred_runs(place: &RunWorld) {
     let script = "mkfifo gate; for i in $(seq 200); do
             ./reaper run --session s$i -- sh -c 'setsid sleep 60 & read line < gate; exit $0' $((i % 100)) &
         done
@@ -262,7 +255,7 @@ fn two_hundred_recorded(place: &RunWorld) {
         .map(|run| run["id"].to_string())
         .collect();
     assert_eq!(ids.len(), 200);
-    // As long as somebody has it open to write, none that comes late is kept waiting; closed, all read its end.
+    // While the gate is open for writing, a late reader does not block. Once it is closed, all read end of file.
     let gate = fs::File::options()
         .read(true)
         .write(true)
@@ -271,7 +264,7 @@ fn two_hundred_recorded(place: &RunWorld) {
     use std::io::Write;
     (&gate)
         .write_all("go\n".repeat(200).as_bytes())
-        .expect("let them go");
+        .expect("let the commands exit");
     assert_eq!(bash.end(), 0, "{}", place.read("err"));
     drop(gate);
     place.await_alone();
@@ -282,8 +275,8 @@ fn two_hundred_recorded(place: &RunWorld) {
     assert!(all.iter().all(|run| run["ended"] == 1), "{all:?}");
 }
 
-/// Never more than two at a time.
-fn places(place: &RunWorld) {
+/// At most two runs hold a slot at the same time.
+fn slots(place: &RunWorld) {
     let script = "for i in 1 2 3 4 5 6; do
             ./reaper run --name r$i --limit gpu=2 -- sh -c 'echo + $0 >> log; sleep 0.2; echo - $0 >> log' $i &
             until ./reaper ps --json | grep -q '\"name\":\"r'$i'\"' || ./reaper ps --all | grep -q \" r$i \"; do sleep 0.01; done
@@ -299,8 +292,8 @@ fn places(place: &RunWorld) {
     assert_eq!(log.lines().count(), 12, "{log}");
 }
 
-/// It is free, and who has been stopped while it waited has not begun.
-fn place_of_the_killed(place: &RunWorld) {
+/// A killed run frees its slot. A run that is stopped while it waits never starts.
+fn slot_of_killed_run(place: &RunWorld) {
     let mut first = place.start(&[
         "--limit",
         "x=1",
@@ -334,7 +327,7 @@ fn place_of_the_killed(place: &RunWorld) {
     assert_eq!(first.end(), 137);
     assert_eq!(place.ask(&["wait", "third"]).code, Some(0));
     assert!(place.path("third").exists() && !place.path("second").exists());
-    // What the killed one has left is ended by whoever has come since.
+    // A later `reaper` command has ended what the killed run left.
     place.await_alone();
 }
 
@@ -379,7 +372,7 @@ fn names(place: &RunWorld) {
     assert!(!place.path("begun").exists());
 }
 
-/// A run goes on without; what cannot do without is refused, and nothing begun.
+/// A plain run works without a record. A run that needs its record is refused, and its command is not started.
 fn unusable_records(place: &RunWorld) {
     let with = |state: &str, words: &[&str]| {
         let mut command = place.reaper(words);
@@ -394,7 +387,7 @@ fn unusable_records(place: &RunWorld) {
         place.path("open/reaper/runs"),
         Permissions::from_mode(0o777),
     )
-    .expect("open it to all");
+    .expect("make the directory writable for all users");
     for state in ["file", "open", "/proc/absent"] {
         let said = with(state, &["--", "sh", "-c", "exit 3"]);
         assert_eq!((said.code, said.err.as_str()), (Some(3), ""), "{state}");

@@ -5,7 +5,7 @@ use nix::libc;
 use super::{RunWorld, ScenarioFn, reported};
 use crate::world::eventually;
 
-pub const STORIES: &[(&str, ScenarioFn)] = &[
+pub const SCENARIOS: &[(&str, ScenarioFn)] = &[
     ("each-signal-once", each_signal_once),
     ("stopped-and-continued", stopped_and_continued),
     ("alarm", alarm),
@@ -14,7 +14,7 @@ pub const STORIES: &[(&str, ScenarioFn)] = &[
     ("stop-is-neutral", stop_is_neutral),
 ];
 
-/// Those that a command can be meant by.
+/// Returns the signals that `reaper run` passes to the command.
 fn signals() -> impl Iterator<Item = i32> {
     let faults = [
         libc::SIGSEGV,
@@ -27,7 +27,7 @@ fn signals() -> impl Iterator<Item = i32> {
     let own = [libc::SIGKILL, libc::SIGSTOP, libc::SIGCHLD, libc::SIGTERM];
     let all = (1..=31).chain(34..=64);
     let most = all.filter(move |n| !faults.contains(n) && !own.contains(n));
-    // By which the recorder ends.
+    // The recorder exits on SIGTERM.
     most.chain([libc::SIGTERM])
 }
 
@@ -41,14 +41,14 @@ fn each_signal_once(place: &RunWorld) {
     for number in signals() {
         run.signal(number);
         expected += &format!("{number}\n");
-        place.await_content("recorded", |said| said.len() >= expected.len());
+        place.await_content("recorded", |content| content.len() >= expected.len());
     }
     assert_eq!(run.end(), 0, "{}", place.read("err"));
     assert_eq!(place.read("recorded"), expected);
     place.assert_alone();
 }
 
-/// Who waits for it sees that the command is stopped, and continues both.
+/// `reaper run` stops and continues with its command.
 fn stopped_and_continued(place: &RunWorld) {
     let mut run = place.start(&["--", "sh", "-c", "echo $$ > pid; exec sleep 60"]);
     let command = place.await_pid("pid");
@@ -69,7 +69,7 @@ fn stopped_and_continued(place: &RunWorld) {
     assert_eq!(run.end(), 143);
 }
 
-/// One that was set before is sent by the kernel, and to this program alone.
+/// An alarm that was set before the exec goes to `reaper run` only, which passes it on.
 fn alarm(place: &RunWorld) {
     let script = "exec perl -e 'alarm 4; exec @ARGV' ./reaper run -- sleep 60";
     let said = place.bash(script, &[]);
@@ -77,7 +77,7 @@ fn alarm(place: &RunWorld) {
     place.assert_alone();
 }
 
-/// How a child has ended is told also where nobody wanted to know of children before.
+/// The exit status is reported even if the caller ignores SIGCHLD.
 fn children_ignored(place: &RunWorld) {
     let script = "exec perl -e '$SIG{CHLD} = \"IGNORE\"; exec @ARGV' ./reaper run -- sh -c 'setsid sleep 60 & exit 3'";
     let said = place.bash(script, &[]);
@@ -87,19 +87,19 @@ fn children_ignored(place: &RunWorld) {
 
 fn second_signal(place: &RunWorld) {
     let stubborn =
-        "sh -c 'trap \"echo x > asked\" TERM; echo $$ > pid; while :; do sleep 0.05; done' &
+        "sh -c 'trap \"echo x > signalled\" TERM; echo $$ > pid; while :; do sleep 0.05; done' &
         until [ -s pid ]; do sleep 0.01; done";
     let mut run = place.start(&["--grace", "50s", "--", "sh", "-c", stubborn]);
     let left = place.await_pid("pid");
-    // It has been asked to end, and does not.
-    place.await_content("asked", |said| !said.is_empty());
+    // The process got SIGTERM and did not exit.
+    place.await_content("signalled", |content| !content.is_empty());
     assert!(run.lives() && left.is_alive());
     run.signal(libc::SIGINT);
     assert_eq!(run.end(), 0);
     place.assert_alone();
 }
 
-/// Whatever the command makes of it: it is neither a success nor a failure.
+/// A stopped run is neither a success nor a failure, whatever the command's status.
 fn stop_is_neutral(place: &RunWorld) {
     let on = "echo $$ > pid; while :; do sleep 0.01; done";
     for (trap, signal, status) in [

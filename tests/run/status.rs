@@ -1,10 +1,10 @@
-//! What a run comes to, as a number.
+//! Exit status of `reaper run`.
 
 use std::fs;
 
 use super::{RunWorld, ScenarioFn};
 
-pub const STORIES: &[(&str, ScenarioFn)] = &[
+pub const SCENARIOS: &[(&str, ScenarioFn)] = &[
     ("status", status),
     ("status-of-signals", status_of_signals),
     ("cannot-be-run", cannot_be_run),
@@ -12,7 +12,7 @@ pub const STORIES: &[(&str, ScenarioFn)] = &[
     ("no-proc", no_proc),
 ];
 
-/// The command's own.
+/// The exit status is that of the command.
 fn status(place: &RunWorld) {
     let script = "for n in $(seq 0 255); do ./reaper run -- sh -c 'exit $0' $n
         said=$?; [ $said = $n ] || echo $n gives $said; done";
@@ -20,7 +20,7 @@ fn status(place: &RunWorld) {
     assert_eq!(said.out + &said.err, "");
 }
 
-/// 128 and the number, as shells have it, real-time ones too.
+/// The exit status is 128 plus the signal number, as in shells, for real-time signals too.
 fn status_of_signals(place: &RunWorld) {
     let script = "ulimit -c 0
         for n in $(seq 1 16) $(seq 24 27) $(seq 29 31) $(seq 34 64); do ./reaper run -- perl -e '$SIG{FPE} = q(DEFAULT); kill $ARGV[0], $$' $n
@@ -29,7 +29,7 @@ fn status_of_signals(place: &RunWorld) {
     assert_eq!(said.out + &said.err, "");
 }
 
-/// As `env` and `timeout` have it.
+/// The exit statuses 125 to 127 are those of `env` and `timeout`.
 fn cannot_be_run(place: &RunWorld) {
     fs::write(place.path("plain"), "").expect("write a file");
     let script = |name: &str, text: &str| {
@@ -61,7 +61,7 @@ fn cannot_be_run(place: &RunWorld) {
 
 fn time_runs_out(place: &RunWorld) {
     let silent = "echo said; exec sleep 60";
-    // A shell that is still there says "Terminated" of the child it waits for.
+    // A shell that waits for its child would print "Terminated".
     let works = "(while :; do :; done) & exec sleep 60";
     for (words, status) in [
         (&["--timeout", "200ms", "--", "sleep", "60"][..], 124),
@@ -86,7 +86,7 @@ fn time_runs_out(place: &RunWorld) {
     }
 }
 
-/// Where what is left could not be found, nothing is begun: a /proc of another pid namespace names others.
+/// The command is not started if leftovers could not be found: /proc of another PID namespace shows other processes.
 fn no_proc(place: &RunWorld) {
     if place.uid != 0 {
         return;
@@ -94,5 +94,5 @@ fn no_proc(place: &RunWorld) {
     let said = place.bash("unshare --pid --fork ./reaper run -- touch begun", &[]);
     assert_eq!(said.code, Some(125), "{}", said.err);
     assert!(said.err.contains("/proc"), "{}", said.err);
-    assert!(!place.path("begun").exists(), "something was run");
+    assert!(!place.path("begun").exists(), "the command was started");
 }

@@ -1,4 +1,4 @@
-//! In a real terminal, that of tmux, under a real shell with job control.
+//! `reaper run` in a terminal (tmux), under a shell with job control.
 
 use std::fs;
 use std::io::Write;
@@ -12,10 +12,13 @@ use crate::cli;
 use crate::report;
 use crate::world::eventually;
 
-pub const STORIES: &[(&str, ScenarioFn)] = &[
+pub const SCENARIOS: &[(&str, ScenarioFn)] = &[
     ("terminal-interrupt", interrupt),
     ("terminal-interrupt-of-a-loop", interrupt_of_a_loop),
-    ("terminal-interrupt-at-once", interrupt_at_once),
+    (
+        "terminal-interrupt-right-after-start",
+        interrupt_right_after_start,
+    ),
     ("terminal-stop", stop),
     ("terminal-full-screen", full_screen),
     ("terminal-shell-inside", shell_inside),
@@ -27,10 +30,10 @@ pub const STORIES: &[(&str, ScenarioFn)] = &[
     ("terminal-not-idle", not_idle),
 ];
 
-/// Of the shell, without the space that it ends in.
+/// Prompt of the shell, without its trailing space.
 const PROMPT: &str = ">";
 
-/// What a window showed last, told where a test fails of it.
+/// Last content of a window. It is added to the report if the test fails.
 #[derive(Default)]
 struct Seen(String);
 
@@ -42,7 +45,7 @@ impl Drop for Seen {
     }
 }
 
-/// A window with a shell.
+/// Window with a shell.
 struct Terminal<'a>(&'a RunWorld);
 
 impl Terminal<'_> {
@@ -65,7 +68,7 @@ impl Terminal<'_> {
 
     fn tmux(&self, words: &[&str]) -> String {
         let mut tmux = self.0.command("tmux");
-        // Its client is told of no terminal but its own.
+        // The client must not find an outer tmux.
         tmux.env_remove("TMUX").args(["-S", "tmux"]).args(words);
         let said = cli::run(self.0.dir.path(), &mut tmux);
         assert_eq!(said.code, Some(0), "tmux {words:?}: {}", said.err);
@@ -89,38 +92,38 @@ impl Terminal<'_> {
         })
     }
 
-    /// Waits until a line is there that is this.
+    /// Waits until the screen contains this line.
     fn await_line(&self, line: &str) -> String {
         self.await_screen(line, |screen| {
-            screen.lines().any(|said| said.trim_end() == line)
+            screen.lines().any(|content| content.trim_end() == line)
         })
     }
 
-    /// Waits until a shell with this prompt asks for a line. What is typed before may be lost: to whoever had the terminal
-    /// before, or as that is set up anew.
+    /// Waits until a shell with this prompt reads a line. Earlier input may be lost: another process may read it, or the shell
+    /// discards it when it sets up the terminal.
     fn await_prompt(&self, prompt: &str) {
-        self.await_screen("a prompt", |screen| asks(screen, prompt));
+        self.await_screen("a prompt", |screen| shows_prompt(screen, prompt));
     }
 
-    /// The same, once it has told that what ran there is stopped.
+    /// Waits until the shell reports a stopped job and shows its prompt.
     fn await_stopped(&self, prompt: &str) {
         self.await_screen("stopped", |screen| {
-            screen.contains("Stopped") && asks(screen, prompt)
+            screen.contains("Stopped") && shows_prompt(screen, prompt)
         });
     }
 
-    /// Waits until what the shell has been told to continue goes on: the shell writes its line first, and gives it the terminal
-    /// and SIGCONT after that. All wait then, `reaper run` too, which has passed on what it was sent.
+    /// Waits until a job that the shell continues is running. The shell prints the job's line before it hands over the terminal
+    /// and sends SIGCONT. All processes sleep once `reaper run` has passed SIGCONT on.
     fn await_continued(&self, like: impl Fn(&str) -> bool) {
         self.await_screen("continued", like);
-        eventually("nobody is stopped, and all wait", || {
+        eventually("all processes sleep", || {
             let living = self.0.living();
             let mut states = living.iter().filter_map(|one| crate::proc::stat(one.pid));
             states.all(|stat| stat.state == b'S').then_some(())
         });
     }
 
-    /// Waits until so many processes live whose command line is this.
+    /// Waits until `n` processes have this command line.
     fn await_running(&self, line: &str, n: usize) {
         eventually(&format!("{n} × {line}"), || {
             let living = self.0.living();
@@ -132,8 +135,8 @@ impl Terminal<'_> {
     }
 }
 
-/// Whether the last line is a prompt, and nothing behind it.
-fn asks(screen: &str, prompt: &str) -> bool {
+/// Returns whether the last line is a prompt without input.
+fn shows_prompt(screen: &str, prompt: &str) -> bool {
     let last = screen.trim_end().lines().next_back();
     last.is_some_and(|line| line.trim_end() == prompt)
 }
@@ -145,7 +148,7 @@ impl Drop for Terminal<'_> {
             let screen = tmux.args(["-S", "tmux", "capture-pane", "-p"]).output();
             let screen = screen.map_or_else(
                 |error| error.to_string(),
-                |said| String::from_utf8_lossy(&said.stdout).into_owned(),
+                |output| String::from_utf8_lossy(&output.stdout).into_owned(),
             );
             report::add(&format!("--- screen at the end\n{screen}"));
         }
@@ -162,10 +165,10 @@ fn interrupt(place: &RunWorld) {
     let screen = terminal.await_line("<130>");
     assert!(!screen.contains("reaper:"), "{screen}");
     terminal.await_running("sleep 61", 0);
-    // One that catches it.
+    // The command catches SIGINT.
     terminal.await_prompt(PROMPT);
     terminal.say("./reaper run -- bash -c 'trap \"echo caught; exit 4\" INT; echo up > up; while :; do sleep 0.05; done'");
-    place.await_content("up", |said| !said.is_empty());
+    place.await_content("up", |content| !content.is_empty());
     terminal.key("C-c");
     terminal.await_screen("caught", |screen| screen.contains("caught\n"));
     terminal.await_prompt(PROMPT);
@@ -174,7 +177,7 @@ fn interrupt(place: &RunWorld) {
     assert_eq!(screen.matches("caught\n").count(), 1, "{screen}");
 }
 
-/// Whoever interrupts a command means the loop around it too.
+/// Ctrl-C ends the shell's loop around `reaper run` too.
 fn interrupt_of_a_loop(place: &RunWorld) {
     let terminal = Terminal::new(place);
     terminal.say("while :; do ./reaper run -- sleep 60; done");
@@ -186,8 +189,8 @@ fn interrupt_of_a_loop(place: &RunWorld) {
     terminal.await_running("sleep 60", 0);
 }
 
-/// However soon after its start: it is not lost between this program and the command.
-fn interrupt_at_once(place: &RunWorld) {
+/// Ctrl-C is not lost however soon it comes after the start, even while `reaper run` starts the command.
+fn interrupt_right_after_start(place: &RunWorld) {
     for n in 0..400 {
         let pty = openpty(None, None).expect("a terminal");
         let (mut keys, terminal) = (fs::File::from(pty.master), pty.slave);
@@ -199,19 +202,19 @@ fn interrupt_at_once(place: &RunWorld) {
             .stdin(terminal)
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        let mut run = Started(command.spawn().expect("start it"));
-        place.await_content("up", |said| !said.is_empty());
+        let mut run = Started(command.spawn().expect("start the run"));
+        place.await_content("up", |content| !content.is_empty());
         std::thread::sleep(Duration::from_micros(250 * n));
-        keys.write_all(b"\x03").expect("interrupt it");
+        keys.write_all(b"\x03").expect("type Ctrl-C");
         assert_ne!(run.end(), 0);
         place.await_alone();
-        // Beside others it takes longer until it is begun.
+        // While other tests run, the start takes longer.
         if n >= 40 && !place.ps(&["--all"]).is_empty() {
             break;
         }
     }
     let all = place.ps(&["--all"]);
-    assert!(!all.is_empty(), "none was begun");
+    assert!(!all.is_empty(), "no run was started");
     assert!(
         all.iter().all(|run| run["outcome"] == "cancelled"),
         "{all:?}"
@@ -237,7 +240,7 @@ fn stop(place: &RunWorld) {
     terminal.await_line("<6>");
 }
 
-/// One that stops the whole group itself.
+/// A full-screen program stops its whole process group itself.
 fn full_screen(place: &RunWorld) {
     let terminal = Terminal::new(place);
     fs::write(
@@ -256,7 +259,7 @@ fn full_screen(place: &RunWorld) {
     };
     let shown =
         |screen: &str| screen.starts_with("first\n") && screen.matches("more\n").count() > 20;
-    // One that is stopped or told to quit before it has set up its terminal leaves its text there, and the prompt stands in it.
+    // A program that stops or quits before it has set up the terminal leaves its text there, so the prompt may be in any line.
     let prompted = |screen: &str| screen.lines().any(|line| line.starts_with(PROMPT));
     terminal.say(&format!("clear; ./reaper run -- {program} text"));
     terminal.await_screen("the text", shown);
@@ -271,7 +274,7 @@ fn full_screen(place: &RunWorld) {
     terminal.say(quit);
     terminal.await_screen("a prompt", prompted);
     terminal.say("echo \"<$?>\" > left");
-    place.await_content("left", |said| said == "<0>\n");
+    place.await_content("left", |content| content == "<0>\n");
 }
 
 fn shell_inside(place: &RunWorld) {
@@ -310,7 +313,7 @@ fn pipeline(place: &RunWorld) {
     terminal.await_line("<130>");
 }
 
-/// One that reads the terminal is stopped until it may.
+/// A background command that reads the terminal is stopped until it is in the foreground.
 fn background(place: &RunWorld) {
     let terminal = Terminal::new(place);
     terminal.say("./reaper run -- sh -c 'read line; echo \"$line\" > heard' &");
@@ -327,34 +330,34 @@ fn background(place: &RunWorld) {
         screen.lines().any(|line| line.starts_with("./reaper run"))
     });
     terminal.say("words");
-    place.await_content("heard", |said| said == "words\n");
+    place.await_content("heard", |content| content == "words\n");
 }
 
 fn size(place: &RunWorld) {
     let terminal = Terminal::new(place);
     terminal.say("./reaper run -- bash -c 'trap \"tput cols >> cols\" WINCH; echo up > up; while :; do sleep 0.05; done'");
-    place.await_content("up", |said| !said.is_empty());
+    place.await_content("up", |content| !content.is_empty());
     terminal.tmux(&["resize-window", "-x", "120", "-y", "30"]);
-    place.await_content("cols", |said| said == "120\n");
+    place.await_content("cols", |content| content == "120\n");
     terminal.key("C-c");
 }
 
-/// The kernel tells that only to who leads the session, which without this program would be the command.
+/// The kernel sends SIGHUP only to the session leader, here `reaper run`, which passes it to the command.
 fn closed(place: &RunWorld) {
     let terminal = Terminal::new(place);
     let script = "trap 'echo x >> hung-up; exit' HUP; echo up > up; while :; do sleep 0.05; done";
     fs::write(place.path("script"), script).expect("write the script");
     terminal.tmux(&["new-window", "exec ./reaper run -- sh ./script"]);
-    place.await_content("up", |said| !said.is_empty());
+    place.await_content("up", |content| !content.is_empty());
     terminal.tmux(&["kill-window"]);
-    place.await_content("hung-up", |said| said == "x\n");
+    place.await_content("hung-up", |content| content == "x\n");
     terminal.await_running("./reaper run -- sh ./script", 0);
 }
 
 fn idle(place: &RunWorld) {
     let terminal = Terminal::new(place);
     terminal.say("./reaper run --idle 3s -- sh -c 'tty; exec sleep 60'");
-    terminal.await_screen("it writes to the terminal itself", |screen| {
+    terminal.await_screen("the command writes to the terminal", |screen| {
         screen.contains("/dev/")
     });
     terminal.await_prompt(PROMPT);
@@ -363,7 +366,7 @@ fn idle(place: &RunWorld) {
     terminal.await_line("<124>");
 }
 
-/// What it says to either counts, up to its last word.
+/// Output on stdout and on stderr both reset the idle timer.
 fn not_idle(place: &RunWorld) {
     let terminal = Terminal::new(place);
     let script =

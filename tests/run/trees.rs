@@ -1,4 +1,4 @@
-//! What a command leaves behind.
+//! Processes that a command leaves behind, and how `reaper run` ends them.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -9,7 +9,7 @@ use crate::cli;
 use crate::proc;
 use crate::world::eventually;
 
-pub const STORIES: &[(&str, ScenarioFn)] = &[
+pub const SCENARIOS: &[(&str, ScenarioFn)] = &[
     ("few-open-files", few_open_files),
     ("more-files-than-usual", more_files),
     ("hundred-orphans", hundred_orphans),
@@ -19,17 +19,17 @@ pub const STORIES: &[(&str, ScenarioFn)] = &[
     ("drain", drain),
     ("leader-first", leader_first),
     ("sixty-runs", sixty_runs),
-    ("wrapper-outlives-its-parent", parent_dies),
+    ("run-outlives-its-parent", parent_dies),
 ];
 
-/// For whom root is needed.
+/// Scenarios that need root.
 pub const ROOT_SCENARIOS: &[(&str, ScenarioFn)] = &[
     ("other-users", other_users),
     ("namespaces", namespaces),
     ("not-permitted", not_permitted),
 ];
 
-/// Of those who have gone before, none stays a zombie.
+/// Orphans that exit during the run are reaped at once; none remains a zombie.
 fn hundred_orphans(place: &RunWorld) {
     let script = "for i in $(seq 100); do (setsid true &); (setsid sleep 60 &); done; echo $$ > pid
         until [ -e go ]; do sleep 0.02; done; exit 3";
@@ -41,13 +41,13 @@ fn hundred_orphans(place: &RunWorld) {
         let (living, dead): (Vec<_>, Vec<_>) = children.partition(proc::Stat::is_alive);
         (living.len() == 100 && dead.is_empty()).then_some(())
     });
-    fs::write(place.path("go"), "").expect("let it end");
+    fs::write(place.path("go"), "").expect("let the command exit");
     assert_eq!(run.end(), 3);
     place.assert_alone();
     assert_eq!(place.report()["ended"], 100);
 }
 
-/// A script each, and its status.
+/// Ends what each script leaves behind, and returns the status of the script.
 fn leftovers(place: &RunWorld) {
     for (script, status) in [
         ("setsid sleep 60 & exec sleep 0.1", 0),
@@ -59,7 +59,7 @@ fn leftovers(place: &RunWorld) {
             137,
         ),
         ("exec -a '(x) Z 1 (' sleep 60 & exit 7", 7),
-        // Whoever is asked to end starts one more.
+        // Starts another process on SIGTERM.
         (
             "bash -c 'trap \"sleep 60 &\" TERM; echo $$ > up; while :; do sleep 0.05; done' & until [ -s up ]; do sleep 0.01; done; exit 8",
             8,
@@ -72,7 +72,7 @@ fn leftovers(place: &RunWorld) {
     }
 }
 
-/// Those that are hard to come by, beside the command and as the command.
+/// Ends processes that evade a reaper, as a child of the command and as the command.
 fn actors(place: &RunWorld) {
     for (play, processes) in [
         ("fork-bomb-on-term", 1),
@@ -105,18 +105,18 @@ fn actors(place: &RunWorld) {
     }
 }
 
-/// Whoever does not end is killed when it is over; that it lasts until then `drain` shows.
+/// A process that ignores SIGTERM is killed after the grace. `drain` shows that the grace lasts.
 fn grace(place: &RunWorld) {
     let script = "sh -c 'trap \"\" TERM; echo $$ > pid; while :; do sleep 0.05; done' &
         until [ -s pid ]; do sleep 0.01; done";
     let said = place.run(&reported(&["--grace", "100ms"], script));
     assert_eq!(said.code, Some(0), "{}", said.err);
-    // With the child that it has at that time.
+    // The process, and perhaps its current child.
     let report = place.report();
     assert!(report["killed"].as_u64() >= Some(1), "{report}");
 }
 
-/// Whoever needs a while for its end has it, with those that it starts for that.
+/// A process that needs time to exit gets it, as do the processes that it starts meanwhile.
 fn drain(place: &RunWorld) {
     let script = "sh -c 'trap \"sleep 1.2 && echo drained > drained; exit\" TERM; echo $$ > pid; while :; do sleep 0.05; done' &
         until [ -s pid ]; do sleep 0.01; done; kill -9 $$";
@@ -125,11 +125,11 @@ fn drain(place: &RunWorld) {
     assert_eq!(place.read("drained"), "drained\n");
 }
 
-/// Its worker is not signalled before it is gone, or the grace is over.
+/// With `--leader-first`, the worker is not signalled before the leader exits or the grace expires.
 fn leader_first(place: &RunWorld) {
-    let worker = "sh -c 'trap \"echo x >> asked\" TERM; trap \"echo x > told; exit\" USR1; echo $$ > pid; while :; do sleep 0.02; done' & w=$!
+    let worker = "sh -c 'trap \"echo x >> signalled\" TERM; trap \"echo x > notified; exit\" USR1; echo $$ > pid; while :; do sleep 0.02; done' & w=$!
         until [ -s pid ]; do sleep 0.01; done;";
-    // It is asked to end once its trap is set.
+    // The run ends the leader once its trap is set.
     let on = "TERM; echo > ready; while :; do sleep 0.02; done";
     let leader = format!("trap 'sleep 0.5; kill -USR1 $w; wait $w; exit 0' {on}");
     let run = |grace: &str, leader: &str| {
@@ -141,20 +141,23 @@ fn leader_first(place: &RunWorld) {
     let said = run("1m", &leader);
     assert_eq!(said.code, Some(0), "{}", said.err);
     assert_eq!(
-        (place.read("asked").as_str(), place.read("told").as_str()),
+        (
+            place.read("signalled").as_str(),
+            place.read("notified").as_str()
+        ),
         ("", "x\n")
     );
-    // One that does not do its part.
+    // A leader that ignores SIGTERM.
     for said in ["ready", "pid"] {
-        fs::remove_file(place.path(said)).expect("remove what the first has said");
+        fs::remove_file(place.path(said)).expect("remove the files of the first run");
     }
     let leader = format!("trap '' {on}");
     let said = run("300ms", &leader);
     assert_eq!(said.code, Some(0), "{}", said.err);
-    // Killed when the grace was over, and not asked before.
+    // The worker was killed after the grace, without a SIGTERM before.
     let report = place.report();
     assert!(report["killed"].as_u64() >= Some(1), "{report}");
-    assert_eq!(place.read("asked"), "");
+    assert_eq!(place.read("signalled"), "");
 }
 
 fn sixty_runs(place: &RunWorld) {
@@ -167,7 +170,7 @@ fn sixty_runs(place: &RunWorld) {
     place.assert_alone();
 }
 
-/// A bot that crashes amid three turns: these go on, each with its owner, and whoever stops one ends it.
+/// Three runs outlive their crashed parent, and each can be stopped.
 fn parent_dies(place: &RunWorld) {
     let script = "for i in 1 2 3; do ./reaper run -- sh -c 'setsid sleep 60 & echo $$ > $0; exec sleep 60' turn$i &
         echo $! > run$i; done; wait";
@@ -186,12 +189,12 @@ fn parent_dies(place: &RunWorld) {
     for run in runs {
         assert!(run.signal(nix::sys::signal::Signal::SIGTERM));
     }
-    eventually("nothing is left of them", || {
+    eventually("no process is left", || {
         place.living().is_empty().then_some(())
     });
 }
 
-/// By another program, as `su` and `sudo` do it.
+/// Root ends a process that has changed its user, as `su` and `sudo` do.
 fn other_users(place: &RunWorld) {
     let script = format!(
         "setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups setsid sleep 60 & exec sleep 0.2"
@@ -202,7 +205,7 @@ fn other_users(place: &RunWorld) {
 
 fn namespaces(place: &RunWorld) {
     for (script, status) in [
-        // The init of one ignores what it does not handle.
+        // The init of a PID namespace ignores signals without a handler.
         (
             "unshare --pid --fork --kill-child sh -c 'sleep 60 & echo > up; sleep 60; :' & until [ -s up ]; do sleep 0.01; done; exit 3",
             3,
@@ -216,7 +219,7 @@ fn namespaces(place: &RunWorld) {
         let said = place.run(&["--grace", "300ms", "--", "sh", "-c", script]);
         assert_eq!(said.code, Some(status), "{}", said.err);
     }
-    // As the init of one.
+    // `reaper run` as the init of a PID namespace.
     let script = "unshare --pid --fork --mount-proc ./reaper run -- sh -c 'setsid sleep 60 & echo $$ > inside; exit 5'; echo $?";
     let said = place.bash(script, &[]);
     assert_eq!(
@@ -228,37 +231,36 @@ fn namespaces(place: &RunWorld) {
     place.assert_alone();
 }
 
-/// A user's run in which a program has become root's.
+/// A setuid program in a user's run becomes root's and cannot be signalled.
 fn not_permitted(place: &RunWorld) {
     let raise = place.path("raise");
     fs::copy("/usr/bin/setpriv", &raise).expect("copy setpriv");
-    chown(&raise, Some(0), Some(NOBODY)).expect("give it to the group");
-    fs::set_permissions(&raise, Permissions::from_mode(0o4750)).expect("let it become root's");
-    // It is told of by its name, which is to be that of what it becomes at last.
+    chown(&raise, Some(0), Some(NOBODY)).expect("change the owner");
+    fs::set_permissions(&raise, Permissions::from_mode(0o4750)).expect("set the setuid bit");
+    // The message contains the process name, so the last exec must be over.
     let script = "./raise --reuid 0 --regid 0 --clear-groups sh -c 'echo $$ > pid; exec sleep 60' &
         until grep -qx sleep /proc/$!/comm; do sleep 0.01; done; exit 3";
     let mut command = place.reaper(&["--grace", "200ms", "--json", "--", "sh", "-c", script]);
     let said = cli::run(place.dir.path(), command.uid(NOBODY).gid(NOBODY));
     let root = place.await_pid("pid");
     assert_eq!(said.code, Some(3), "{}", said.err);
-    let told = format!(
+    let message = format!(
         "left behind: pid {} (sleep): it may not be signalled by this user",
         root.pid
     );
-    assert!(said.err.contains(&told), "{}", said.err);
+    assert!(said.err.contains(&message), "{}", said.err);
     assert!(root.is_alive());
     assert!(root.signal(nix::sys::signal::Signal::SIGKILL));
 }
 
-/// All are asked before the first has ended, though they are more than files may usually be open. What follows on it finds
-/// that limit as it was.
+/// `reaper run` signals more processes at once than its soft limit of open files allows. The hook has the original limit.
 fn more_files(place: &RunWorld) {
     let member = "all() { until [ $(wc -l < $1) -ge 70 ]; do sleep 0.5; done; }
-        trap 'echo >> asked; all asked; exit' TERM; echo >> up; while :; do sleep 0.5; done";
+        trap 'echo >> signalled; all signalled; exit' TERM; echo >> up; while :; do sleep 0.5; done";
     let command = "for i in $(seq 70); do sh -c \"$MEMBER\" & done
         until [ $(wc -l < up) -ge 70 ]; do sleep 0.1; done; exit 3";
     let mut bash = place.command("bash");
-    let script = "ulimit -Sn 64; : > up; : > asked
+    let script = "ulimit -Sn 64; : > up; : > signalled
         ./reaper run --grace 60s --report \"$0\" --on-failure 'ulimit -Sn > limit' -- sh -c \"$1\"";
     bash.args(["-c", script, REPORT, command])
         .env("MEMBER", member);
@@ -271,7 +273,7 @@ fn more_files(place: &RunWorld) {
     place.assert_alone();
 }
 
-/// More are left than files may be open, by the command and by an owner that was killed.
+/// More processes are left than the hard limit of open files, by the command and by a killed owner.
 fn few_open_files(place: &RunWorld) {
     let many = "ulimit -n 64; many='trap \"\" TERM; for i in $(seq 150); do sleep 60 & done; echo up > up;'";
     let script = format!(

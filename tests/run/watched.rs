@@ -1,5 +1,5 @@
-//! `reaper run` with a service that watches it. The run ends its own tree, and the service signals nothing of it as long as
-//! the run lives. If the run is killed, the service ends what is left.
+//! `reaper run` with a service that tracks it. The run ends its own tree; the service sends no signals while the run lives.
+//! If the run is killed, the service ends what is left.
 
 use std::path::Path;
 
@@ -9,37 +9,37 @@ use super::{RunWorld, ScenarioFn, Started};
 use crate::daemon::{self, Daemon, Event};
 use crate::world::{eventually, link};
 
-pub const STORIES: &[(&str, ScenarioFn)] = &[
+pub const SCENARIOS: &[(&str, ScenarioFn)] = &[
     ("watched-run-ends-its-own-tree", own_tree),
-    ("killed-run-is-ended-by-a-service", killed),
-    ("each-process-is-asked-once", asks_once),
-    ("service-and-a-run-inside", inside),
-    ("service-of-others", others),
+    ("killed-run-is-ended-by-service", killed),
+    ("each-process-is-signalled-once", signals_once),
+    ("run-in-a-run", inside),
+    ("run-ends-processes-outside-sessions", others),
 ];
 
 const SCRIPTS: [(&str, &str); 5] = [
-    // It goes on starting others.
+    // Ignores signals and keeps starting processes.
     (
-        "leaves-a-deaf-one",
+        "leaves-ignoring-process",
         "sh -c 'trap \"\" TERM INT; echo up > up; while :; do sleep 0.05; done' &
         until [ -e up ]; do sleep 0.01; done; exit 5",
     ),
-    // Leaves one that says when it is asked, and goes on.
+    // Leaves a process that records SIGTERM and continues.
     (
-        "leaves-a-witness",
-        "sh -c 'trap \"echo asked > asked\" TERM; echo up > up; while :; do sleep 0.05; done' &
+        "leaves-witness",
+        "sh -c 'trap \"echo signalled > signalled\" TERM; echo up > up; while :; do sleep 0.05; done' &
         until [ -e up ]; do sleep 0.01; done; exit 5",
     ),
-    // Says when it is asked, and leaves then, as soon as one that it starts first is up: that takes its time, says when it is asked,
-    // and waits whether it is once more.
+    // On SIGTERM, records it, starts `late`, waits until that is up, and exits. `late` records SIGTERM too, and waits a while
+    // for a second one.
     (
         "server",
-        "trap 'echo asked >> asked; sh ./late & until [ -e late-up ]; do sleep 0.01; done; exit' TERM
+        "trap 'echo signalled >> signalled; sh ./late & until [ -e late-up ]; do sleep 0.01; done; exit' TERM
         echo up > up; while :; do sleep 0.02; done",
     ),
     (
         "late",
-        "sleep 0.2; trap 'echo asked >> asked; n=980' TERM; echo up > late-up
+        "sleep 0.2; trap 'echo signalled >> signalled; n=980' TERM; echo up > late-up
         n=0; while [ $n -lt 1000 ]; do sleep 0.02; n=$((n + 1)); done",
     ),
     (
@@ -48,14 +48,14 @@ const SCRIPTS: [(&str, &str); 5] = [
     ),
 ];
 
-/// A shell that runs a script, and a service that watches it.
+/// Shell that runs a script, and a service that tracks it.
 pub(super) struct Watched {
     pub(super) shell: Started,
     pub(super) service: Daemon,
 }
 
 impl Watched {
-    /// `reaper` is called as it is where it is installed: by that it is known.
+    /// Starts the service, then the script. `reaper` has its installed path `bin/reaper`, because the rules recognise that.
     pub(super) fn begin(place: &RunWorld, script: &str, more: &[&str]) -> Watched {
         let script = format!("until [ -e go ]; do sleep 0.01; done; {script}");
         let mut shell = place.command("sh");
@@ -68,21 +68,21 @@ impl Watched {
         let scope = shell.pid().to_string();
         let files = place.path("service");
         std::fs::create_dir(&files).expect("create a directory");
-        // With the usual grace: a shell has to come to ask, and on a busy machine that takes its time.
+        // The default grace: on a busy machine, a shell is slow to run its trap.
         let arguments = daemon::arguments(&files, Some(&scope), "", more);
         let service = Daemon::start(&files, &arguments);
         open(place, "go");
         Watched { shell, service }
     }
 
-    /// Waits until it has told of one like that.
+    /// Waits until the service has emitted an event that `like` accepts.
     pub(super) fn await_event(&self, like: impl Fn(&Event) -> bool) {
-        eventually("the service tells", || {
+        eventually("the service emits the event", || {
             self.service.events().iter().any(&like).then_some(())
         });
     }
 
-    /// How often it has told of one like that.
+    /// Returns the number of emitted events that `like` accepts.
     fn count(&self, like: impl Fn(&Event) -> bool) -> usize {
         self.service
             .events()
@@ -91,7 +91,7 @@ impl Watched {
             .count()
     }
 
-    /// The script comes to its end, and nothing is left.
+    /// Waits until the script exits with `status`, and until no process is left.
     fn end(mut self, place: &RunWorld, status: i32) {
         assert_eq!(self.shell.end(), status, "{}", place.read("err"));
         place.await_alone();
@@ -110,7 +110,7 @@ fn is_sent(signal: &'static str) -> impl Fn(&Event) -> bool {
     move |event| event.event == "signal" && event.signal.as_deref() == Some(signal)
 }
 
-/// What a run has left behind, or ran when its time was over, is ended by the run; so is what its hook leaves.
+/// The run ends its tree after the command's exit and after the timeout, and what its hook leaves.
 fn own_tree(place: &RunWorld) {
     let hook = "setsid sleep 60 & sleep 0.3; echo $REAPER_OUTCOME > hook";
     let script = format!(
@@ -122,7 +122,7 @@ fn own_tree(place: &RunWorld) {
         until [ -e leave ]; do sleep 0.01; done"
     );
     let watched = Watched::begin(place, &script, &[]);
-    place.await_content("said", |said| said.lines().count() == 4);
+    place.await_content("said", |content| content.lines().count() == 4);
     assert_eq!(
         place.read("said"),
         "3\n124\n124\n0\n",
@@ -131,8 +131,8 @@ fn own_tree(place: &RunWorld) {
     );
     assert_eq!(place.read("hook"), "failed\n");
     let left = report(place, "left");
-    let told = ["ended", "killed"].map(|figure| left[figure].as_u64());
-    assert_eq!(told, [Some(5), Some(0)], "{left}");
+    let counts = ["ended", "killed"].map(|figure| left[figure].as_u64());
+    assert_eq!(counts, [Some(5), Some(0)], "{left}");
     let killed = report(place, "killed");
     assert_eq!(killed["exit_signal"], 9, "{killed}");
     assert_eq!(report(place, "first")["exit_code"], 7);
@@ -153,31 +153,30 @@ fn own_tree(place: &RunWorld) {
     watched.end(place, 0);
 }
 
-/// Also amid the grace that the run gives its tree.
+/// If the run is killed during its grace, the service ends the tree.
 fn killed(place: &RunWorld) {
-    let script = "./bin/reaper run --grace 10min -- sh ./leaves-a-witness & echo $! > owner
+    let script = "./bin/reaper run --grace 10min -- sh ./leaves-witness & echo $! > owner
         wait $! 2> killed; until [ -e leave ]; do sleep 0.01; done";
     let watched = Watched::begin(place, script, &[]);
     let owner = place.await_pid("owner");
-    place.await_content("asked", |said| !said.is_empty());
-    assert!(owner.signal(Signal::SIGKILL), "the owner is there");
+    place.await_content("signalled", |content| !content.is_empty());
+    assert!(owner.signal(Signal::SIGKILL), "the owner is alive");
     watched.await_event(is_sent("SIGKILL"));
     watched.await_event(|event| event.event == "session.close");
     open(place, "leave");
     watched.end(place, 0);
 }
 
-/// What an agent leaves in a run whose command it is, the run ends, and not the service too; so it does with what is born in the
-/// grace.
-fn asks_once(place: &RunWorld) {
+/// The run alone ends what an agent that is its command leaves, and what starts during the grace: each gets one SIGTERM.
+fn signals_once(place: &RunWorld) {
     let script = "
         run='./bin/reaper run'
-        $run -- ./bin/claude ./agent; mv asked by-agent; rm up late-up
-        $run -- sh ./agent; mv asked by-command; until [ -e leave ]; do sleep 0.01; done";
+        $run -- ./bin/claude ./agent; mv signalled by-agent; rm up late-up
+        $run -- sh ./agent; mv signalled by-command; until [ -e leave ]; do sleep 0.01; done";
     let watched = Watched::begin(place, script, &[]);
-    place.await_content("by-command", |said| !said.is_empty());
+    place.await_content("by-command", |content| !content.is_empty());
     for name in ["by-agent", "by-command"] {
-        assert_eq!(place.read(name), "asked\n".repeat(2), "{name}");
+        assert_eq!(place.read(name), "signalled\n".repeat(2), "{name}");
     }
     let is_agent = |event: &Event| {
         event.event == "session.open" && event.agent.as_deref() != Some("reaper-run")
@@ -188,15 +187,18 @@ fn asks_once(place: &RunWorld) {
     watched.end(place, 0);
 }
 
-/// A run in a run, with a longer grace: what it leaves is ended when the grace of the outer one is over.
+/// The grace of the outer run limits an inner run with a longer grace.
 fn inside(place: &RunWorld) {
     let script = "
         run='./bin/reaper run'
         $run --done-when 'test -e left' --every 50ms --grace 500ms --report report -- \
-            $run --grace 10min -- sh -c 'sh ./leaves-a-deaf-one; echo left > left; exec sleep 60'
+            $run --grace 10min -- sh -c 'sh ./leaves-ignoring-process; echo left > left; exec sleep 60'
         echo $? > said; until [ -e leave ]; do sleep 0.01; done";
     let watched = Watched::begin(place, script, &[]);
-    assert_eq!(place.await_content("said", |said| !said.is_empty()), "0\n");
+    assert_eq!(
+        place.await_content("said", |content| !content.is_empty()),
+        "0\n"
+    );
     let report = report(place, "report");
     assert_eq!(
         report["survivors"].as_array().map(Vec::len),
@@ -207,13 +209,16 @@ fn inside(place: &RunWorld) {
     watched.end(place, 0);
 }
 
-/// What is a member of no session, as below a boundary, is ended too.
+/// The run also ends processes that are in no session of the service, such as those below a boundary.
 fn others(place: &RunWorld) {
     let script = "
         ./bin/reaper run --report report -- sh -c 'tmux -S tmux -f /dev/null new-session -d \"sleep 60\"; setsid sleep 60 & exit 3'
         echo $? > said; until [ -e leave ]; do sleep 0.01; done";
     let watched = Watched::begin(place, script, &[]);
-    assert_eq!(place.await_content("said", |said| !said.is_empty()), "3\n");
+    assert_eq!(
+        place.await_content("said", |content| !content.is_empty()),
+        "3\n"
+    );
     let report = report(place, "report");
     assert!(report["ended"].as_u64() >= Some(2), "{report}");
     open(place, "leave");
