@@ -1,4 +1,4 @@
-//! CPU time that the service takes for an event.
+//! CPU time of the service per event.
 
 use anyhow::Result;
 
@@ -26,16 +26,16 @@ fn run(bench: &Bench, place: LoadPlacement) -> Result<Vec<Row>> {
     let events = daemon.stop()?.count("events").max(1);
     let each = |name| (cpu_ns(&after, name) - cpu_ns(&before, name)) as f64 / events as f64;
     let name = place.name();
-    let note = format!("user and system time over {events} events of {n} times /bin/true");
-    let engine = format!("CPU for an event, engine, {name}");
+    let note = format!("user and system time over {events} events of {n} runs of /bin/true");
+    let engine = format!("CPU per event, engine, {name}");
     let mut rows = vec![
         Row::new(engine, each("engine") / 1e3, "µs")
             .at_most(1.0)
             .note(note),
     ];
     if place == LoadPlacement::Inside {
-        let export = format!("CPU for an event, export, {name}");
-        let note = "each event as a line of JSON to a file";
+        let export = format!("CPU per event, export, {name}");
+        let note = "writes each event as a JSON line to a file";
         rows.push(Row::new(export, each("export") / 1e3, "µs").note(note));
     }
     Ok(rows)

@@ -1,4 +1,4 @@
-//! A `reaper daemon` that is measured, and what it says.
+//! Starts the `reaper daemon` under measurement and reads its event stream.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -17,36 +17,36 @@ use super::pins::Pins;
 use super::{Bench, process, raw, wait};
 use crate::shell::OwnedChild;
 
-/// A stream that has not grown for so long is at its end.
+/// Time without growth after which the stream is considered complete.
 const QUIET: Duration = Duration::from_millis(300);
 
-/// Lines on what happens to every process: a run with millions of events keeps none of them.
+/// Pattern of the lines that describe single processes. Measurements with millions of events discard them.
 const EACH_PROCESS: &str = "\"event\":\"(fork|exec|exit|reparent)\"";
 
-/// How a daemon is to be started. It knows one agent, [`process::AGENT`], considers the whole host and pins
-/// nothing, unless something else is said.
+/// Builder of a daemon. By default it knows only the agent rule of the benchmark, tracks the whole host and pins
+/// nothing.
 pub struct Setup<'a> {
     bench: &'a Bench,
     settings: String,
-    /// Whether the built-in rules of a kind are known: agents, boundaries, keeps.
+    /// Whether the built-in agents, boundaries and keeps are enabled.
     rules: [bool; 3],
     arguments: Vec<OsString>,
-    sieved: bool,
+    filtered: bool,
 }
 
 impl<'a> Setup<'a> {
-    /// `mode` is `enforce` or `observe`.
+    /// Returns the default setup with the mode `enforce` or `observe`.
     pub fn new(bench: &'a Bench, mode: &str) -> Setup<'a> {
         Setup {
             bench,
             settings: format!("mode = \"{mode}\"\n"),
             rules: [false; 3],
             arguments: vec!["--no-pin".into()],
-            sieved: false,
+            filtered: false,
         }
     }
 
-    /// Considers these loads only.
+    /// Limits the scope to these loads.
     pub fn scope<'l>(mut self, loads: impl IntoIterator<Item = &'l Load>) -> Self {
         for load in loads {
             self.arguments.push("--scope".into());
@@ -61,7 +61,7 @@ impl<'a> Setup<'a> {
         self
     }
 
-    /// Knows what is no agent by the built-in rules: their names are what the probes look up.
+    /// Enables the built-in boundaries and keeps. The probes compare their program names.
     pub fn named(self) -> Self {
         Setup {
             rules: [false, true, true],
@@ -69,7 +69,7 @@ impl<'a> Setup<'a> {
         }
     }
 
-    /// Knows all built-in rules.
+    /// Enables all built-in rules.
     pub fn whole_catalogue(self) -> Self {
         Setup {
             rules: [true; 3],
@@ -77,17 +77,17 @@ impl<'a> Setup<'a> {
         }
     }
 
-    /// Pins in the bench's own place.
+    /// Pins in the BPF file system of the benchmark.
     pub fn pinned(mut self, pins: &Pins) -> Self {
         self.arguments
             .splice(..1, ["--pin-dir".into(), pins.dir().into()]);
         self
     }
 
-    /// Of its stream only what is decided and done is kept.
-    pub fn sieved(self) -> Self {
+    /// Removes the lines about single processes from the stream.
+    pub fn filtered(self) -> Self {
         Setup {
-            sieved: true,
+            filtered: true,
             ..self
         }
     }
@@ -103,10 +103,10 @@ impl<'a> Setup<'a> {
         )
     }
 
-    /// Starts it and waits until it is ready.
+    /// Starts the daemon and waits until it is ready.
     ///
     /// # Errors
-    /// It cannot be started, or says why it does not work.
+    /// The daemon cannot be started, exits, or is not ready in time.
     pub fn start(&self) -> Result<Daemon> {
         let path = |name: &str| self.bench.dir.join(name);
         std::fs::write(path("config.toml"), self.config())?;
@@ -120,7 +120,7 @@ impl<'a> Setup<'a> {
         let file = File::create(&stream)?;
         command.stderr(File::create(&errors)?);
         let (reader, writer) = std::io::pipe()?;
-        if self.sieved {
+        if self.filtered {
             command.stdout(writer);
         } else {
             command.stdout(file.try_clone()?);
@@ -128,52 +128,52 @@ impl<'a> Setup<'a> {
         raw::end_with_us(&mut command);
         let started = Instant::now();
         let child = command.spawn().context("cannot start reaper")?;
-        // Its copy of the pipe's end would keep the sieve from ending.
+        // Its copy of the pipe's write end would keep grep from exiting.
         drop(command);
-        let mut sieve = None;
-        if self.sieved {
+        let mut filter = None;
+        if self.filtered {
             let mut grep = Command::new("grep");
             grep.args(["--line-buffered", "-avE", EACH_PROCESS]);
             let grep = grep.env("LC_ALL", "C").stdin(reader).stdout(file).spawn();
-            sieve = Some(grep.context("cannot start grep")?);
+            filter = Some(grep.context("cannot start grep")?);
         }
         let mut daemon = Daemon {
             child: OwnedChild(child),
             stream,
             errors,
-            sieve,
+            filter,
             started,
             ready_after: Duration::ZERO,
         };
         let mut ended = None;
-        let told = wait::until(|| {
+        let ready = wait::until(|| {
             ended = daemon.child.try_wait().ok().flatten();
             ended.is_some() || std::fs::metadata(&daemon.stream).is_ok_and(|file| file.len() > 0)
         });
         daemon.ready_after = started.elapsed();
         if let Some(status) = ended {
-            bail!("reaper ended with {status}: {}", daemon.complaint());
+            bail!("reaper exited with {status}: {}", daemon.complaint());
         }
-        ensure!(told, "reaper does not get ready: {}", daemon.complaint());
+        ensure!(ready, "reaper is not ready in time: {}", daemon.complaint());
         Ok(daemon)
     }
 }
 
-/// A running daemon; killed when this is dropped.
+/// Running daemon; killed on drop.
 pub struct Daemon {
     child: OwnedChild,
     stream: PathBuf,
     errors: PathBuf,
-    sieve: Option<Child>,
+    filter: Option<Child>,
     started: Instant,
-    /// From before it was started until its `ready` could be read.
+    /// Time from before the start until its `ready` event could be read.
     pub ready_after: Duration,
 }
 
-/// What a daemon said, read once it has ended.
+/// Output of a daemon that has exited.
 pub struct DaemonOutput {
     stream: PathBuf,
-    /// Its last line.
+    /// The `summary` event.
     pub summary: Value,
 }
 
@@ -182,36 +182,36 @@ impl Daemon {
         self.child.id()
     }
 
-    /// Waits until it has had time to take in all that happened, and sleeps again.
+    /// Waits until the daemon has read all events and is idle again.
     pub fn settle(&self) {
-        // It looks at what nobody woke it for after 50 ms, and once more before it sleeps.
+        // It polls for records without a wake-up after 50 ms, and once more before it sleeps.
         std::thread::sleep(Duration::from_millis(250));
     }
 
-    /// From before it was started until the last line was written that follows an event of this name; waits until none
-    /// has come for a while.
+    /// Waits until the stream contains this event and has stopped growing. Returns the time from before the start until the
+    /// last line was written.
     ///
     /// # Errors
-    /// There is no such event.
+    /// The event does not come in time.
     pub fn time_to_last_line_after(&self, event: &str) -> Result<Duration> {
         let (mut length, mut after) = (0, Duration::ZERO);
-        let is_told = wait::until(|| {
+        let is_emitted = wait::until(|| {
             let now = std::fs::metadata(&self.stream).map_or(0, |file| file.len());
             if now != length {
                 (length, after) = (now, self.started.elapsed());
             }
-            // What is quiet may be busy with something else.
+            // A quiet daemon may still be busy.
             self.started.elapsed() > after + QUIET
                 && events(&self.stream, event).is_ok_and(|found| !found.is_empty())
         });
-        ensure!(is_told, "reaper does not say {event}");
+        ensure!(is_emitted, "reaper has not emitted {event}");
         Ok(after)
     }
 
-    /// Keeps it from running for a while, as a busy host does.
+    /// Stops the daemon for a while, as if the host were busy.
     ///
     /// # Errors
-    /// It is gone.
+    /// The daemon is gone.
     pub fn hold_up(&self, time: Duration) -> Result<()> {
         self.signal(Signal::SIGSTOP)?;
         std::thread::sleep(time);
@@ -223,22 +223,22 @@ impl Daemon {
         kill(pid, signal).with_context(|| format!("cannot send {signal} to reaper"))
     }
 
-    /// Ends it.
+    /// Stops the daemon and returns its output.
     ///
     /// # Errors
-    /// It does not end well.
+    /// The daemon does not exit in time, or its stream has no summary.
     pub fn stop(mut self) -> Result<DaemonOutput> {
         self.signal(Signal::SIGTERM)?;
         ensure!(wait::ended(&mut self.child), "reaper does not stop");
-        let sieved = self.sieve.as_mut().is_none_or(wait::ended);
-        ensure!(sieved, "the stream does not end");
-        let said = DaemonOutput {
+        let filtered = self.filter.as_mut().is_none_or(wait::ended);
+        ensure!(filtered, "the stream does not end");
+        let output = DaemonOutput {
             stream: self.stream.clone(),
             summary: Value::Null,
         };
-        let summary = said.events("summary")?.pop();
+        let summary = output.events("summary")?.pop();
         let summary = summary.with_context(|| format!("no summary: {}", self.complaint()))?;
-        Ok(DaemonOutput { summary, ..said })
+        Ok(DaemonOutput { summary, ..output })
     }
 
     fn complaint(&self) -> String {
@@ -246,30 +246,30 @@ impl Daemon {
         errors
             .lines()
             .last()
-            .unwrap_or("it says nothing")
+            .unwrap_or("no error message")
             .to_owned()
     }
 }
 
 impl DaemonOutput {
-    /// All events of a name.
+    /// Returns all events with this name.
     ///
     /// # Errors
-    /// The stream is no JSON lines.
+    /// The stream cannot be read or parsed.
     pub fn events(&self, name: &str) -> Result<Vec<Value>> {
         events(&self.stream, name)
     }
 
-    /// What it said when it was ready.
+    /// Returns the `ready` event.
     ///
     /// # Errors
     /// As [`DaemonOutput::events`].
     pub fn ready(&self) -> Result<Value> {
         let mut ready = self.events("ready")?;
-        ready.pop().context("reaper has not said that it was ready")
+        ready.pop().context("reaper has not emitted ready")
     }
 
-    /// Size of the ring, as it said.
+    /// Returns the size of the ring buffer, from the `ready` event.
     ///
     /// # Errors
     /// As [`DaemonOutput::events`].
@@ -281,12 +281,12 @@ impl DaemonOutput {
         })
     }
 
-    /// A number of the summary.
+    /// Returns a number of the summary.
     pub fn count(&self, key: &str) -> u64 {
         self.summary[key].as_u64().unwrap_or_default()
     }
 
-    /// Lines that were not written, because the reader was too slow.
+    /// Returns the number of lines that were dropped because the reader was too slow.
     ///
     /// # Errors
     /// The stream cannot be read.

@@ -1,23 +1,23 @@
-//! What /proc tells of this host and of a process.
+//! Reads /proc: data about the host and about a process.
 
 use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-/// The text of a file, with its name in the error.
+/// Returns the content of a file.
 ///
 /// # Errors
-/// As `read(2)`.
+/// The file cannot be read; the error contains its path.
 pub fn read(path: impl AsRef<Path>) -> Result<String> {
     let path = path.as_ref();
     std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// The number on the line of a text that begins with `key`.
+/// Returns the number in the line that begins with `key`.
 ///
 /// # Errors
-/// There is none.
+/// There is no such line, or no number in it.
 pub fn field(text: &str, key: &str) -> Result<u64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(key));
     let word = rest.and_then(|rest| rest.trim_start_matches(':').split_whitespace().next());
@@ -25,15 +25,17 @@ pub fn field(text: &str, key: &str) -> Result<u64> {
         .with_context(|| format!("no number {key}"))
 }
 
-/// One thread of a process so far.
+/// Thread of a process, with its counters.
 pub struct Thread {
     pub id: u32,
     pub name: String,
-    /// Time on a CPU, in user space and in the kernel.
+    /// CPU time in user space and in the kernel.
     pub cpu_ns: u64,
     switches: u64,
 }
 
+/// Returns the threads of a process.
+///
 /// # Errors
 /// The process is gone.
 pub fn threads(pid: u32) -> Result<Vec<Thread>> {
@@ -57,13 +59,13 @@ pub fn threads(pid: u32) -> Result<Vec<Thread>> {
         .collect()
 }
 
-/// CPU time of the threads of one name.
+/// Returns the CPU time of the threads with this name.
 pub fn cpu_ns(threads: &[Thread], name: &str) -> u64 {
     let wanted = threads.iter().filter(|thread| thread.name == name);
     wanted.map(|thread| thread.cpu_ns).sum()
 }
 
-/// How often the threads of a process went to sleep or were made to.
+/// Returns the number of context switches of all threads of a process.
 ///
 /// # Errors
 /// The process is gone.
@@ -71,7 +73,7 @@ pub fn switches(pid: u32) -> Result<u64> {
     Ok(threads(pid)?.iter().map(|thread| thread.switches).sum())
 }
 
-/// Resident memory of a process in bytes, without BPF maps: the ring, whose data is mapped twice.
+/// Returns the resident memory of a process in bytes, without BPF maps. The data of the ring buffer is mapped twice.
 ///
 /// # Errors
 /// The process is gone.
@@ -84,7 +86,7 @@ fn sum_up(smaps: &str) -> u64 {
     for line in smaps.lines() {
         let first = line.split(' ').next().unwrap_or_default();
         if !first.ends_with(':') {
-            // The head of a mapping.
+            // The header of a mapping.
             is_map = line.contains("bpf-map");
         } else if first == "Rss:" && !is_map {
             bytes += field(line, "Rss").unwrap_or_default() * 1024;
@@ -93,9 +95,9 @@ fn sum_up(smaps: &str) -> u64 {
     bytes
 }
 
-/// Number of living processes that descend from one, which has one thread, as have they.
+/// Returns the number of living descendants of a process. All of them must be single-threaded.
 pub fn descendants(of: u32) -> u64 {
-    // What has exited by now has none.
+    // A process that has exited has no file.
     let children = read(format!("/proc/{of}/task/{of}/children")).unwrap_or_default();
     let children = children
         .split_whitespace()
@@ -111,7 +113,7 @@ pub fn descendants(of: u32) -> u64 {
         .sum()
 }
 
-/// What changes when a process of this host is born or dies: all forks so far, and living threads.
+/// Returns the number of forks since boot and that of living threads. A start or exit of a process changes one of them.
 ///
 /// # Errors
 /// /proc cannot be read.
@@ -125,7 +127,7 @@ pub fn births_and_tasks() -> Result<(u64, u64)> {
     ))
 }
 
-/// What the figures depend on.
+/// Returns a description of the host, on which all results depend.
 pub fn describe() -> Value {
     let line = |path: &str| read(path).unwrap_or_default().trim().to_owned();
     let cpu = line("/proc/cpuinfo");
@@ -151,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_are_found_by_the_whole_beginning_of_a_line() {
+    fn field_is_found_only_at_start_of_line() {
         let status = "nonvoluntary_ctxt_switches:\t3\nvoluntary_ctxt_switches:\t40\n";
         assert_eq!(field(status, "voluntary_ctxt_switches").unwrap(), 40);
         assert!(field(status, "involuntary").is_err());

@@ -1,4 +1,4 @@
-//! How often the service wakes up when nothing happens.
+//! Wake-ups of an idle service.
 
 use std::time::Duration;
 
@@ -10,11 +10,12 @@ use super::host::{births_and_tasks, switches};
 use super::pins::Pins;
 use super::table::Row;
 
-const WHAT: &str = "wake-ups a minute with nothing happening";
+const WHAT: &str = "wake-ups per minute, idle";
 
-/// The default config, pins included, but that it observes. Agents may be at work on this host, so only
-/// seconds count in which nobody was born or died, and that follow upon such a second: what is left to be
-/// read late is read within 0.1 s.
+/// Measures with the default config and pins, in observe mode.
+///
+/// Other processes may start and exit on this host. A second counts only if none did in it or in the second before: the
+/// service reads late records within 0.1 s.
 pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let wanted: u32 = bench.pick(60, 10);
     let pins = Pins::mounted(bench)?;
@@ -42,7 +43,7 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let note = match loud {
         0 => format!("{quiet} s, all threads"),
         _ => format!(
-            "{quiet} quiet seconds; {others} in {loud} s in which others made or ended processes"
+            "{quiet} idle seconds; {others} wake-ups in {loud} s in which processes started or exited"
         ),
     };
     if quiet == 0 {

@@ -1,4 +1,4 @@
-//! Time that the probes take in the kernel, by its own count.
+//! Time of the probes in the kernel, from the kernel's BPF statistics.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,19 +14,19 @@ use super::table::Row;
 use super::undo::Undo;
 
 const SWITCH: &str = "/proc/sys/kernel/bpf_stats_enabled";
-/// Number of probes that run when a process is started and ends: at its fork, its exec and its exit.
+/// Number of probes that run per process: at its fork, exec and exit.
 const PROBES: usize = 3;
-/// The figures are medians over so many stretches, so that a few interruptions do not show.
+/// Number of stretches. Results are medians over them, so single interruptions have no effect.
 const STRETCHES: u64 = 20;
 
-/// Nanoseconds and number of runs of each program, by its id.
+/// Run time in nanoseconds and number of runs, by program id.
 type Runs = BTreeMap<u64, (u64, u64)>;
 
-/// Name of the processes, their place, the setting `events`, and the goal in ns.
+/// Name of the case, placement of the load, setting `events`, and goal in ns.
 const CASES: [(&str, LoadPlacement, &str, Option<f64>); 3] = [
-    ("foreign", LoadPlacement::Outside, "agents", Some(500.0)),
+    ("untracked", LoadPlacement::Outside, "agents", Some(500.0)),
     (
-        "foreign, events = \"all\"",
+        "untracked, events = \"all\"",
         LoadPlacement::Outside,
         "all",
         Some(1500.0),
@@ -40,17 +40,17 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for (name, place, events, goal) in CASES {
         let mut load = Load::start(bench, place)?;
-        // The whole host, which is where the names of programs matter; enforcing, since the probes that can
-        // signal are not those that observe. There is one agent, and that is the bench's own.
+        // The scope is the whole host, because only then the probes compare program names. The mode is enforce,
+        // because observe loads probes that cannot signal. The only agent is that of the benchmark.
         let setup = Setup::new(bench, "enforce").named();
         let setup = setup.set(&format!("events = \"{events}\""));
-        let daemon = setup.sieved().start()?;
+        let daemon = setup.filtered().start()?;
         daemon.settle();
         let (ns, others) = stretches(&mut load, n, &daemon)?;
         daemon.stop()?;
         let note = format!(
-            "{} times /bin/true, BPF run stats, median of {STRETCHES} stretches; \
-             {others} % more runs than the load makes",
+            "{} runs of /bin/true, BPF run stats, median of {STRETCHES} stretches; \
+             {others} % more runs than those of the load",
             STRETCHES * n
         );
         let what = format!("kernel time for fork + exec + exit, {name}");
@@ -59,9 +59,9 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Returns the time of one run of each probe together, and how many percent more runs there were than the load made.
+/// Returns the time per process of all probes together, and the percentage of runs that other processes caused.
 fn stretches(load: &mut Load, n: u64, daemon: &Daemon) -> Result<(f64, u64)> {
-    // Caches have to find their way.
+    // Warms the caches.
     load.request(&format!("spawn {n}"))?;
     let (mut times, mut more) = (Vec::new(), 0);
     for _ in 0..STRETCHES {
@@ -71,7 +71,7 @@ fn stretches(load: &mut Load, n: u64, daemon: &Daemon) -> Result<(f64, u64)> {
         for (id, (ns, count)) in held(daemon)? {
             let (ns_before, count_before) = before.get(&id).copied().unwrap_or_default();
             let count = count - count_before;
-            // The other programs list processes, and see moves between cgroups.
+            // The other programs list processes and handle cgroup moves.
             if count >= n {
                 more += count - n;
                 each.push((ns - ns_before) as f64 / count as f64);
@@ -85,7 +85,7 @@ fn stretches(load: &mut Load, n: u64, daemon: &Daemon) -> Result<(f64, u64)> {
     Ok((median(&times), more * 100 / runs))
 }
 
-/// Has the kernel count, until this is dropped.
+/// Enables BPF statistics until the result is dropped.
 fn counting() -> Result<Undo> {
     let before = read(SWITCH)?;
     fs::write(SWITCH, "1").with_context(|| format!("cannot write {SWITCH}"))?;
@@ -94,12 +94,12 @@ fn counting() -> Result<Undo> {
     }))
 }
 
-/// How often and how long the programs ran that a daemon holds.
+/// Returns the statistics of the programs that a daemon has open.
 fn held(daemon: &Daemon) -> Result<Runs> {
     let mut programs = Runs::new();
     let infos = fs::read_dir(format!("/proc/{}/fdinfo", daemon.pid()));
     for entry in infos.context("reaper is gone")? {
-        // A descriptor may be closed meanwhile.
+        // The daemon may have closed the descriptor.
         let info = fs::read_to_string(entry?.path()).unwrap_or_default();
         let [id, ns, count] = ["prog_id", "run_time_ns", "run_cnt"].map(|key| field(&info, key));
         if let (Ok(id), Ok(ns), Ok(count)) = (id, ns, count) {

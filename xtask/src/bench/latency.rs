@@ -1,4 +1,4 @@
-//! From an agent's exit to the signals for its orphans.
+//! Time from an agent's exit to the signals for its orphans.
 
 use anyhow::{Result, ensure};
 
@@ -10,20 +10,20 @@ use super::stats::{median, quantile};
 use super::table::Row;
 use super::trace::{Stamp, Trace};
 
-/// What the trace's events mean, by their place in the list that it was started with.
+/// Indices of the traced events.
 const EXIT: usize = 0;
 const SIGNAL: usize = 1;
 
-/// Orphans of one parent in the second part.
+/// Number of orphans of one parent in the second part.
 const MANY: usize = 100;
 
-/// Who sends the first signal, the setting for that, and the goals for median and p99 in µs.
+/// One case: which side sends the first signal, and the goals for median and p99 in µs.
 #[derive(Clone, Copy)]
 struct Way {
     name: &'static str,
     kernel_reap: &'static str,
-    /// How long an agent has lived, in ms: until the service has looked at it and at what its environment says,
-    /// the kernel leaves all to that.
+    /// Age of an agent when it is killed, in ms. The probes signal only after the service has read the agent's
+    /// environment.
     lived: u32,
     goals: Option<(f64, f64)>,
 }
@@ -34,9 +34,9 @@ const BY_SERVICE: Way = Way {
     lived: 120,
     goals: Some((60.0, 250.0)),
 };
-/// Its environment has to be read first.
+/// The service must read the environment first.
 const OF_A_YOUNG_ONE: Way = Way {
-    name: "by the service, of an agent that has just begun",
+    name: "by the service, agent just started",
     kernel_reap: "off",
     lived: 3,
     goals: None,
@@ -61,14 +61,11 @@ fn way(bench: &Bench, way: Way) -> Result<Vec<Row>> {
     let how = format!(" {name}, one orphan");
     if way.kernel_reap != "off" && by_kernel == 0 {
         let what = format!("exit to signal{how}: median");
-        return Ok(vec![Row::missing(
-            what,
-            "this kernel cannot (6.16 and later can)",
-        )]);
+        return Ok(vec![Row::missing(what, "needs Linux 6.16 or later")]);
     }
     let mut rows = Vec::from(to_first_signal(&how, &one));
     rows[0].note = format!(
-        "{} kills of agents {} ms old, {by_kernel} signals sent by the kernel; its stamps (whole µs)",
+        "{} kills of agents {} ms old, {by_kernel} signals sent by the kernel; kernel time stamps (whole µs)",
         one.len(),
         way.lived,
     );
@@ -82,7 +79,7 @@ fn way(bench: &Bench, way: Way) -> Result<Vec<Row>> {
     let at = |n: usize| median(&many.iter().map(|round| round[n]).collect::<Vec<_>>());
     let further = (at(MANY - 1) - first) / (MANY - 1) as f64;
     let note = format!(
-        "exit to the last of {MANY}, less one alone, {} kills; first {:.0} µs, last {:.0} µs",
+        "exit to the last of {MANY}, minus one alone, {} kills; first {:.0} µs, last {:.0} µs",
         many.len(),
         at(0),
         at(MANY - 1)
@@ -96,7 +93,7 @@ fn way(bench: &Bench, way: Way) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Median and p99 from each exit to the first signal after it.
+/// Returns median and p99 of the time from an exit to the first signal.
 pub fn to_first_signal(how: &str, after: &[Vec<f64>]) -> [Row; 2] {
     let first: Vec<f64> = after.iter().map(|round| round[0]).collect();
     [("median", 0.5), ("p99", 0.99)].map(|(part, of)| {
@@ -105,8 +102,8 @@ pub fn to_first_signal(how: &str, after: &[Vec<f64>]) -> [Row; 2] {
     })
 }
 
-/// Kills that many agents beside what `start` starts, and gives that with when their orphans were signalled after each
-/// exit, in µs and in order.
+/// Calls `start`, then kills `rounds` agents of age `lived` (ms). Returns for each exit the times until its orphans were
+/// signalled (µs, sorted), and the result of `start`.
 pub fn traced<T>(
     bench: &Bench,
     rounds: usize,
@@ -115,7 +112,7 @@ pub fn traced<T>(
     start: impl FnOnce(&Load) -> Result<T>,
 ) -> Result<(Vec<Vec<f64>>, T)> {
     let mut load = Load::start(bench, LoadPlacement::Outside)?;
-    // First, so that an exit's stamp comes before what a probe in the same place does.
+    // Started before the probes, so that the time stamp of an exit comes before the probe's work.
     let trace = Trace::start(&[
         ("sched/sched_process_exit", format!("comm == \"{AGENT}\"")),
         (
@@ -128,7 +125,7 @@ pub fn traced<T>(
     let after = pair(&trace.stamps()?);
     ensure!(
         after.len() == rounds && after.iter().all(|round| round.len() == orphans),
-        "{} exits of {rounds} and {} signals of {} are in the trace",
+        "the trace has {} of {rounds} exits and {} of {} signals",
         after.len(),
         after.iter().map(Vec::len).sum::<usize>(),
         rounds * orphans
@@ -136,7 +133,8 @@ pub fn traced<T>(
     Ok((after, started))
 }
 
-/// Kills that many agents. Returns when their orphans were signalled, and how many of the signals the kernel sent.
+/// Kills `rounds` agents. Returns the times until their orphans were signalled, and the number of signals that the kernel
+/// sent.
 fn kill(bench: &Bench, rounds: usize, orphans: usize, way: Way) -> Result<(Vec<Vec<f64>>, usize)> {
     let start = |load: &Load| {
         let setup = Setup::new(bench, "enforce").scope([load]);
@@ -145,14 +143,14 @@ fn kill(bench: &Bench, rounds: usize, orphans: usize, way: Way) -> Result<(Vec<V
     };
     let (after, daemon) = traced(bench, rounds, orphans, way.lived, start)?;
     daemon.settle();
-    let said = daemon.stop()?;
-    ensure!(said.count("lost") == 0, "events were lost meanwhile");
-    let mut signals = said.events("signal")?;
+    let output = daemon.stop()?;
+    ensure!(output.count("lost") == 0, "reaper lost events");
+    let mut signals = output.events("signal")?;
     signals.retain(|signal| signal["signal"] == "SIGTERM" && signal["sent_by"] == "kernel");
     Ok((after, signals.len()))
 }
 
-/// The signals after each exit, up to the next.
+/// Returns for each exit the times until the signals that follow it.
 fn pair(stamps: &[Stamp]) -> Vec<Vec<f64>> {
     let mut rounds: Vec<Vec<f64>> = Vec::new();
     let mut exit = 0.0;

@@ -1,4 +1,4 @@
-//! Giving orders to a load.
+//! Starts loads and sends requests to them.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
@@ -8,13 +8,13 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::{Bench, process, raw, wait};
 
-/// Where the load's processes are, as the service sees them.
+/// Whether the load's processes are in a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadPlacement {
-    /// In no agent's session. In scope they are followed and not told of; where the whole host is considered
-    /// they are strangers.
+    /// In no session. With a scope, the service tracks them without emitting events. With the whole host as scope,
+    /// they are untracked.
     Outside,
-    /// Members of an agent's session: each of their events is told.
+    /// Members of a session: the service emits each of their events.
     Inside,
 }
 
@@ -27,21 +27,23 @@ impl LoadPlacement {
     }
 }
 
-/// A process that makes processes, and ends with all of them when this is dropped.
+/// Process that creates processes. On drop, all of them exit.
 pub struct Load {
     child: Child,
-    orders: Option<ChildStdin>,
-    answers: BufReader<ChildStdout>,
+    requests: Option<ChildStdin>,
+    responses: BufReader<ChildStdout>,
 }
 
 impl Load {
+    /// Starts a load as root.
+    ///
     /// # Errors
-    /// It cannot be started.
+    /// The load cannot be started.
     pub fn start(bench: &Bench, place: LoadPlacement) -> Result<Load> {
         Load::start_as(bench, place, None)
     }
 
-    /// The same as another user.
+    /// Starts a load as the user `uid`.
     ///
     /// # Errors
     /// As [`Load::start`].
@@ -58,14 +60,14 @@ impl Load {
         }
         raw::end_with_us(&mut command);
         let mut child = command.spawn().context("cannot start a load")?;
-        let (orders, answers) = (child.stdin.take(), child.stdout.take());
-        let answers = BufReader::new(answers.context("no pipe from the load")?);
+        let (requests, responses) = (child.stdin.take(), child.stdout.take());
+        let responses = BufReader::new(responses.context("no pipe from the load")?);
         let mut load = Load {
             child,
-            orders,
-            answers,
+            requests,
+            responses,
         };
-        // So that it runs, and is no copy of this program any more, when somebody looks.
+        // After the response, the exec is over.
         load.request("vfork 1")?;
         Ok(load)
     }
@@ -74,45 +76,47 @@ impl Load {
         self.child.id()
     }
 
-    /// Gives an order and waits for its answer.
+    /// Sends a request and waits for the response.
     ///
     /// # Errors
-    /// What the load says went wrong.
-    pub fn request(&mut self, order: &str) -> Result<u64> {
-        self.send_request(order)?;
+    /// The error of the load, or the load is gone.
+    pub fn request(&mut self, request: &str) -> Result<u64> {
+        self.send_request(request)?;
         self.read_response()
     }
 
-    /// Has it make that many sleeping processes.
+    /// Creates `n` sleeping processes.
     ///
     /// # Errors
-    /// The system does not allow so many.
+    /// The system does not allow that many.
     pub fn sleepers(&mut self, n: u64) -> Result<()> {
         let made = self.request(&format!("sleepers {n}"))?;
         ensure!(made == n, "the system allowed {made} of {n} processes");
         Ok(())
     }
 
-    /// Gives an order, to be followed by [`Load::read_response`].
+    /// Sends a request. [`Load::read_response`] must follow.
     ///
     /// # Errors
     /// The load is gone.
-    pub fn send_request(&mut self, order: &str) -> Result<()> {
-        let orders = self.orders.as_mut().context("the load is ending")?;
-        orders
-            .write_all(format!("{order}\n").as_bytes())
+    pub fn send_request(&mut self, request: &str) -> Result<()> {
+        let requests = self.requests.as_mut().context("the load is exiting")?;
+        requests
+            .write_all(format!("{request}\n").as_bytes())
             .context("the load is gone")
     }
 
+    /// Waits for the response to a request.
+    ///
     /// # Errors
     /// As [`Load::request`].
     pub fn read_response(&mut self) -> Result<u64> {
         let mut line = String::new();
-        self.answers
+        self.responses
             .read_line(&mut line)
             .context("the load is gone")?;
         match line.trim_end().strip_prefix("ok ") {
-            Some(number) => number.parse().context("an answer of the load"),
+            Some(number) => number.parse().context("bad response of the load"),
             None => bail!("load: {}", line.trim_end()),
         }
     }
@@ -120,9 +124,9 @@ impl Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
-        drop(self.orders.take());
+        drop(self.requests.take());
         if !wait::ended(&mut self.child) {
-            // Fails only where it has ended meanwhile.
+            // Fails only if the load has just exited.
             let _ = self.child.kill();
             let _ = self.child.wait();
         }

@@ -1,4 +1,4 @@
-//! Whether anything is lost at the highest rate of forks that the load can make.
+//! Events lost at the highest rate of forks that the load can create.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use super::host::{cpu_ns, threads};
 use super::load::{Load, LoadPlacement};
 use super::table::Row;
 
-/// Processes that fork at once.
+/// Number of processes that fork at the same time.
 const FORKERS: usize = 2;
 
 pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
@@ -24,7 +24,7 @@ fn storm(bench: &Bench, place: LoadPlacement, seconds: u64) -> Result<Vec<Row>> 
     let mut loads: Vec<Load> = loads.collect::<Result<_>>()?;
     let daemon = Setup::new(bench, "observe")
         .scope(&loads)
-        .sieved()
+        .filtered()
         .start()?;
     daemon.settle();
     let before = cpu_ns(&threads(daemon.pid())?, "engine");
@@ -37,26 +37,26 @@ fn storm(bench: &Bench, place: LoadPlacement, seconds: u64) -> Result<Vec<Row>> 
         .map(Load::read_response)
         .sum::<Result<u64>>()?;
     let rate = forks as f64 / start.elapsed().as_secs_f64();
-    // What is left in the ring, and lines that are not written yet.
+    // Time to read the rest of the ring and to write the last lines.
     std::thread::sleep(Duration::from_millis(500));
     daemon.settle();
     let cpu = cpu_ns(&threads(daemon.pid())?, "engine") - before;
-    let said = daemon.stop()?;
-    let (events, lost) = (said.count("events"), said.count("lost"));
-    // A fork and an exit each; others on this host only add to that.
+    let output = daemon.stop()?;
+    let (events, lost) = (output.count("events"), output.count("lost"));
+    // Each has a fork and an exit. Other processes of the host only add events.
     let missing = (2 * forks).saturating_sub(events + lost);
     let name = place.name();
     let note = format!(
-        "{}, {FORKERS} forkers, {seconds} s, {forks} forks; engine {:.2} µs an event",
-        said.ring()?,
+        "{}, {FORKERS} forkers, {seconds} s, {forks} forks; engine {:.2} µs per event",
+        output.ring()?,
         cpu as f64 / events.max(1) as f64 / 1e3
     );
-    let mut note_lost = format!("{events} seen; neither seen nor counted as lost: {missing}");
-    let rate = Row::new(format!("forks a second, {name}"), rate, "/s").note(note);
+    let mut note_lost = format!("{events} read; neither read nor counted as lost: {missing}");
+    let rate = Row::new(format!("forks per second, {name}"), rate, "/s").note(note);
     let rate = match place {
         LoadPlacement::Outside => rate.at_least(25_000.0),
         LoadPlacement::Inside => {
-            note_lost += &format!("; lines missing: {}", said.lines_missing()?);
+            note_lost += &format!("; lines dropped: {}", output.lines_missing()?);
             rate
         }
     };

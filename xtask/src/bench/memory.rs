@@ -1,4 +1,4 @@
-//! Memory of the service, idle and with many processes to track.
+//! Memory of the service, idle and with many tracked processes.
 
 use anyhow::{Result, ensure};
 
@@ -8,9 +8,9 @@ use super::host::{births_and_tasks, field, memory, read};
 use super::load::{Load, LoadPlacement};
 use super::table::Row;
 
-/// What a sleeping process takes of the kernel's memory and ours, at most.
+/// Upper bound for the memory of a sleeping process, in the kernel and in the service.
 const EACH_KIB: u64 = 64;
-/// Pids left for everybody else.
+/// Pids that are left for other processes.
 const SPARE: u64 = 1000;
 const MIB: f64 = 1024.0 * 1024.0;
 
@@ -24,19 +24,19 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let made = load.request(&format!("sleepers {n}"))?;
     daemon.settle();
     let full = memory(daemon.pid())?;
-    let said = daemon.stop()?;
+    let output = daemon.stop()?;
     ensure!(
-        said.count("events") >= made,
-        "reaper has not seen all {made} forks"
+        output.count("events") >= made,
+        "reaper has not read all {made} forks"
     );
-    let ring = format!("without the {}, whose data is mapped twice", said.ring()?);
+    let ring = format!("without the {}, whose data is mapped twice", output.ring()?);
     let each = full.saturating_sub(idle) / made.max(1);
     let mut note = format!("{each} bytes each");
     if made < 30_000 {
         note += &format!(
             "; {}",
             if made < n {
-                "the system allowed no more"
+                "the system allows no more"
             } else {
                 why
             }
@@ -51,7 +51,7 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
         Row::new("memory, idle", idle as f64 / MIB, "MiB")
             .at_most(10.0)
             .note(ring),
-        // Fewer than the goal speaks of prove nothing.
+        // The goal applies to 30,000 processes only.
         if made < 30_000 {
             tracked
         } else {
@@ -61,7 +61,7 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
     ])
 }
 
-/// How many of the wanted processes can be made without harm to others, and what is in the way of more.
+/// Returns how many of the wanted processes can be created without harm to others, and what limits the number.
 fn room_for(wanted: u64) -> Result<(u64, &'static str)> {
     let pid_max = field(&read("/proc/sys/kernel/pid_max")?, "")?;
     let pids = pid_max.saturating_sub(births_and_tasks()?.1 + SPARE);

@@ -1,6 +1,6 @@
-//! `cargo xtask bench`: the figures that were promised, measured.
+//! `cargo xtask bench`: measures latency, CPU, memory and losses, and prints the results beside the goals.
 //!
-//! Nothing here is asserted: a figure tells of the machine and of what else it was doing as well.
+//! A missed goal is no failure, because the results also depend on the machine and its other load.
 
 mod cpu;
 mod daemon;
@@ -42,53 +42,53 @@ use undo::Undo;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Shorter runs and rougher figures
+    /// Shorter runs, less precise results
     #[arg(long)]
     quick: bool,
-    /// JSON to this file, besides the table; without a name, or with `-`, as the last line of the output
+    /// Also write JSON to this file; without a name, or with `-`, print it as the last line
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
-    /// Only these
+    /// Measure only these
     #[arg(long, value_name = "NAME", num_args = 1.., value_enum)]
     only: Vec<Part>,
-    /// Measure this executable instead of building one
+    /// Measure this `reaper` executable instead of building one
     #[arg(long, value_name = "FILE")]
     reaper: Option<PathBuf>,
-    /// Measure replays by this executable instead of building one
+    /// Use this executable for replays instead of building one
     #[arg(long, value_name = "FILE", hide = true)]
     replay: Option<PathBuf>,
 }
 
-/// What can be measured.
+/// Group of measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// From an agent's exit to the signals for its orphans, sent by the service and by the kernel
+    /// Time from an agent's exit to the signals for its orphans, sent by the service and by the kernel
     Latency,
-    /// The same through each source, beside a scanner that looks every 5 s
+    /// The same with each event source, compared with a scan every 5 s
     Sources,
-    /// The same for one user beside another's many sessions and open files
+    /// The same for one user while another user has many sessions and open files
     Neighbour,
-    /// Time in the kernel for each kind of event, of strangers and of members
+    /// Time of the probes in the kernel, for untracked processes and for members
     Kernel,
-    /// CPU time of the service for each event
+    /// CPU time of the service per event
     Cpu,
-    /// What others lose
+    /// Slowdown of other processes
     Slowdown,
-    /// Events lost in a minute of forks at the highest rate
+    /// Events lost in a minute of forks at the highest possible rate
     Loss,
-    /// What is found and ended where the ring is too small
+    /// Recovery and clean-up if the ring buffer is too small
     Overflow,
-    /// From a start to where it has caught up with what the service before it left
+    /// Time from a restart until the service has caught up with the backlog
     Restart,
-    /// Time in the model for each event of a backlog with thousands of sessions
+    /// CPU time of the model per event of a backlog with thousands of sessions
     Replay,
-    /// Memory, idle and with 30,000 processes
+    /// Memory, idle and with 30,000 tracked processes
     Memory,
-    /// From the start to the first event
+    /// Time from the start to the first event
     Start,
-    /// Wake-ups with nothing happening
+    /// Wake-ups of an idle service
     Idle,
-    /// A command with `reaper run` around it, beside timeout
+    /// Cost of `reaper run`, compared with `timeout`
     Run,
 }
 
@@ -118,34 +118,34 @@ impl Part {
     }
 }
 
-/// What every part needs.
+/// Executables, directory and options of all measurements.
 pub struct Bench {
     reaper: PathBuf,
-    /// Tests of the model, optimised.
+    /// Executable that replays events through the model.
     replay: PathBuf,
-    /// For files; the loads' names are links in it.
+    /// Directory for files, with a link for each name of a load.
     dir: PathBuf,
     quick: bool,
 }
 
 impl Bench {
-    /// The whole number of times, or the one for a quick look.
+    /// Returns `whole`, or `quick` with `--quick`.
     fn pick<T>(&self, whole: T, quick: T) -> T {
         if self.quick { quick } else { whole }
     }
 }
 
-/// Builds as the user, measures as root.
+/// Builds as the user and measures as root.
 ///
 /// # Errors
-/// The build fails, or something could not be measured; the rest has been, and is shown.
+/// The build fails, or a measurement fails. The others are printed all the same.
 pub fn bench(args: &Args) -> Result<()> {
     let reaper = match &args.reaper {
         Some(reaper) => reaper
             .canonicalize()
             .with_context(|| reaper.display().to_string())?,
         None => {
-            say("building reaper, optimised");
+            say("building reaper (release)");
             built_reaper(&["--release"])?
         }
     };
@@ -156,7 +156,7 @@ pub fn bench(args: &Args) -> Result<()> {
     let own = std::env::current_exe().context("cannot find this program")?;
     if !nix::unistd::geteuid().is_root() {
         let mut again = as_root(own)?;
-        // Everything but the name, with what has been built.
+        // The same arguments, with the executables that are built.
         again
             .args(std::env::args_os().skip(1))
             .arg("--reaper")
@@ -172,7 +172,7 @@ pub fn bench(args: &Args) -> Result<()> {
         // Loads of other users run from here.
         .mode(0o711)
         .create(&dir)
-        .with_context(|| format!("cannot make {}", dir.display()))?;
+        .with_context(|| format!("cannot create {}", dir.display()))?;
     let _removed = Undo::removes(&dir);
     std::fs::copy(&own, dir.join("bench")).context("cannot copy this program")?;
     for image in [
@@ -182,7 +182,7 @@ pub fn bench(args: &Args) -> Result<()> {
         process::HOLDER,
         process::OTHER_AGENT,
     ] {
-        symlink("bench", dir.join(image)).context("cannot name the loads")?;
+        symlink("bench", dir.join(image)).context("cannot link the loads")?;
     }
     trace::mount_tracefs()?;
     let bench = Bench {
@@ -194,13 +194,13 @@ pub fn bench(args: &Args) -> Result<()> {
     measure(&bench, args)
 }
 
-/// What is mounted from now on is nobody else's, and gone with this process however it ends.
+/// Enters a private mount namespace. Later mounts are invisible to other processes and vanish with this one.
 fn own_mounts() -> Result<()> {
     let none = None::<&str>;
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     unshare(CloneFlags::CLONE_NEWNS)
         .and_then(|()| mount(none, "/", none, private, none))
-        .context("cannot have mounts of its own")
+        .context("cannot create a mount namespace")
 }
 
 fn measure(bench: &Bench, args: &Args) -> Result<()> {
@@ -230,7 +230,7 @@ fn measure(bench: &Bench, args: &Args) -> Result<()> {
     }
     ensure!(
         failed.is_empty(),
-        "could not be measured: {}",
+        "failed measurements: {}",
         failed.join(", ")
     );
     Ok(())

@@ -1,4 +1,4 @@
-//! Whether one user's agents delay the signals for the orphans of another's.
+//! Measures whether one user's agents delay the signals for another user's orphans.
 
 use std::os::unix::fs::symlink;
 
@@ -11,11 +11,11 @@ use super::load::{Load, LoadPlacement};
 use super::process::{IDLE, OTHER_AGENT};
 use super::table::Row;
 
-/// How long a victim's agent has lived, in ms, before it is killed.
+/// Age of a victim's agent when it is killed, in ms.
 const LIVED: u32 = 120;
-/// The other user.
+/// Uid of the other user.
 const UID: u32 = 70_001;
-/// Most times the quiet latency that is promised.
+/// Goal: upper limit of the latency, as a multiple of that without another user.
 const FACTOR: f64 = 2.0;
 
 pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
@@ -23,10 +23,10 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let (sessions, holders, files) = bench.pick((8000, 40, 15_000), (500, 10, 15_000));
     let dir = bench.dir.join(IDLE);
     std::fs::create_dir_all(&dir)?;
-    // The kernel names a process after the file, so that each of these is an agent's session.
-    symlink("/bin/sleep", dir.join(OTHER_AGENT)).context("cannot name the idle agents")?;
+    // The kernel names a process after its file, so each of these is recognised as an agent.
+    symlink("/bin/sleep", dir.join(OTHER_AGENT)).context("cannot link the idle agents")?;
     let setup = |loads: [&Load; 2]| {
-        let setup = Setup::new(bench, "enforce").named().scope(loads).sieved();
+        let setup = Setup::new(bench, "enforce").named().scope(loads).filtered();
         setup.set("kernel_reap = \"off\"").start()
     };
     let start = |victim: &Load| {
@@ -48,14 +48,14 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
     other.send_request("end")?;
     let waves = other.read_response()?;
     daemon.settle();
-    let said = daemon.stop()?;
-    ensure!(said.count("lost") == 0, "events were lost meanwhile");
+    let output = daemon.stop()?;
+    ensure!(output.count("lost") == 0, "reaper lost events");
     let quiet = to_first_signal(" with no other user", &quiet);
     let mut rows = to_first_signal(" beside another user's sessions and open files", &beside);
     for (row, quiet) in rows.iter_mut().zip(&quiet) {
         row.goal_at_most = quiet.measured.map(|quiet| quiet * FACTOR);
         row.note = format!(
-            "{sessions} sessions; {waves} times an agent ended above {holders} processes with {files} files each"
+            "{sessions} sessions; {waves} times an agent exited and left {holders} processes with {files} open files each"
         );
     }
     Ok(quiet.into_iter().chain(rows).collect())

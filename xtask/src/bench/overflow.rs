@@ -1,4 +1,4 @@
-//! A fork bomb that a ring is too small for: what is lost is found, and whoever is due is ended all the same.
+//! A fork bomb with a ring buffer that is too small: the service recovers lost processes and reaps all due members.
 
 use std::time::Duration;
 
@@ -12,9 +12,9 @@ use super::table::Row;
 
 const RING: &str = "ring_size = \"64 KiB\"";
 const FORKERS: u64 = 4;
-/// The service is quick enough for any storm, unless it does not get to run for a while.
+/// Time for which the service is stopped, because otherwise it is fast enough for any storm.
 const HELD_UP: Duration = Duration::from_millis(100);
-/// Processes that are nobody's, beside one that forks as well.
+/// Number of processes outside the session that must survive.
 const CANARIES: u64 = 200;
 
 pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
@@ -23,30 +23,30 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let canaries = canary.request(&format!("sleepers {CANARIES}"))?;
     let mut load = Load::start(bench, LoadPlacement::Outside)?;
     let setup = Setup::new(bench, "enforce").scope([&load, &canary]);
-    let daemon = setup.set(RING).sieved().start()?;
+    let daemon = setup.set(RING).filtered().start()?;
     daemon.settle();
     canary.send_request(&format!("storm {storm}"))?;
     load.send_request(&format!("bomb {FORKERS} {storm}"))?;
     std::thread::sleep(Duration::from_millis(storm / 2));
     daemon.hold_up(HELD_UP)?;
     let bombed = load.read_response();
-    // The gap that was open by then, and the session's last line.
+    // Time to close the last gap and the session.
     std::thread::sleep(Duration::from_millis(500));
     daemon.settle();
     let survivors = descendants(load.pid());
-    let sings = canary.read_response().is_ok();
+    let canary_alive = canary.read_response().is_ok();
     let killed = canaries.saturating_sub(descendants(canary.pid()));
-    let said = daemon.stop()?;
+    let output = daemon.stop()?;
 
-    let name = said.ring()?;
-    let lost = said.count("lost");
-    let mut rows = gaps(&said, &name, lost)?;
-    let what = format!("{name}: root's end to the last of its members'");
+    let name = output.ring()?;
+    let lost = output.count("lost");
+    let mut rows = gaps(&output, &name, lost)?;
+    let what = format!("{name}: root's exit to last member's exit");
     rows.push(match bombed {
         Ok(ns) => Row::new(what, ns as f64 / 1e6, "ms"),
         Err(error) => Row::missing(what, format!("{error:#}")),
     });
-    let closed = said.events("session.close")?;
+    let closed = output.events("session.close")?;
     let closed = closed.first().map_or("session not closed".into(), |close| {
         format!("reaped {}, failed {}", close["reaped"], close["failed"])
     });
@@ -55,7 +55,7 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
             .at_most(0.0)
             .note(closed),
     );
-    let wrong = killed + u64::from(!sings);
+    let wrong = killed + u64::from(!canary_alive);
     let note = format!("{canaries} canaries asleep and one that forks, outside the session");
     rows.push(
         Row::new(format!("{name}: wrong kills"), wrong as f64, "")
@@ -65,13 +65,13 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// What was lost, and how long it took to find what had become of it.
-fn gaps(said: &DaemonOutput, name: &str, lost: u64) -> Result<Vec<Row>> {
+/// Returns the rows about lost events and about the time to recover them.
+fn gaps(output: &DaemonOutput, name: &str, lost: u64) -> Result<Vec<Row>> {
     let what = format!("{name}: longest gap, announced to reconciled");
     if lost == 0 {
         return Ok(vec![Row::missing(what, "nothing was lost")]);
     }
-    let (open, closed) = (said.events("gap.open")?, said.events("gap.close")?);
+    let (open, closed) = (output.events("gap.open")?, output.events("gap.close")?);
     let of = |key: &str| {
         closed
             .iter()
@@ -82,7 +82,7 @@ fn gaps(said: &DaemonOutput, name: &str, lost: u64) -> Result<Vec<Row>> {
     let longest = of("duration_ns").into_iter().max().unwrap_or_default();
     let sum = of("duration_ns").iter().sum::<u64>() as f64 / 1e6;
     let note = format!(
-        "{} gaps, {sum:.0} ms in all; {} processes found, {} ends",
+        "{} gaps, {sum:.0} ms in total; {} processes and {} exits recovered",
         closed.len(),
         of("found").iter().sum::<u64>(),
         of("gone").iter().sum::<u64>(),
@@ -90,11 +90,11 @@ fn gaps(said: &DaemonOutput, name: &str, lost: u64) -> Result<Vec<Row>> {
     let unclosed = open.len().saturating_sub(closed.len());
     let note_lost = format!(
         "{lost} lost of {}; gaps not closed: {unclosed}",
-        lost + said.count("events")
+        lost + output.count("events")
     );
     Ok(vec![
         Row::new(
-            format!("{name}: lost and in no gap"),
+            format!("{name}: lost outside of gaps"),
             lost.saturating_sub(found) as f64,
             "",
         )

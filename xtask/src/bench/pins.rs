@@ -1,4 +1,4 @@
-//! A BPF file system of the bench's own, so that nothing of the host's is touched or found.
+//! Mounts a BPF file system for the benchmark, separate from that of the host.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,21 +9,23 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use super::Bench;
 use super::undo::Undo;
 
-/// Where daemons may pin; what they leave there goes with this.
+/// Mounted BPF file system. On drop it is unmounted, with all that is pinned there.
 pub struct Pins {
     dir: PathBuf,
     _unmounted: Undo,
 }
 
 impl Pins {
+    /// Mounts the file system.
+    ///
     /// # Errors
-    /// It cannot be mounted.
+    /// The file system cannot be mounted.
     pub fn mounted(bench: &Bench) -> Result<Pins> {
         let dir = bench.dir.join("bpf");
-        fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        fs::create_dir(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
         let gone = dir.clone();
         let unmounted = Undo::later(move || {
-            // A daemon that is on its way out may still have its place open.
+            // A daemon that is exiting may still have the directory open.
             let _ = umount2(&gone, MntFlags::MNT_DETACH);
             let _ = fs::remove_dir(&gone);
         });
@@ -36,7 +38,7 @@ impl Pins {
         })
     }
 
-    /// For `--pin-dir`.
+    /// Returns the directory for `--pin-dir`.
     pub fn dir(&self) -> PathBuf {
         self.dir.join("reaper")
     }

@@ -1,7 +1,7 @@
-//! The processes that are measured with: this program again, under other names.
+//! Processes of the benchmarks: this program under other names.
 //!
-//! `load` does what it is told on its standard input. Told to kill, it is the parent of agents, and adopts
-//! what they leave. Every process exits when the other end of its standard input is closed.
+//! `load` reads requests from its standard input. For `kill` it starts agents and adopts their orphans. Every process
+//! exits when the other end of its standard input is closed.
 
 use std::io::{BufRead, Read, Write};
 use std::os::fd::AsFd;
@@ -18,30 +18,30 @@ use nix::unistd::Pid;
 
 use super::raw;
 
-/// Names of the images; the kernel takes a process's from the file that it runs.
+/// File names of the executables. The kernel names a process after its file.
 pub const LOAD: &str = "rb-load";
 pub const AGENT: &str = "rb-agent";
 pub const ORPHAN: &str = "rb-orphan";
 pub const HOLDER: &str = "rb-holder";
-/// An agent beside those that are measured.
+/// Agent that is not measured.
 pub const OTHER_AGENT: &str = "rb-agent-other";
-/// Directory beside them with agents that only sleep.
+/// Directory next to them with agents that only sleep.
 pub const IDLE: &str = "idle";
 
-/// How long an orphan may live on.
+/// Time limit for orphans to exit.
 const PATIENCE_MS: u16 = 15_000;
-/// Children that each forker of a bomb keeps: more than the smallest ring has room for when they go to
-/// another parent. Orphans that it leaves behind, and forks between two of them.
+/// Number of children of each forker in a bomb. The smallest ring buffer has no room for the reparenting of so many.
 const KEPT: usize = 1000;
+/// Number of orphans that a forker leaves behind, and of forks between two of them.
 const ORPHANS: usize = 50;
 const STRIDE: usize = 200;
-/// How long the processes with many open files live on after their agent.
+/// Time for which the processes with many open files outlive their agent.
 const WAVE: Duration = Duration::from_millis(300);
 
-/// Plays a role to its end.
+/// Runs a role until it exits.
 ///
 /// # Errors
-/// No such role, or the system denies it something.
+/// There is no such role, or a system call fails.
 pub fn run_role(role: &[String]) -> Result<()> {
     match role.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["load"] => load(),
@@ -51,32 +51,34 @@ pub fn run_role(role: &[String]) -> Result<()> {
         ["holder", files] => holder(files.parse()?),
         ["forker"] => forker(),
         ["orphan"] => orphan(),
-        _ => bail!("no such role: {}", role.join(" ")),
+        _ => bail!("unknown role: {}", role.join(" ")),
     }
 }
 
-/// Answers each order with a line: `ok` and a number, or what went wrong.
+/// Answers each request with a line: `ok` and a number, or an error.
 fn load() -> Result<()> {
     nix::sys::prctl::set_child_subreaper(true).context("cannot become a subreaper")?;
-    for order in std::io::stdin().lock().lines() {
-        let answer = match obey(&order?) {
-            Ok(answer) => format!("ok {answer}\n"),
+    for request in std::io::stdin().lock().lines() {
+        let response = match handle_request(&request?) {
+            Ok(response) => format!("ok {response}\n"),
             Err(error) => format!("{error:#}\n"),
         };
-        if std::io::stdout().write_all(answer.as_bytes()).is_err() {
-            // Nobody is there any more to tell of it.
+        if std::io::stdout().write_all(response.as_bytes()).is_err() {
+            // The benchmark is gone.
             break;
         }
     }
-    // The sleepers have seen the end as well.
+    // The sleepers exit with the same hangup.
     while waitpid(None, None).is_ok() {}
     Ok(())
 }
 
-fn obey(order: &str) -> Result<u64> {
-    let words: Vec<&str> = order.split(' ').collect();
+fn handle_request(request: &str) -> Result<u64> {
+    let words: Vec<&str> = request.split(' ').collect();
     let numbers = words.iter().skip(1).map(|word| word.parse());
-    let numbers: Vec<u64> = numbers.collect::<Result<_, _>>().context("no number")?;
+    let numbers: Vec<u64> = numbers
+        .collect::<Result<_, _>>()
+        .context("a parameter is not a number")?;
     match (words[0], &numbers[..]) {
         ("pin", &[]) => pin(),
         ("spawn", &[n]) => timed(n, || {
@@ -99,12 +101,12 @@ fn obey(order: &str) -> Result<u64> {
         }
         ("sleepers", &[n]) => sleepers(n as usize),
         ("kill", &[rounds, orphans, ms]) => {
-            let (said, lived) = (orphans as usize, Duration::from_millis(ms));
+            let (bytes, lived) = (orphans as usize, Duration::from_millis(ms));
             for _ in 0..rounds {
-                // Each of its children says one byte.
-                kill_agent(["agent", &orphans.to_string()], said, lived)?;
+                // Each child writes one byte.
+                kill_agent(["agent", &orphans.to_string()], bytes, lived)?;
                 for _ in 0..orphans {
-                    waitpid(None, None).context("an orphan has another parent")?;
+                    waitpid(None, None).context("an orphan was adopted by another process")?;
                 }
             }
             Ok(rounds)
@@ -114,16 +116,16 @@ fn obey(order: &str) -> Result<u64> {
         ("bomb", &[forkers, ms]) => {
             let role = ["bomb", &forkers.to_string()];
             let took = kill_agent(role, 0, Duration::from_millis(ms))?;
-            // What it left came here; some may be on their last steps.
+            // Its orphans were adopted by this process; some may still be exiting.
             while waitpid(None, None).is_ok() {}
             Ok(took)
         }
-        _ => bail!("no such order: {order}"),
+        _ => bail!("unknown request: {request}"),
     }
 }
 
-/// Stays on one CPU from now on, its children as well: where they are put matters more than who watches.
-/// Says which.
+/// Pins this process and its children to one CPU, and returns its number. The placement would have a larger effect than
+/// the service.
 fn pin() -> Result<u64> {
     let allowed = sched_getaffinity(Pid::this())?;
     let cpus = (0..CpuSet::count()).rev();
@@ -131,11 +133,11 @@ fn pin() -> Result<u64> {
     let cpu = usable.next().context("no CPU to run on")?;
     let mut one = CpuSet::new();
     one.set(cpu)?;
-    sched_setaffinity(Pid::this(), &one).context("cannot stay on one CPU")?;
+    sched_setaffinity(Pid::this(), &one).context("cannot set the CPU affinity")?;
     Ok(cpu as u64)
 }
 
-/// Nanoseconds that `n` times take.
+/// Calls `once` `n` times and returns the nanoseconds that it takes.
 fn timed(n: u64, mut once: impl FnMut() -> Result<()>) -> Result<u64> {
     let start = Instant::now();
     (0..n).try_for_each(|_| once())?;
@@ -148,7 +150,7 @@ fn vfork(stack: &mut [u8; raw::STACK]) -> Result<()> {
     Ok(())
 }
 
-/// Makes that many sleeping children, or as many as the system lets it; says how many.
+/// Creates up to `n` sleeping children, as many as the system allows, and returns their number.
 fn sleepers(n: usize) -> Result<u64> {
     let stacks = vec![0_u8; n * raw::STACK].leak().as_chunks_mut().0;
     let made = stacks
@@ -158,35 +160,38 @@ fn sleepers(n: usize) -> Result<u64> {
     Ok(made.count() as u64)
 }
 
-/// Starts an agent in this role, whose children say so many bytes, kills it when it has lived for a while, and waits
-/// until all that it leaves is gone. Returns how many ns that took.
-fn kill_agent(role: [&str; 2], said: usize, lived: Duration) -> Result<u64> {
+/// Starts an agent, waits for `bytes` bytes from its children and for the time `lived`, kills it, and waits until its
+/// orphans have exited. Returns the nanoseconds from the kill on.
+fn kill_agent(role: [&str; 2], bytes: usize, lived: Duration) -> Result<u64> {
     let mut agent = process_command(AGENT, &role)?
         .stdout(Stdio::piped())
         .spawn()
         .context("cannot start an agent")?;
     let mut output = agent.stdout.take().context("no pipe from the agent")?;
     output
-        .read_exact(&mut vec![0; said])
-        .context("the agent ended before its time")?;
+        .read_exact(&mut vec![0; bytes])
+        .context("the agent exited too early")?;
     std::thread::sleep(lived);
     let start = Instant::now();
     agent.kill().context("cannot kill the agent")?;
     let status = agent.wait().context("cannot wait for the agent")?;
     ensure!(
         status.code().is_none(),
-        "the agent ended by itself: {status}"
+        "the agent exited by itself: {status}"
     );
-    // The pipe's other end is the orphans' alone now: it is closed when the last is gone.
+    // Only the orphans still have the other end of the pipe. It is closed when the last one exits.
     let ended = hangup(output, PollTimeout::from(PATIENCE_MS))?;
     let took = start.elapsed();
-    ensure!(ended, "some still live {PATIENCE_MS} ms after their agent");
+    ensure!(
+        ended,
+        "orphans are alive {PATIENCE_MS} ms after their agent"
+    );
     Ok(u64::try_from(took.as_nanos())?)
 }
 
-/// Starts that many agents that do nothing until this process ends.
+/// Starts `n` agents that do nothing until this process exits.
 fn idle_agents(n: u64) -> Result<u64> {
-    let own = std::env::args_os().next().context("no name of its own")?;
+    let own = std::env::args_os().next().context("argv is empty")?;
     let agent = Path::new(&own).with_file_name(IDLE).join(OTHER_AGENT);
     for _ in 0..n {
         let mut command = Command::new(&agent);
@@ -198,10 +203,10 @@ fn idle_agents(n: u64) -> Result<u64> {
     Ok(n)
 }
 
-/// Until there is another order, has one agent after the other quit above `holders` processes with that many open files each.
-/// Returns how many agents.
+/// Starts agents that exit and leave `holders` processes with `files` open files each, one agent after the other, until
+/// there is another request. Returns the number of agents.
 fn crowds(holders: u64, files: u64) -> Result<u64> {
-    // Where nothing listens, no open files are read.
+    // The service reads open files only if a socket listens on the host.
     let _listener = std::net::TcpListener::bind("127.0.0.1:0")?;
     let mut agents = 0;
     while !is_readable()? {
@@ -209,19 +214,19 @@ fn crowds(holders: u64, files: u64) -> Result<u64> {
         let role = ["crowd", &holders.to_string(), &files.to_string()];
         let mut agent = process_command(OTHER_AGENT, &role)?.stdin(input).spawn()?;
         let status = agent.wait()?;
-        ensure!(status.success(), "the agent ended with {status}");
-        // A rule may keep what was not signalled by then.
+        ensure!(status.success(), "the agent exited with {status}");
+        // Processes that were not signalled may be kept by a rule.
         std::thread::sleep(WAVE);
         drop(leash);
         for _ in 0..holders {
-            waitpid(None, None).context("an orphan has another parent")?;
+            waitpid(None, None).context("an orphan was adopted by another process")?;
         }
         agents += 1;
     }
     Ok(agents)
 }
 
-/// Has so many [`holder`]s, and quits when all have opened their files.
+/// Starts [`holder`]s and exits when all have opened their files.
 fn crowd(holders: usize, files: &str) -> Result<()> {
     let (mut ready, output) = std::io::pipe()?;
     for _ in 0..holders {
@@ -232,7 +237,7 @@ fn crowd(holders: usize, files: &str) -> Result<()> {
     Ok(ready.read_exact(&mut vec![0; holders])?)
 }
 
-/// Has so many open files until the other end of its standard input is closed.
+/// Keeps `files` files open until the other end of its standard input is closed.
 fn holder(files: u64) -> Result<()> {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
@@ -245,39 +250,39 @@ fn holder(files: u64) -> Result<()> {
     Ok(())
 }
 
-/// Whether there is another order.
+/// Returns whether there is another request.
 fn is_readable() -> Result<bool> {
     let input = std::io::stdin();
     let mut input = [PollFd::new(input.as_fd(), PollFlags::POLLIN)];
     Ok(poll(&mut input, PollTimeout::ZERO)? > 0)
 }
 
-/// Has so many children, until it is killed.
+/// Starts children and waits until it is killed.
 fn stand_with(children: u64, role: &str) -> Result<()> {
     let children: Vec<_> = (0..children)
         .map(|_| Ok(process_command(ORPHAN, &[role])?.spawn()?))
         .collect::<Result<_>>()
         .context("cannot start a child")?;
     hangup(std::io::stdin(), PollTimeout::NONE)?;
-    // Only if nobody has killed it.
+    // Reached only if this process was not killed.
     for mut child in children {
         let _: ExitStatus = child.wait()?;
     }
     Ok(())
 }
 
-/// Has many children, forks without end, and leaves orphans behind now and then.
+/// Keeps many children, forks endlessly, and leaves orphans behind from time to time.
 fn forker() -> Result<()> {
     sleepers(KEPT)?;
     let mut stack = [0; raw::STACK];
-    let (mut strays, _) = vec![0_u8; ORPHANS * raw::STACK].leak().as_chunks_mut();
+    let (mut stacks, _) = vec![0_u8; ORPHANS * raw::STACK].leak().as_chunks_mut();
     while !hangup(std::io::stdin(), PollTimeout::ZERO)? {
         for _ in 0..STRIDE {
             vfork(&mut stack)?;
         }
-        if let Some((stray, rest)) = std::mem::take(&mut strays).split_first_mut() {
-            strays = rest;
-            let parent = raw::spawn_orphan(&mut stack, stray).context("cannot fork")?;
+        if let Some((orphan_stack, rest)) = std::mem::take(&mut stacks).split_first_mut() {
+            stacks = rest;
+            let parent = raw::spawn_orphan(&mut stack, orphan_stack).context("cannot fork")?;
             waitpid(parent, None).context("cannot wait for a child")?;
         }
     }
@@ -291,22 +296,22 @@ fn orphan() -> Result<()> {
         .and_then(|()| output.flush())
         .is_err()
     {
-        // Nobody waits for it.
+        // The reader is gone.
         return Ok(());
     }
     hangup(std::io::stdin(), PollTimeout::NONE)?;
     Ok(())
 }
 
-/// This program under another name, beside the one that it goes by.
+/// Returns a command that runs this program under another name.
 fn process_command(image: &str, role: &[&str]) -> Result<Command> {
-    let own = std::env::args_os().next().context("no name of its own")?;
+    let own = std::env::args_os().next().context("argv is empty")?;
     let mut command = Command::new(Path::new(&own).with_file_name(image));
     command.arg("bench-process").args(role);
     Ok(command)
 }
 
-/// Waits until the other end is closed; false if that takes too long.
+/// Waits until the other end of a pipe is closed; returns false if that takes too long.
 fn hangup(file: impl AsFd, limit: PollTimeout) -> Result<bool> {
     let mut file = [PollFd::new(file.as_fd(), PollFlags::empty())];
     Ok(poll(&mut file, limit)? > 0)

@@ -1,4 +1,4 @@
-//! From the start of a service to where it has caught up with what gathered after the one before it was killed.
+//! Time from the start of a service until it has caught up with the backlog since the last one was killed.
 
 use anyhow::{Context, Result, ensure};
 
@@ -10,15 +10,15 @@ use super::pins::Pins;
 use super::stats::{median, quantile};
 use super::table::Row;
 
-/// Records that the goal speaks of.
+/// Number of records for which the goal applies.
 const RECORDS: u64 = 100_000;
-/// MiB of the ring: room for twice as much.
+/// Size of the ring buffer in MiB, normally and with `--quick`: twice the size of the backlog.
 const RING: [u32; 2] = [32, 4];
 
-/// One restart; times in ms.
+/// Results of one restart; times in ms.
 struct Restart {
     caught_up: f64,
-    told: f64,
+    last_line: f64,
     records: u64,
     lost: u64,
     missing: u64,
@@ -36,41 +36,41 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let records = least(|r| r.records);
     let caught_up = all(|r| r.caught_up);
     let note = format!(
-        "{records} records (ring of {} MiB) read and decided about; {} restarts, max {:.0} ms; engine's CPU {:.0} ms",
+        "{records} records (ring of {} MiB) read and evaluated; {} restarts, max {:.0} ms; engine's CPU {:.0} ms",
         bench.pick(RING[0], RING[1]),
         rounds.len(),
         quantile(&caught_up, 1.0),
         median(&all(|r| r.engine)),
     );
-    let what = "restart to caught-up with the backlog";
+    let what = "restart to caught up with the backlog";
     let caught_up = Row::new(what, median(&caught_up), "ms").note(note);
-    let told = all(|r| r.told);
+    let last_line = all(|r| r.last_line);
     let note = format!(
         "max {:.0} ms; export's CPU {:.0} ms",
-        quantile(&told, 1.0),
+        quantile(&last_line, 1.0),
         median(&all(|r| r.export))
     );
     Ok(vec![
-        // Fewer than the goal speaks of prove nothing.
+        // The goal applies to this number of records only.
         if records < RECORDS {
             caught_up
         } else {
             caught_up.at_most(300.0)
         },
         Row::new(
-            "restart to the backlog's last line in the stream",
-            median(&told),
+            "restart to last line of the backlog in the stream",
+            median(&last_line),
             "ms",
         )
         .note(note),
         Row::new(
-            "records lost while nobody read",
+            "records lost during the restart",
             most(|r| r.lost) as f64,
             "",
         )
         .at_most(0.0)
         .note(format!(
-            "lines of the stream left out: {}",
+            "lines of the stream dropped: {}",
             most(|r| r.missing)
         )),
     ])
@@ -84,29 +84,29 @@ fn restart(bench: &Bench, pins: &Pins) -> Result<Restart> {
     let setup = setup.pinned(pins);
     let daemon = setup.start()?;
     daemon.settle();
-    // As SIGKILL ends it.
+    // Kills it by SIGKILL.
     drop(daemon);
-    // Each is a fork, an exec and an exit.
+    // Each has a fork, an exec and an exit record.
     let n = bench.pick(RECORDS / 3 + 1, 5_000);
     load.request(&format!("spawn {n}"))?;
 
     let before = boot_ns()?;
     let daemon = setup.start()?;
-    let told = daemon.time_to_last_line_after("caught_up")?;
+    let last_line = daemon.time_to_last_line_after("caught_up")?;
     let threads = threads(daemon.pid())?;
-    let said = daemon.stop()?;
-    let resumed = said.ready()?;
+    let output = daemon.stop()?;
+    let resumed = output.ready()?;
     ensure!(
-        resumed["resumed"] == true && said.events("session.resume")?.len() == 1,
-        "reaper has not taken up what was left"
+        resumed["resumed"] == true && output.events("session.resume")?.len() == 1,
+        "reaper has not resumed the session"
     );
-    let caught_up = said.events("caught_up")?;
+    let caught_up = output.events("caught_up")?;
     let caught_up = caught_up
         .first()
         .and_then(|line| line["time_boot_ns"].as_u64());
-    let caught_up = caught_up.context("reaper does not say that it has caught up")? - before;
+    let caught_up = caught_up.context("reaper has not emitted caught_up")? - before;
     let lost_before = resumed["lost_before"].as_u64().unwrap_or_default();
-    let records = said.count("events");
+    let records = output.count("events");
     ensure!(
         lost_before > 0 || records >= 3 * n,
         "{records} records for {n} processes"
@@ -114,16 +114,16 @@ fn restart(bench: &Bench, pins: &Pins) -> Result<Restart> {
     let cpu = |name| cpu_ns(&threads, name) as f64 / 1e6;
     Ok(Restart {
         caught_up: caught_up as f64 / 1e6,
-        told: told.as_secs_f64() * 1e3,
+        last_line: last_line.as_secs_f64() * 1e3,
         records,
-        lost: lost_before + said.count("lost"),
-        missing: said.lines_missing()?,
+        lost: lost_before + output.count("lost"),
+        missing: output.lines_missing()?,
         engine: cpu("engine"),
         export: cpu("export"),
     })
 }
 
-/// Nanoseconds since boot, as the stream has them.
+/// Returns the nanoseconds since boot (CLOCK_BOOTTIME), as in the stream.
 fn boot_ns() -> Result<u64> {
     let now = nix::time::ClockId::CLOCK_BOOTTIME.now()?;
     Ok(std::time::Duration::from(now).as_nanos() as u64)

@@ -1,4 +1,4 @@
-//! What it costs to run a command with an owner: `reaper run`, beside `timeout`.
+//! Cost of `reaper run`, compared with `timeout`.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -27,12 +27,12 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let alone = median(&took[0]);
     let more = |name: &str, took: &[f64]| {
         let (starts, most) = (took.len(), quantile(took, 0.99));
-        let what = format!("start to end of true, more with {name}");
+        let what = format!("start to exit of true, added by {name}");
         let note = format!("{starts} starts, 99 % within {most:.1} ms");
         Row::new(what, median(took) - alone, "ms").note(note)
     };
     let mut rows = vec![
-        Row::new("start to end of true, alone", alone, "ms"),
+        Row::new("start to exit of true, alone", alone, "ms"),
         more("reaper run", &took[1]).at_most(3.0),
         more("timeout", &took[2]),
     ];
@@ -40,7 +40,7 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Milliseconds from the start of `true` by these words to its end.
+/// Returns the milliseconds from the start of `words` followed by `true` until it exits.
 fn once(words: &[&str]) -> Result<f64> {
     let mut command = with(words, &["/bin/true"]);
     let begin = Instant::now();
@@ -53,7 +53,7 @@ fn with(words: &[&str], command: &[&str]) -> Command {
     let words = [words, command].concat();
     let mut command = Command::new(words[0]);
     command.args(&words[1..]);
-    // What is written down of it is not for the user's own list, and on the same disk.
+    // Keeps the run records out of the user's list, but on a disk.
     let state = std::env::temp_dir().join(format!("reaper-bench-{}/state", std::process::id()));
     command
         .env("XDG_STATE_HOME", state)
@@ -63,7 +63,7 @@ fn with(words: &[&str], command: &[&str]) -> Command {
     command
 }
 
-/// While its command sleeps: memory, and wake-ups.
+/// Returns memory and wake-ups of `reaper run` while its command sleeps.
 fn at_rest(bench: &Bench, own: &[&str]) -> Result<[Row; 2]> {
     let sleep = Sleeper::start(&[])?;
     let owned = Sleeper::start(own)?;
@@ -73,13 +73,13 @@ fn at_rest(bench: &Bench, own: &[&str]) -> Result<[Row; 2]> {
     std::thread::sleep(Duration::from_secs(seconds));
     let wakes = switches(owned.0.id())? - before;
     let note = format!(
-        "{:.1} MiB at its peak, `sleep` {:.1} MiB",
+        "peak {:.1} MiB, `sleep` {:.1} MiB",
         peak as f64 / MIB,
         alone as f64 / MIB
     );
     Ok([
         Row::new(
-            "memory of reaper run, more than sleep",
+            "memory of reaper run, above that of sleep",
             (peak as f64 - alone as f64) / MIB,
             "MiB",
         )
@@ -95,7 +95,7 @@ fn at_rest(bench: &Bench, own: &[&str]) -> Result<[Row; 2]> {
     ])
 }
 
-/// A command that does nothing, and is ended when this is dropped.
+/// Command that sleeps; ended on drop.
 struct Sleeper(Child);
 
 impl Sleeper {
@@ -111,13 +111,13 @@ impl Sleeper {
             [] => comm(&pid.to_string()) == "sleep\n",
             _ => comm(children().trim()) == "sleep\n",
         });
-        ensure!(up, "{words:?} sleep does not come up");
-        // Caches of the page tables, and whatever else follows on a start.
+        ensure!(up, "{words:?} sleep does not start in time");
+        // Time for the work that follows a start.
         std::thread::sleep(Duration::from_millis(300));
         Ok(sleeper)
     }
 
-    /// Most that it has had resident, in KiB.
+    /// Returns the peak resident memory, in KiB.
     fn peak(&self) -> Result<u64> {
         field(&read(format!("/proc/{}/status", self.0.id()))?, "VmHWM")
     }
@@ -125,7 +125,7 @@ impl Sleeper {
 
 impl Drop for Sleeper {
     fn drop(&mut self) {
-        // It has not been waited for, and hands that on to its command.
+        // The pid is valid, because the process has not been waited for. `reaper run` passes the signal on.
         let _ = kill(Pid::from_raw(self.0.id().cast_signed()), Signal::SIGTERM);
         let _ = self.0.wait();
     }

@@ -1,4 +1,4 @@
-//! How much slower processes are made while the service watches.
+//! Slowdown of process creation while the service runs.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::load::{Load, LoadPlacement};
 use super::stats::{median, quantile};
 use super::table::Row;
 
-/// What is timed, how often at a time, and the goal.
+/// Name of the work, its request, the number of repetitions, and the goal in percent.
 const WORK: [(&str, &str, u64, Option<f64>); 2] = [
     ("spawn + exec + wait of /bin/true", "spawn", 200, Some(2.0)),
     ("vfork + exit + wait", "vfork", 1500, None),
@@ -28,13 +28,13 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
     }
     let mut rows = Vec::new();
     for (n, (what, _, _, goal)) in WORK.into_iter().enumerate() {
-        let what_alone = format!("{what}, nobody watching");
+        let what_alone = format!("{what}, without reaper");
         let alone = Row::new(what_alone, median(&base[n]) / 1e3, "µs");
-        rows.push(alone.note("the load keeps to one CPU"));
+        rows.push(alone.note("the load runs on one CPU"));
         for (place, ratios) in PLACES.iter().zip(&ratios) {
             let slower = |part| (quantile(&ratios[n], part) - 1.0) * 100.0;
             let note = format!(
-                "{} rounds between two without; half of them {:.1} to {:.1} %",
+                "{} rounds, each between two without reaper; half of them {:.1} to {:.1} %",
                 ratios[n].len(),
                 slower(0.25),
                 slower(0.75)
@@ -46,7 +46,7 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Without, with, and without again.
+/// Measures without the service, with it, and without it again.
 fn round(
     bench: &Bench,
     place: LoadPlacement,
@@ -56,7 +56,7 @@ fn round(
     let mut load = Load::start(bench, place)?;
     load.request("pin")?;
     let before = work(&mut load)?;
-    // The whole host: the load belongs to no agent, or is an agent and what descends from it.
+    // The scope is the whole host.
     let daemon = Setup::new(bench, "enforce").named().start()?;
     let with = work(&mut load)?;
     drop(daemon);
@@ -69,15 +69,15 @@ fn round(
     Ok(())
 }
 
-/// Nanoseconds for each kind of work, once.
+/// Returns the nanoseconds per repetition for each kind of work.
 fn work(load: &mut Load) -> Result<[f64; WORK.len()]> {
-    // Starting and ending the service has the kernel busy for a while yet.
+    // The kernel is busy for a while after the start or stop of the service.
     std::thread::sleep(Duration::from_millis(150));
     let mut each = [0.0; WORK.len()];
-    for (each, (_, order, n, _)) in each.iter_mut().zip(WORK) {
-        // Caches and the CPU's clock have to find their way again.
-        load.request(&format!("{order} {}", n / 10))?;
-        *each = load.request(&format!("{order} {n}"))? as f64 / n as f64;
+    for (each, (_, request, n, _)) in each.iter_mut().zip(WORK) {
+        // Warms the caches and raises the CPU's clock.
+        load.request(&format!("{request} {}", n / 10))?;
+        *each = load.request(&format!("{request} {n}"))? as f64 / n as f64;
     }
     Ok(each)
 }

@@ -1,4 +1,4 @@
-//! The same orphans, ended by what sees them in other ways: each source, and a scanner as users run it today.
+//! Latency with each event source, and with a periodic scan as users run it today.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -17,13 +17,13 @@ use super::trace::{Stamp, Trace};
 use super::{Bench, raw};
 use crate::shell::OwnedChild;
 
-/// How long an agent has lived, in ms, before it is killed: a scan has seen it and its child.
+/// Age of an agent when it is killed, in ms. By that age a scan has discovered it and its child.
 const LIVED: u32 = 300;
-/// Seconds between two looks of the scanner.
+/// Interval of the periodic scan, in seconds.
 const EVERY: u32 = 5;
-/// Processes that sleep while a scan looks at them.
+/// Number of sleeping processes during a scan.
 const SLEEPERS: u64 = 1000;
-/// What the trace's events mean: the thread lists /proc on, or has come to the end of the list.
+/// Indices of the traced events: the thread continues to list /proc, or has reached the end of the list.
 const LISTS: usize = 0;
 const HAS_LISTED: usize = 1;
 
@@ -45,12 +45,12 @@ fn through(bench: &Bench, source: &str) -> Result<[Row; 2]> {
     };
     let (after, daemon) = traced(bench, bench.pick(200, 40), 1, LIVED, start)?;
     daemon.settle();
-    let said = daemon.stop()?;
-    ensure!(said.count("lost") == 0, "events were lost meanwhile");
+    let output = daemon.stop()?;
+    ensure!(output.count("lost") == 0, "reaper lost events");
     Ok(rows(&format!(", through {source}"), &after))
 }
 
-/// A loop of `ps` that kills the bench's orphans, and nobody else.
+/// Measures a shell loop of `ps` that kills only the orphans of the benchmark.
 fn scanner(bench: &Bench) -> Result<[Row; 2]> {
     let look = format!(
         "while :; do ps -eo pid=,ppid=,comm= | awk '{{ comm[$1] = $3; parent[$1] = $2 }} \
@@ -72,11 +72,11 @@ fn scanner(bench: &Bench) -> Result<[Row; 2]> {
 fn rows(how: &str, after: &[Vec<f64>]) -> [Row; 2] {
     let mut rows = to_first_signal(how, after);
     let kills = after.len();
-    rows[0].note = format!("{kills} kills of agents {LIVED} ms old; the kernel's stamps");
+    rows[0].note = format!("{kills} kills of agents {LIVED} ms old; kernel time stamps");
     rows
 }
 
-/// One look at all processes, of which nothing has changed.
+/// Measures a scan of all processes without any change.
 fn pass(bench: &Bench) -> Result<Row> {
     let mut load = Load::start(bench, LoadPlacement::Outside)?;
     load.sleepers(SLEEPERS)?;
@@ -87,7 +87,7 @@ fn pass(bench: &Bench) -> Result<Row> {
     daemon.settle();
     let engine = threads(daemon.pid())?;
     let engine = engine.iter().find(|thread| thread.name == "engine");
-    let engine = engine.context("reaper has no engine")?.id;
+    let engine = engine.context("reaper has no thread named engine")?.id;
     let lists = format!("common_pid == {engine} && id == {SYS_getdents64}");
     let trace = Trace::start(&[
         ("raw_syscalls/sys_enter", lists.clone()),
@@ -97,22 +97,22 @@ fn pass(bench: &Bench) -> Result<Row> {
     let took = passes(&trace.stamps()?);
     let (_, tasks) = births_and_tasks()?;
     daemon.stop()?;
-    ensure!(!took.is_empty(), "no look at the processes is in the trace");
+    ensure!(!took.is_empty(), "the trace contains no scan");
     let note = format!(
         "median of {}, p99 {:.1} ms; {SLEEPERS} sleepers among {tasks} tasks, each system call traced",
         took.len(),
         quantile(&took, 0.99) / 1e3
     );
-    let what = "a look of procfs at 1,000 processes that are what they were";
+    let what = "procfs scan of 1,000 unchanged processes";
     Ok(Row::new(what, median(&took) / 1e3, "ms")
         .at_most(10.0)
         .note(note))
 }
 
-/// How long each look took that was begun and ended meanwhile, in µs.
+/// Returns the duration of each complete scan in the trace, in µs.
 fn passes(stamps: &[Stamp]) -> Vec<f64> {
     let mut all = Vec::new();
-    // The first may have begun before.
+    // The first scan may have begun before the trace.
     let mut begun = None;
     let mut between = false;
     for stamp in stamps {
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_look_lasts_from_its_first_list_to_the_end_of_it() {
+    fn scan_lasts_from_first_listing_to_end_of_list() {
         let stamp = |(event, at)| Stamp { event, at };
         let stamps = [
             (LISTS, 1.0),

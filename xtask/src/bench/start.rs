@@ -1,4 +1,4 @@
-//! From the start of the service to its first event.
+//! Time from the start of the service to its first event.
 
 use anyhow::{Result, ensure};
 
@@ -8,7 +8,7 @@ use super::load::{Load, LoadPlacement};
 use super::stats::{median, quantile};
 use super::table::Row;
 
-/// Processes to be found in /proc, besides those that are there anyway.
+/// Number of processes in /proc, besides those of the host.
 const PROCESSES: u64 = 1000;
 
 pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
@@ -22,7 +22,7 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
         seeded = ready["processes"].as_u64().unwrap_or_default();
         ensure!(
             seeded >= PROCESSES,
-            "reaper found {seeded} of {PROCESSES} processes"
+            "reaper discovered {seeded} of {PROCESSES} processes"
         );
     }
     let note = format!(

@@ -1,6 +1,6 @@
-//! The few figures that stand for many.
+//! Quantiles.
 
-/// The value that this part of all values does not exceed; NaN if there are none.
+/// Returns the value that the fraction `part` of all values does not exceed; NaN for an empty slice.
 pub fn quantile(values: &[f64], part: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);

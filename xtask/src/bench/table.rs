@@ -1,15 +1,15 @@
-//! What was measured, beside what it should be.
+//! Table of results and goals.
 
 use std::fmt::Write;
 
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// One line of the table: a figure, beside what it should be.
+/// Row of the table: a result and its goal.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Row {
     pub what: String,
-    /// `None` if it could not be measured; the note says why.
+    /// Result; `None` if the measurement failed. The note says why.
     pub measured: Option<f64>,
     pub unit: &'static str,
     pub goal_at_most: Option<f64>,
@@ -56,7 +56,7 @@ impl Row {
         }
     }
 
-    /// Whether the goal is reached, if there is one and a figure.
+    /// Returns whether the goal is met; `None` without a result or a goal.
     pub fn met(&self) -> Option<bool> {
         let measured = self.measured?;
         let most = self.goal_at_most.map(|goal| measured <= goal);
@@ -84,7 +84,7 @@ impl Row {
     }
 }
 
-/// Three digits that count, thousands apart.
+/// Formats a number with three significant digits and separators of thousands.
 fn number(n: f64) -> String {
     if n == 0.0 || n.abs() >= 100.0 {
         let digits = format!("{:.0}", n.abs());
@@ -100,7 +100,7 @@ fn number(n: f64) -> String {
     format!("{n:.places$}")
 }
 
-/// For people.
+/// Returns the table as text.
 pub fn text(rows: &[Row]) -> String {
     let head = ["what", "measured", "goal", "", "note"].map(str::to_owned);
     let lines: Vec<_> = std::iter::once(head)
@@ -121,7 +121,7 @@ pub fn text(rows: &[Row]) -> String {
     text
 }
 
-/// For programs.
+/// Returns the table as JSON.
 pub fn json(rows: &[Row], host: &Value, quick: bool) -> Value {
     let rows = rows.iter().map(|row| {
         let mut object = json!(row);
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_goal_is_met_from_its_own_side() {
+    fn goals_are_upper_or_lower_limits() {
         let row = |n| Row::new("a", n, "µs");
         assert_eq!(row(2.0).at_most(2.0).met(), Some(true));
         assert_eq!(row(2.1).at_most(2.0).met(), Some(false));
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_have_three_digits_that_count() {
+    fn numbers_have_three_significant_digits() {
         let table = [
             (0.0, "0"),
             (0.123, "0.12"),

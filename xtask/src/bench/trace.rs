@@ -1,4 +1,4 @@
-//! The kernel's own time stamps, from a private instance of its tracer.
+//! Kernel time stamps of events, from a private ftrace instance.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,13 +9,13 @@ use nix::mount::{MsFlags, mount};
 use super::undo::Undo;
 
 const TRACEFS: &str = "/sys/kernel/tracing";
-/// For each CPU, in KiB.
+/// Buffer size per CPU, in KiB.
 const BUFFER: &str = "4096";
 
-/// Mounts tracefs if it is not there.
+/// Mounts tracefs if it is not mounted.
 ///
 /// # Errors
-/// It is not there and cannot be mounted.
+/// tracefs cannot be mounted.
 pub fn mount_tracefs() -> Result<()> {
     if Path::new(TRACEFS).join("instances").exists() {
         return Ok(());
@@ -25,14 +25,14 @@ pub fn mount_tracefs() -> Result<()> {
         .with_context(|| format!("cannot mount {TRACEFS}"))
 }
 
-/// One event, at a time in µs.
+/// Event (its index) and its time in µs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stamp {
     pub event: usize,
     pub at: f64,
 }
 
-/// Traces some events from now on, and is removed when dropped.
+/// Running trace; removed on drop.
 pub struct Trace {
     dir: PathBuf,
     events: Vec<&'static str>,
@@ -40,17 +40,17 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// `events` are the events' names (`group/event`) and filters.
+    /// Starts a trace. `events` are names (`group/event`) and filters.
     ///
     /// # Errors
-    /// Not permitted, or the kernel has no such event.
+    /// Permission is denied, or the kernel has no such event.
     pub fn start(events: &[(&'static str, String)]) -> Result<Trace> {
         let name = format!("instances/reaper-bench-{}", std::process::id());
         let dir = Path::new(TRACEFS).join(name);
-        fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        fs::create_dir(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
         let gone = dir.clone();
         let removed = Undo::later(move || {
-            // Busy while it is being read, which an interrupt does not end.
+            // Busy while another thread reads it.
             super::wait::until(|| fs::remove_dir(&gone).is_ok() || !gone.exists());
         });
         let write = |file: &str, text: &str| {
@@ -72,10 +72,10 @@ impl Trace {
         })
     }
 
-    /// All that happened, in order.
+    /// Returns all events so far, in order.
     ///
     /// # Errors
-    /// The buffer was too small.
+    /// The buffer was too small, or a line cannot be parsed.
     pub fn stamps(&self) -> Result<Vec<Stamp>> {
         let mut stamps = Vec::new();
         for line in super::host::read(self.dir.join("trace"))?.lines() {
@@ -85,7 +85,7 @@ impl Trace {
             match found.next() {
                 Some((event, at)) => stamps.push(Stamp { event, at }),
                 None if line.starts_with('#') || line.is_empty() => {}
-                None => bail!("not understood in the trace: {line}"),
+                None => bail!("cannot parse this line of the trace: {line}"),
             }
         }
         stamps.sort_by(|a, b| a.at.total_cmp(&b.at));
@@ -93,7 +93,7 @@ impl Trace {
     }
 }
 
-/// The time on a line of the trace, in µs, if it is of this event.
+/// Returns the time of a line of the trace, in µs; `None` if the line is about another event.
 fn parse(line: &str, event: &str) -> Option<f64> {
     let (before, _) = line.split_once(&format!(": {event}: "))?;
     let (seconds, micros) = before.rsplit(' ').next()?.split_once('.')?;

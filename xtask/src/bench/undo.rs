@@ -1,4 +1,4 @@
-//! What has to be put back, however this ends.
+//! Clean-up actions that run on drop and on SIGINT, SIGTERM and SIGHUP.
 
 use std::fs;
 use std::io::Read;
@@ -9,10 +9,10 @@ use anyhow::{Context, Result};
 
 type Action = Box<dyn FnOnce() + Send>;
 
-/// What is to be done at the end, in the order in which it came up.
+/// Registered actions, in order of registration. They run in reverse order.
 static ACTIONS: Mutex<Vec<(u64, Action)>> = Mutex::new(Vec::new());
 
-/// Does something when it is dropped or the program is interrupted, once.
+/// Action that runs once, on drop or on a termination signal.
 #[must_use]
 pub struct Undo(u64);
 
@@ -24,7 +24,7 @@ impl Undo {
         Undo(number)
     }
 
-    /// Removes a directory.
+    /// Registers the removal of a directory.
     pub fn removes(dir: &Path) -> Undo {
         let dir = dir.to_owned();
         Undo::later(move || {
@@ -47,16 +47,19 @@ impl Drop for Undo {
     }
 }
 
-/// From now on SIGINT, SIGTERM and SIGHUP put everything back before they end this program.
+/// Makes SIGINT, SIGTERM and SIGHUP run all actions before they end this program.
+///
+/// # Errors
+/// A pipe, signal handler or thread cannot be created.
 pub fn at_signals() -> Result<()> {
-    let (mut reader, writer) = std::io::pipe().context("cannot make a pipe")?;
+    let (mut reader, writer) = std::io::pipe().context("cannot create a pipe")?;
     super::raw::write_on_termination(writer).context("cannot catch SIGINT")?;
     std::thread::Builder::new()
         .name("undo".into())
         .spawn(move || {
             if reader.read_exact(&mut [0]).is_ok() {
-                // Held to the end: whoever comes to undo something meanwhile, as this program's first thread
-                // where what it waited for has been interrupted too, waits.
+                // Locked until the exit: the main thread may run an action at the same time, because the signal also
+                // interrupted what it waited for. It then waits here.
                 let mut actions = ACTIONS.lock().unwrap_or_else(PoisonError::into_inner);
                 while let Some((_, action)) = actions.pop() {
                     action();

@@ -1,15 +1,15 @@
-//! Waiting, with an end to it.
+//! Waits with a time limit.
 
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-/// How long anything may take that is not measured.
+/// Time limit for everything that is not measured.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Waits until something is so; false if it takes too long.
-pub fn until(mut so: impl FnMut() -> bool) -> bool {
+/// Waits until a condition is true; returns false if that takes too long.
+pub fn until(mut condition: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + LIMIT;
-    while !so() {
+    while !condition() {
         if Instant::now() > end {
             return false;
         }
@@ -18,7 +18,7 @@ pub fn until(mut so: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// Waits until a child has ended; false if it takes too long.
+/// Waits until a child exits; returns false if that takes too long.
 pub fn ended(child: &mut Child) -> bool {
     until(|| !matches!(child.try_wait(), Ok(None)))
 }
