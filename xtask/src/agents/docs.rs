@@ -1,4 +1,4 @@
-//! `docs/agents.md`, generated from what is recorded.
+//! Generates `docs/agents.md` from the recorded data.
 
 use std::fmt::Write;
 use std::fs;
@@ -75,7 +75,7 @@ fn page(recorded: &Recorded, agents: &[Agent], driven: &Driven) -> String {
     page
 }
 
-/// Returns an agent's line of the first table; None if it did not run.
+/// Returns an agent's line of the first table; `None` if the agent was not run.
 fn line(name: &str, row: &RecordedPackage) -> Option<String> {
     let RecordedPackage::Ran {
         package,
@@ -88,7 +88,7 @@ fn line(name: &str, row: &RecordedPackage) -> Option<String> {
     };
     let mut programs = Vec::new();
     for process in forms.get("command").into_iter().flatten() {
-        // What the agent itself installs.
+        // Programs that the agent itself installs.
         if process.exe.starts_with("/srv/agents/home/") {
             continue;
         }
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn checked_in_page_is_what_is_generated() {
+    fn checked_in_page_is_up_to_date() {
         let (recorded, driven) = (Recorded::read().unwrap(), Driven::read().unwrap());
         let page = page(&recorded, &packages::read().unwrap(), &driven);
         assert_eq!(

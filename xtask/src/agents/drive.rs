@@ -1,5 +1,5 @@
-//! `cargo xtask agents --drive`: runs real agents against mock models, ends them in every way, and records what is left
-//! with and without reaper.
+//! `cargo xtask agents --drive`: runs real agents against mock models, ends them in different ways, and records which
+//! processes are left with and without reaper.
 
 mod cell;
 mod mock;
@@ -25,20 +25,20 @@ use cell::Cell;
 use spec::{Spec, modes};
 use table::Driven;
 
-/// Worlds at the same time.
+/// Number of worlds at the same time.
 const WORKERS: usize = 4;
 
-/// An agent that is installed.
+/// Installed agent.
 struct Ready {
     spec: Spec,
     version: String,
     installed: Installed,
 }
 
-/// Drives the agents of these names, or all, and writes the table.
+/// Drives the agents with these names, or all, and writes the table.
 ///
 /// # Errors
-/// Not root, an agent cannot be installed, or the table cannot be written.
+/// This process is not root, a program is missing, or the table cannot be written.
 pub fn drive(names: &[String], cells: &[String]) -> Result<()> {
     ensure!(
         Uid::effective().is_root(),
@@ -48,10 +48,10 @@ pub fn drive(names: &[String], cells: &[String]) -> Result<()> {
         ensure!(shell::find_program(tool).is_some(), "{tool} is missing");
     }
     let reaper = shell::built_reaper(&[])?;
-    // Not below /tmp, which each world has for itself.
+    // Not below /tmp, because each world has a private /tmp.
     let place = PathBuf::from(format!("/var/tmp/reaper-drive-{}", std::process::id()));
     fs::create_dir(&place).with_context(|| place.display().to_string())?;
-    // The program in the target directory may be built anew meanwhile.
+    // The program in the target directory may be rebuilt while this runs.
     fs::copy("/proc/self/exe", place.join(process::COMMAND)).context("cannot copy this program")?;
     undo::at_signals()?;
     let _removed = Undo::removes(&place);
@@ -128,7 +128,7 @@ pub fn drive(names: &[String], cells: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Lists the runs of all agents; `cells` names those wanted, such as `print` or `print:TERM`.
+/// Returns the runs of all agents, limited to `cells` (such as `print` or `print:TERM`) unless that is empty.
 fn queue<'a>(
     ready: &'a [Ready],
     cells: &[String],
@@ -178,7 +178,7 @@ fn queue<'a>(
     queue
 }
 
-/// Says what came of a run, and puts it into the table.
+/// Prints the outcome of a run and adds it to the table.
 fn note(driven: &Mutex<&mut Driven>, version: &str, cell: &Cell<'_>, outcome: Value) {
     let side = if cell.reaper.is_some() {
         "with"
@@ -197,7 +197,7 @@ fn note(driven: &Mutex<&mut Driven>, version: &str, cell: &Cell<'_>, outcome: Va
         let agent = &mut driven.0["agents"][cell.spec.name()];
         agent["version"] = json!(version);
         agent["modes"][cell.mode][cell.ending][side] = outcome;
-        // After each run: one that is interrupted has lost nothing.
+        // Written after each run, so that an interrupt loses nothing.
         if let Err(error) = driven.write() {
             say(format_args!("{error:#}"));
         }

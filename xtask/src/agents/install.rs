@@ -12,26 +12,26 @@ use sha2::{Digest, Sha256, Sha512};
 use super::packages::{self, Package, Registry};
 use crate::shell::{self, say};
 
-/// Variables of this process that tell clients of registries how to reach them.
+/// Environment variables that package clients need to reach their registries.
 const REGISTRY_VARIABLES: &str = "HTTPS_PROXY HTTP_PROXY NODE_EXTRA_CA_CERTS NO_PROXY PIP_CERT PIP_INDEX_URL \
     REQUESTS_CA_BUNDLE SSL_CERT_FILE";
-/// Variables of those clients: no install scripts, and no more words or files than needed.
+/// Environment variables of these clients: no install scripts, little output, no caches.
 const QUIET: &str = "npm_config_ignore_scripts=true npm_config_update_notifier=false npm_config_audit=false \
     npm_config_fund=false npm_config_loglevel=error PIP_ONLY_BINARY=:all: PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_QUIET=1 PIP_NO_CACHE_DIR=1";
 
 pub struct Installed {
     pub folder: PathBuf,
-    /// Absolute path of the command, such as FOLDER/bin/gemini. The interpreter, `node` or `python`, is in the same folder.
+    /// Absolute path of the command, such as FOLDER/bin/gemini. Its interpreter, `node` or `python`, is in the same folder.
     pub command: PathBuf,
-    /// Variables that the command needs besides HOME and PATH.
+    /// Environment variables that the command needs besides HOME and PATH.
     pub environment: Vec<(String, String)>,
 }
 
 /// Installs a package into `folder`, which must belong to the user. Checks the hash of its archive first.
 ///
 /// # Errors
-/// Returns an error if the package cannot be fetched, has another hash, or cannot be installed.
+/// The package cannot be downloaded, has another hash, or cannot be installed.
 pub fn install(package: &Package, folder: &Path, user: Uid) -> Result<Installed> {
     let home = folder.join("home");
     fs::create_dir_all(&home)?;
@@ -47,7 +47,7 @@ pub fn install(package: &Package, folder: &Path, user: Uid) -> Result<Installed>
     }
 }
 
-/// Returns a command that runs as the user, with an environment of its own.
+/// Returns a command that runs as the user, with a minimal environment.
 ///
 /// Directories in `path` come first in PATH.
 pub fn as_user(folder: &Path, user: Uid, path: &Path) -> Command {
@@ -85,7 +85,7 @@ impl Installer<'_> {
         let node = self.npm_archive(&packages::node()?)?;
         let mut unpack = self.command("bin");
         unpack.args(["tar", "--extract", "--strip-components=1", "--file"]);
-        // As npm has it: in the same place as what is installed globally.
+        // As npm does: in the same place as global packages.
         run(unpack.arg(node).arg("package/bin/node"))?;
         let archive = self.npm_archive(package)?;
         let mut install = self.command("bin");
@@ -107,7 +107,7 @@ impl Installer<'_> {
         self.installed("bin", package, Vec::new())
     }
 
-    /// Fetches the archive of a package of npm and checks its hash.
+    /// Downloads the archive of an npm package and checks its hash.
     fn npm_archive(&self, package: &Package) -> Result<PathBuf> {
         let mut pack = self.command("bin");
         pack.args(["npm", "pack", "--silent"]);
@@ -141,7 +141,7 @@ impl Installer<'_> {
         self.installed("venv/bin", package, environment)
     }
 
-    /// Returns a Python interpreter that the user can run, and the variables that it needs.
+    /// Returns a Python interpreter that the user can run, and the environment variables that it needs.
     fn python(&self, version: &str) -> Result<(PathBuf, Vec<(String, String)>)> {
         let name = format!("python{version}");
         let path = std::env::var_os("PATH").unwrap_or_default();
@@ -157,7 +157,7 @@ impl Installer<'_> {
                 let asked = Command::new(&program)
                     .args(["-c", "import sys; print(sys.base_prefix, end='')"])
                     .output();
-                // A shim of pyenv fails for a version that is not the chosen one.
+                // A shim of pyenv fails for a version that is not selected.
                 let output = asked.ok().filter(|output| output.status.success())?;
                 Some((
                     program,
@@ -200,7 +200,7 @@ impl Installer<'_> {
     }
 }
 
-/// Runs a command quietly, after saying its last arguments: the first ones are the same for all.
+/// Prints the last arguments of a command (the first ones are always the same) and runs it without output.
 fn run(command: &mut Command) -> Result<()> {
     let shown: Vec<_> = command
         .get_args()

@@ -1,4 +1,4 @@
-//! `cargo xtask agents`: agents as their users install them.
+//! `cargo xtask agents`: installs real agents, runs them, and records their processes.
 
 mod docs;
 pub mod drive;
@@ -7,18 +7,18 @@ mod packages;
 mod record;
 mod sandbox;
 
-/// Which agents, and what to do with them
+/// Arguments of `cargo xtask agents`
 #[derive(clap::Args)]
 pub struct Args {
-    /// Names of agents' rules; without one, all
+    /// Names of agent rules; all agents if none is given
     agents: Vec<String>,
-    /// Run the agents against mock models, end them in every way, and record what is left
+    /// Run the agents against mock models, end them in different ways, and record what is left
     #[arg(long, conflicts_with = "docs")]
     drive: bool,
-    /// Only these cells of the drive, such as `print` or `print:TERM`
+    /// With --drive: run only these cells, such as `print` or `print:TERM`
     #[arg(long, requires = "drive")]
     cell: Vec<String>,
-    /// Only write docs/agents.md from what is recorded
+    /// Only write docs/agents.md from the recorded data
     #[arg(long)]
     docs: bool,
 }
@@ -26,7 +26,8 @@ pub struct Args {
 /// Records how the agents run, or what they leave behind, and writes the page about them.
 ///
 /// # Errors
-/// Not root, an agent is not known, or a table cannot be read or written. Agents that cannot be installed are rows of the table.
+/// This process is not root, an agent is unknown, or a table cannot be read or written. An agent that cannot be installed
+/// is no error but a row of the table.
 pub fn agents(args: &Args) -> anyhow::Result<()> {
     if args.drive {
         drive::drive(&args.agents, &args.cell)?;

@@ -1,4 +1,4 @@
-//! The packages of `tests/agents/packages.toml`.
+//! Reads the packages of agents from `tests/agents/packages.toml`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,9 +21,9 @@ pub struct Agent {
     /// Name of the agent's rule.
     pub name: String,
     pub package: Option<Package>,
-    /// Why there is no package.
+    /// Reason why there is no package.
     pub unavailable: Option<String>,
-    /// What readers of the table must know.
+    /// Note for readers of the table.
     pub note: Option<String>,
 }
 
@@ -40,7 +40,7 @@ pub struct Package {
     /// Further packages, as `npm install` takes them.
     #[serde(default)]
     pub with: Vec<String>,
-    /// The package's own install scripts that it needs.
+    /// Install scripts of the package that it needs.
     #[serde(default)]
     pub setup: Vec<Setup>,
     /// Version of the Python interpreter.
@@ -54,7 +54,7 @@ pub struct Package {
     /// Contents of files by their paths in the home directory.
     #[serde(default)]
     pub home: BTreeMap<PathBuf, String>,
-    /// Time that the agent has to start, in seconds.
+    /// Time for the agent to start, in seconds.
     #[serde(default = "default_seconds")]
     pub seconds: u64,
 }
@@ -94,7 +94,7 @@ pub fn read() -> Result<Vec<Agent>> {
     Ok(agents)
 }
 
-/// Returns the package with the node that runs agents.
+/// Returns the package of Node.js, which runs agents.
 ///
 /// # Errors
 /// As [`read`].

@@ -1,4 +1,4 @@
-//! Runs each agent in several forms of start and records its processes.
+//! Starts each agent in several forms and records its processes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,18 +17,18 @@ use super::sandbox::{Run, Sandbox, USER};
 use crate::bench::undo;
 use crate::shell::{self, say, workspace};
 
-/// Stands for the temporary folder in what is recorded.
+/// Replacement for the temporary folder in recorded data.
 const FOLDER: &str = "/srv/agents";
-/// Characters of an argument that are recorded.
+/// Maximum number of recorded characters per argument.
 const ARGUMENT_LENGTH: usize = 100;
-/// Number of arguments that are recorded.
+/// Maximum number of recorded arguments.
 const ARGUMENTS: usize = 8;
 
-/// A rule for the program that gives the agent its terminal. It makes all that the agent starts a member of a session, so
-/// that the daemon reports each exec, also of programs that no rule recognises.
+/// Rule for the program that provides the agent's terminal. It makes all processes of the agent members of a session, so
+/// that the daemon reports each exec, even of programs that no rule recognises.
 const EVERYTHING: &str = "[[agent]]\nname = \"recorder\"\nexe = \"/usr/bin/script\"\n";
 
-/// What is recorded of all agents, by the names of their rules.
+/// Recorded data by the name of the agent's rule.
 #[derive(Default, Serialize, Deserialize)]
 pub struct Recorded(pub BTreeMap<String, RecordedPackage>);
 
@@ -48,12 +48,12 @@ pub enum RecordedPackage {
     },
 }
 
-/// A program that was executed as part of the agent.
+/// Program that was executed as part of the agent.
 #[derive(PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExecutedProcess {
     pub comm: String,
     pub exe: String,
-    /// Script as it was given to the interpreter, or `-m` and a module.
+    /// Script as in the interpreter's arguments, or `-m` and a module.
     pub script: Option<String>,
     /// Absolute path of the script without links.
     pub resolved: Option<String>,
@@ -67,10 +67,10 @@ impl Recorded {
         workspace().join("tests/agents/recorded.json")
     }
 
-    /// Reads the table; it is empty if there is none.
+    /// Reads the table; returns an empty one if there is no file.
     ///
     /// # Errors
-    /// It cannot be read, or is damaged.
+    /// The file cannot be read, or is damaged.
     pub fn read() -> Result<Recorded> {
         match fs::read(Recorded::path()) {
             Ok(text) => serde_json::from_slice(&text).context("tests/agents/recorded.json"),
@@ -88,18 +88,18 @@ impl Recorded {
 /// Records these agents, or all.
 ///
 /// # Errors
-/// Not root, an agent is not known, or the table cannot be read or written.
+/// This process is not root, an agent is unknown, or the table cannot be read or written.
 pub fn record(names: &[String]) -> Result<()> {
     ensure!(
         nix::unistd::geteuid().is_root(),
-        "making namespaces needs root"
+        "creating namespaces needs root"
     );
     undo::at_signals()?;
     let agents = packages::read()?;
     for name in names {
         ensure!(
             agents.iter().any(|agent| agent.name == *name),
-            "no such agent: {name}"
+            "unknown agent: {name}"
         );
     }
     let reaper = shell::built_reaper(&[])?;
@@ -123,7 +123,7 @@ pub fn record(names: &[String]) -> Result<()> {
         if let RecordedPackage::Unavailable { why } = &row {
             say(format_args!("{} is not available: {why}", agent.name));
         }
-        // Read again each time: agents that run in another process are not lost.
+        // Read again each time, to keep the results of another process.
         let mut recorded = Recorded::read()?;
         recorded.0.insert(agent.name, row);
         recorded.write()?;
@@ -132,8 +132,8 @@ pub fn record(names: &[String]) -> Result<()> {
 }
 
 fn run(name: &str, package: &Package, reaper: &Path) -> Result<RecordedPackage> {
-    let room = Sandbox::new(name)?;
-    let installed = install::install(package, &room.folder, USER)?;
+    let sandbox = Sandbox::new(name)?;
+    let installed = install::install(package, &sandbox.folder, USER)?;
     let mut forms: BTreeMap<String, Vec<ExecutedProcess>> = BTreeMap::new();
     for form in forms_of(package, &installed)? {
         let native = |process: &ExecutedProcess| process.exe.contains("/node_modules/");
@@ -141,7 +141,7 @@ fn run(name: &str, package: &Package, reaper: &Path) -> Result<RecordedPackage> 
             continue;
         }
         let processes = form
-            .run(&room, &installed, package, reaper)
+            .run(&sandbox, &installed, package, reaper)
             .with_context(|| format!("form {}", form.name))?;
         let recognised = processes
             .iter()
@@ -152,7 +152,7 @@ fn run(name: &str, package: &Package, reaper: &Path) -> Result<RecordedPackage> 
             processes.len()
         ));
         if processes.is_empty() {
-            say(format_args!("{name} printed: {}", room.last_words()));
+            say(format_args!("{name} printed: {}", sandbox.last_line()));
         }
         forms.insert(form.name.to_owned(), processes);
     }
@@ -165,7 +165,7 @@ fn run(name: &str, package: &Package, reaper: &Path) -> Result<RecordedPackage> 
     })
 }
 
-/// A way to start an agent.
+/// Form of start of an agent.
 struct Form {
     name: &'static str,
     directory: PathBuf,
@@ -232,7 +232,7 @@ impl Form {
     /// Starts the agent and returns its processes.
     fn run(
         &self,
-        room: &Sandbox,
+        sandbox: &Sandbox,
         installed: &Installed,
         package: &Package,
         reaper: &Path,
@@ -242,12 +242,12 @@ impl Form {
             directory: &self.directory,
             module: package.module.as_deref(),
         };
-        let mut run = room.start(installed, &self.directory, &self.line)?;
+        let mut run = sandbox.start(installed, &self.directory, &self.line)?;
         let time = Duration::from_secs(package.seconds);
         if !self.replaced {
-            let watch = room.watch(reaper, &run, "watch", "")?;
-            // Another one, so that this rule does not change what is recognised.
-            let recorder = room.watch(reaper, &run, "recorder", EVERYTHING)?;
+            let watch = sandbox.watch(reaper, &run, "watch", "")?;
+            // A second daemon, so that its rule does not change what the first one recognises.
+            let recorder = sandbox.watch(reaper, &run, "recorder", EVERYTHING)?;
             run.go()?;
             sleep(time);
             drop(run);
@@ -259,15 +259,15 @@ impl Form {
         run.go()?;
         sleep(time);
         let Some(package) = native_package(&installed.folder) else {
-            // It has ended, or its program does not run yet.
+            // The agent has exited, or its program does not run yet.
             return Ok(Vec::new());
         };
-        // As npm does it.
+        // As npm does.
         let name = package.file_name().context("a package without a name")?;
         let aside = package.with_file_name(format!(".{}-Zx81sQ2k", name.display()));
         fs::rename(&package, &aside).context("cannot rename the package")?;
         fs::remove_dir_all(&aside).context("cannot delete the package")?;
-        let watch = room.watch(reaper, &run, "watch", "")?;
+        let watch = sandbox.watch(reaper, &run, "watch", "")?;
         sleep(Duration::from_secs(1));
         let running = running(&run)?;
         let events = watch.stop()?;
@@ -276,7 +276,7 @@ impl Form {
     }
 }
 
-/// Returns the processes of a run in the form of events.
+/// Returns the running processes of a run in the form of events.
 fn running(run: &Run) -> Result<Vec<Value>> {
     let namespace = fs::read_link(format!("/proc/{}/ns/pid_for_children", run.pid()))?;
     let mut processes = Vec::new();
@@ -299,7 +299,7 @@ fn running(run: &Run) -> Result<Vec<Value>> {
     Ok(processes)
 }
 
-/// Returns the npm package of which a native program runs, if there is one.
+/// Returns the npm package of a running native program, if there is one.
 fn native_package(folder: &Path) -> Option<PathBuf> {
     for (_, process) in shell::processes() {
         let exe = fs::read_link(process.join("exe")).unwrap_or_default();
@@ -316,7 +316,7 @@ fn native_package(folder: &Path) -> Option<PathBuf> {
     None
 }
 
-/// Reads an agent's processes out of events.
+/// Reader of an agent's processes from events.
 struct Reader<'a> {
     folder: &'a Path,
     directory: &'a Path,
@@ -324,14 +324,14 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Returns the agent's processes among programs, and how the daemon recognised them.
+    /// Returns the agent's processes among `programs`, with the rules by which the daemon recognised them.
     fn processes(&self, programs: &[&Value], events: &[Value]) -> Vec<ExecutedProcess> {
         let mut processes = Vec::new();
         for (at, program) in programs.iter().enumerate() {
             let same = |event: &Value| event["process.pid"] == program["process.pid"];
             let time = |event: &Value| event["time_boot_ns"].as_u64();
-            // It may be recognised only when the path of its script is resolved, so after its exec. A session goes on
-            // when its root executes another program.
+            // The daemon may recognise a process some time after its exec, when the path of its script is resolved. A
+            // session continues when its root executes another program.
             let next = programs[at + 1..].iter().find(|next| same(next));
             let next = next.and_then(|next| time(next)).unwrap_or(u64::MAX);
             let opened = events.iter().rfind(|event| {
@@ -348,7 +348,7 @@ impl Reader<'_> {
         processes
     }
 
-    /// Returns the process of an event, if it is the agent's.
+    /// Returns the process of an event if it belongs to the agent.
     fn process(&self, event: &Value, rule: Option<&str>) -> Option<ExecutedProcess> {
         let text = |key: &str| event[key].as_str().unwrap_or_default();
         let exe = Path::new(text("process.executable.path"));
@@ -372,7 +372,7 @@ impl Reader<'_> {
             } else {
                 let real = fs::canonicalize(self.directory.join(argv[at])).ok();
                 let real = real.unwrap_or_else(|| self.directory.join(argv[at]));
-                // Not npm itself, which runs from here only in part.
+                // Excludes npm itself.
                 if !real.starts_with(self.folder) {
                     return None;
                 }
@@ -398,15 +398,15 @@ impl Reader<'_> {
         })
     }
 
-    /// Returns a text without what differs from run to run.
+    /// Returns a text without the parts that differ from run to run.
     fn stable(&self, text: &str) -> String {
         let text = text.replace(&self.folder.display().to_string(), FOLDER);
-        // A random name, where codex unpacks its server.
+        // Codex unpacks its server into a directory with a random name.
         if let Some((before, after)) = text.split_once("/.staging.") {
             let rest = after.split_once('/').map_or("", |(_, rest)| rest);
             return format!("{before}/.staging.random/{rest}");
         }
-        // Depends on the machine's memory.
+        // Depends on the memory of the machine.
         if text.starts_with("--max-old-space-size=") {
             return "--max-old-space-size=4096".to_owned();
         }

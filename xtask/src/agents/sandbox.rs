@@ -1,4 +1,4 @@
-//! The place where an agent is installed and run: a temporary folder, namespaces, a daemon that watches.
+//! Sandbox in which an agent is installed and run: a temporary folder, namespaces, and a daemon that observes.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -17,32 +17,32 @@ use super::install::{self, Installed};
 use crate::bench::undo::Undo;
 use crate::shell::OwnedChild;
 
-/// The user that installs and runs agents: nobody.
+/// Uid that installs and runs agents: nobody.
 pub const USER: Uid = Uid::from_raw(65534);
 
 const READY_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A temporary folder, deleted when this is dropped or the command is interrupted.
+/// Temporary folder, deleted on drop and on an interrupt.
 pub struct Sandbox {
-    /// The part that belongs to the user.
+    /// Part that belongs to the user.
     pub folder: PathBuf,
     own: PathBuf,
     _removal: Undo,
 }
 
 impl Sandbox {
-    /// Makes the folder.
+    /// Creates the folder.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// The folder cannot be created.
     pub fn new(name: &str) -> Result<Sandbox> {
         let own = std::env::temp_dir().join(format!("agents-{}-{name}", std::process::id()));
         let folder = own.join("agent");
-        // Fails if another user has put something there.
+        // Fails if another user has created something there.
         fs::create_dir(&own).with_context(|| own.display().to_string())?;
         let removal = Undo::removes(&own);
         fs::create_dir_all(folder.join("work"))?;
-        // The user must get through, whatever the umask.
+        // The user needs access, whatever the umask.
         fs::set_permissions(&own, fs::Permissions::from_mode(0o755))?;
         for directory in [&folder, &folder.join("work")] {
             fs::set_permissions(directory, fs::Permissions::from_mode(0o755))?;
@@ -55,16 +55,16 @@ impl Sandbox {
         })
     }
 
-    /// Starts a command of an agent in new namespaces. It waits for [`Run::go`].
+    /// Starts a command of an agent in new namespaces. The agent waits for [`Run::go`].
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The command cannot be started.
     pub fn start(&self, installed: &Installed, directory: &Path, line: &str) -> Result<Run> {
         let bin = installed.command.parent().unwrap_or(Path::new("/"));
         let user = install::as_user(&installed.folder, USER, bin);
         let mut command = ends_with_us("unshare");
         command.args("--mount --pid --net --mount-proc --fork --kill-child".split(' '));
-        // The shell stays: a change of the user id would clear the signal that ends it with `unshare`.
+        // The shell stays the init: changing the uid would clear the signal that ends it with `unshare`.
         let script = "read go; ip link set lo up; \"$@\"; exit 0";
         command
             .args(["sh", "-c", script, "sh"])
@@ -86,10 +86,10 @@ impl Sandbox {
         })
     }
 
-    /// Starts a daemon that watches a run and sends no signals, with these further rules. `name` is its own.
+    /// Starts a daemon that observes a run, with these additional rules. `name` is the prefix of its files.
     ///
     /// # Errors
-    /// It cannot be started, or does not get ready.
+    /// The daemon cannot be started, or is not ready in time.
     pub fn watch(&self, reaper: &Path, run: &Run, name: &str, rules: &str) -> Result<Watch> {
         let path = |kind: &str| self.own.join(format!("{name}.{kind}"));
         fs::write(path("toml"), rules)?;
@@ -118,8 +118,8 @@ impl Sandbox {
         Ok(watch)
     }
 
-    /// Returns the last line that the agent has printed.
-    pub fn last_words(&self) -> String {
+    /// Returns the last line of the agent's output.
+    pub fn last_line(&self) -> String {
         let output = fs::read(self.own.join("output")).unwrap_or_default();
         let output = String::from_utf8_lossy(&output);
         let plain = |line: &str| line.chars().filter(|c| !c.is_control()).collect::<String>();
@@ -131,8 +131,8 @@ impl Sandbox {
     }
 }
 
-/// An agent in its namespaces. When this is dropped, `unshare` is killed. The kernel then kills the init of the PID
-/// namespace, and with it all that is left there.
+/// Agent in its namespaces. On drop, `unshare` is killed. The kernel then kills the init of the PID namespace, and with it
+/// all processes there.
 pub struct Run {
     child: OwnedChild,
 }
@@ -145,14 +145,16 @@ impl Run {
     /// Lets the agent start.
     ///
     /// # Errors
-    /// The namespaces could not be made.
+    /// The namespaces could not be created.
     pub fn go(&mut self) -> Result<()> {
         let input = self.child.stdin.as_mut().context("no input")?;
-        input.write_all(b"go\n").context("no namespaces were made")
+        input
+            .write_all(b"go\n")
+            .context("the namespaces could not be created")
     }
 }
 
-/// A daemon; killed when this is dropped.
+/// Running daemon; killed on drop.
 pub struct Watch {
     child: OwnedChild,
     stream: PathBuf,
@@ -162,9 +164,9 @@ impl Watch {
     /// Stops the daemon and returns its events.
     ///
     /// # Errors
-    /// It cannot be stopped, or its stream cannot be read.
+    /// The daemon cannot be stopped, or its stream cannot be read.
     pub fn stop(mut self) -> Result<Vec<Value>> {
-        // Until it has taken in the last events.
+        // Time to read the last events.
         sleep(Duration::from_millis(500));
         let pid = Pid::from_raw(self.child.id().cast_signed());
         kill(pid, Signal::SIGTERM).context("cannot stop reaper")?;
@@ -175,7 +177,7 @@ impl Watch {
     }
 }
 
-/// Returns a command that is killed when this process ends.
+/// Returns a command that is killed when this process exits.
 fn ends_with_us(program: impl AsRef<Path>) -> Command {
     let mut command = Command::new("setpriv");
     command

@@ -1,4 +1,4 @@
-//! One run: an agent in a mode, ended in one way, with or without reaper.
+//! One run: an agent in one mode, ended in one way, with or without reaper.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,19 +16,19 @@ use super::spec::Spec;
 use super::world::{World, WorldOptions, WorldProcess};
 use crate::shell::hex;
 
-/// How long an agent may take until it waits for a prompt, and until the tool's result is back.
+/// Time limits until an agent waits for a prompt, and until the tool's result is back.
 const READY: Duration = Duration::from_secs(45);
 const TURN: Duration = Duration::from_secs(90);
-/// An agent that still runs so long after a signal ignores it.
+/// Time after which an agent that is still running ignores the signal.
 const IGNORES: Duration = Duration::from_secs(10);
-/// How long after the ending what is left may go.
+/// Time after the ending in which processes may exit.
 const LEAVES: Duration = Duration::from_secs(10);
-/// The same for an agent whose client is gone: a rule waits until it has been idle for a while.
+/// The same for an agent without its client: a rule waits until the agent has been idle for a while.
 const ABANDONED: Duration = Duration::from_secs(80);
-/// Without reaper: what has not changed for so long stays.
+/// Without reaper: time without a change after which the remaining processes are final.
 const STAYS: Duration = Duration::from_secs(4);
 const STEP: Duration = Duration::from_millis(200);
-/// Files of a world that make its log.
+/// Files of a world that are its log.
 const LOGS: &str = "before.txt running.txt left.txt screen.txt client.txt mock.log stream.jsonl explain.jsonl daemon.log \
     daemon.errors";
 
@@ -38,25 +38,25 @@ pub struct Cell<'a> {
     pub ending: &'static str,
     pub reaper: Option<&'a Path>,
     pub installed: &'a Installed,
-    /// Where the world goes, and its log after that.
+    /// Directories of the world and of its log.
     pub world: PathBuf,
     pub log: PathBuf,
 }
 
 impl Cell<'_> {
-    /// Runs it; what it returns goes into the table.
+    /// Runs the cell and returns its entry in the table.
     pub fn run(&self) -> Value {
         let mut outcome = self
             .attempt()
             .unwrap_or_else(|error| json!({"problem": format!("{error:#}")}));
         outcome["log"] = json!(self.keep_logs().unwrap_or_default());
-        // What is left there is removed with the directory of the whole drive.
+        // Leftover files are removed with the directory of the whole drive.
         let _ = fs::remove_dir_all(&self.world);
         outcome
     }
 
     fn attempt(&self) -> Result<Value> {
-        // Later ones replace earlier ones.
+        // Later variables replace earlier ones.
         let mut environment = self.installed.environment.clone();
         environment.extend(self.spec.pairs("env", &self.world));
         let programs = self.installed.command.parent().context("no directory")?;
@@ -159,7 +159,7 @@ impl Cell<'_> {
         Ok(outcome)
     }
 
-    /// Starts the agent in the person's shell, and returns its topmost process.
+    /// Starts the agent in the person's shell, and returns its root process.
     fn start(&self, world: &World, before: &[WorldProcess]) -> Result<WorldProcess> {
         let command = self
             .spec
@@ -187,7 +187,7 @@ impl Cell<'_> {
         child(world, &shell, before)
     }
 
-    /// Gives the prompt; returns the client, where the mode has one.
+    /// Enters the prompt. Returns the client if the mode has one.
     fn prompt(
         &self,
         world: &World,
@@ -218,7 +218,7 @@ impl Cell<'_> {
         }
     }
 
-    /// Waits until the screen shows that the agent is ready; answers dialogs on the way.
+    /// Waits until the screen shows that the agent is ready, and answers dialogs meanwhile.
     fn wait_for_screen(&self, world: &World) -> Result<()> {
         let ready = self
             .spec
@@ -241,7 +241,7 @@ impl Cell<'_> {
             if let [text, key] = dialog
                 && screen.contains(text)
             {
-                // If it fails, the agent does not go on.
+                // If it fails, the agent does not continue, and the run times out.
                 let _ = world.keys("agent", &[key]);
                 std::thread::sleep(Duration::from_secs(1));
             }
@@ -262,7 +262,7 @@ impl Cell<'_> {
         bail!("{what} does not come within {} s", limit.as_secs())
     }
 
-    /// Ends the agent, and returns the process that should be gone then.
+    /// Ends the agent, and returns the process that should exit.
     fn end(
         &self,
         world: &World,
@@ -321,7 +321,7 @@ impl Cell<'_> {
         Ok(root.clone())
     }
 
-    /// Keeps the run's logs, and returns their hash.
+    /// Copies the logs of the run, and returns their hash.
     fn keep_logs(&self) -> Result<String> {
         fs::create_dir_all(&self.log)?;
         let mut hash = Sha256::new();
@@ -338,7 +338,7 @@ impl Cell<'_> {
 
 impl World {
     fn save(&self, name: &str, text: &str) {
-        // A closed window shows nothing: what it has shown before is kept.
+        // A closed window shows nothing; keep its last content.
         if !text.is_empty() {
             let _ = fs::write(self.dir.join(name), text);
         }
@@ -357,7 +357,7 @@ impl World {
     }
 }
 
-/// Waits for the child of a process that was not there before.
+/// Waits for a new child of a process.
 fn child(world: &World, parent: &WorldProcess, before: &[WorldProcess]) -> Result<WorldProcess> {
     let end = Instant::now() + READY;
     loop {
@@ -365,7 +365,7 @@ fn child(world: &World, parent: &WorldProcess, before: &[WorldProcess]) -> Resul
             .processes()
             .into_iter()
             .filter(|process| process.parent == parent.pid);
-        // A fork that has not executed its program yet has its parent's arguments.
+        // Before its exec, a child has its parent's arguments.
         let found = all.find(|process| {
             process.argv != parent.argv && !before.iter().any(|other| other.is(process))
         });
@@ -388,7 +388,7 @@ fn until(limit: Duration, mut is_there: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// A process that is left, with reaper's reason.
+/// Returns a process that is left, with the reason that reaper reports.
 fn name(world: &World, process: &WorldProcess) -> Value {
     match world.explain(process) {
         Some(why) => json!({"process": process.label(), "why": why}),

@@ -1,7 +1,7 @@
-//! A model server for real agents: one shell command per conversation, then a short text.
+//! Mock model server for real agents: one shell command per conversation, then a short text.
 //!
-//! Speaks Anthropic messages, OpenAI responses and chat completions, and Gemini, with and without streaming. Every
-//! answer closes its connection, so that a stream needs no framing of its own.
+//! It implements Anthropic messages, OpenAI responses and chat completions, and Gemini, with and without streaming. Each
+//! response closes its connection, so streams need no framing.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,28 +13,28 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 
-/// Port on loopback; every world has a network of its own.
+/// Port on the loopback device. Each world has its own network namespace.
 pub const PORT: u16 = 8080;
 /// Word in the prompt of the one conversation that gets a tool call.
 pub const PROMPT: &str = "drive-turn";
-/// Events of the log: the result of the tool call has come back, the answer after that was sent.
+/// Events of the log: the result of the tool call was received, the response after it was sent.
 pub const RESULT: &str = "tool-result";
 pub const ANSWERED: &str = "answered";
 
-/// Names of shell tools, the preferred ones first.
+/// Names of shell tools, preferred ones first.
 const SHELLS: &str = "exec_command Bash bash run_shell_command shell shell_command execute_command run_commands \
     run_command Execute execute terminal run_terminal_cmd";
 const USAGE: u64 = 10;
 
-/// What all connections share.
+/// State that all connections share.
 struct Mock {
     log: File,
     command: String,
-    /// The second answer waits until this file exists, if it is given.
+    /// File for whose existence the second response waits.
     held_until: Option<PathBuf>,
 }
 
-/// What the model does in this turn.
+/// Response of the model in a turn.
 enum Turn {
     Text(&'static str),
     Call {
@@ -44,7 +44,7 @@ enum Turn {
     },
 }
 
-/// Serves until it is killed.
+/// Serves requests until the process is killed.
 ///
 /// # Errors
 /// The port is taken, or the log cannot be opened.
@@ -71,7 +71,7 @@ impl Mock {
     fn note(&self, event: &str, detail: &str) {
         let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         let line = format!("{:.3} {event} {detail}\n", since.as_secs_f64());
-        // The agent is answered even where the log is full.
+        // Failing to write the log must not stop the response.
         let _ = (&self.log).write_all(line.as_bytes());
     }
 
@@ -106,7 +106,7 @@ impl Mock {
         };
         let names: Vec<&str> = tools.iter().map(|(name, ..)| name.as_str()).collect();
         let names = names.join(",");
-        // A helper's request, such as for a title, may carry the result too; it offers no shell.
+        // Auxiliary requests, such as for a title, may contain the result too, but offer no shell.
         let is_second = has_result && is_asked && shell(&tools).is_some();
         self.note(
             if is_second { RESULT } else { "request" },
@@ -139,7 +139,7 @@ impl Mock {
     fn call(&self, tools: &[(String, Value, bool)]) -> Option<Turn> {
         let (tool, schema, custom) = shell(tools)?;
         let arguments = match custom {
-            // Codex's tool that takes a program.
+            // Codex's tool that runs a JavaScript program.
             true => json!(format!(
                 "const r = await tools.exec_command({}); text(JSON.stringify(r));",
                 json!({"cmd": self.command, "yield_time_ms": 3000})
@@ -154,7 +154,7 @@ impl Mock {
     }
 }
 
-/// Reads a request: its target and its body.
+/// Reads a request and returns its target and body.
 fn read_request(stream: &TcpStream) -> Result<(String, Vec<u8>)> {
     let mut reader = BufReader::new(stream);
     let mut line = String::new();
@@ -219,7 +219,7 @@ fn send_events(stream: &mut TcpStream, events: &[Value], api: &str) -> Result<()
     Ok(())
 }
 
-/// Answers what agents ask for besides a turn.
+/// Returns the response to requests other than turns.
 fn other(path: &str) -> Value {
     let model =
         json!({"id": "mock", "object": "model", "owned_by": "mock", "created": 1, "name": "mock"});
@@ -231,7 +231,7 @@ fn other(path: &str) -> Value {
     }
 }
 
-/// Returns the tools that a request offers: name, schema of the arguments, and whether it takes plain text.
+/// Returns the tools that a request offers: name, schema of the arguments, and whether the tool takes plain text.
 fn tools(request: &Value) -> Vec<(String, Value, bool)> {
     let list = request["tools"].as_array().into_iter().flatten();
     let flat = list.flat_map(|tool| match tool["functionDeclarations"].as_array() {
@@ -261,7 +261,7 @@ fn shell(tools: &[(String, Value, bool)]) -> Option<&(String, Value, bool)> {
     shells.find_map(find).or_else(|| find(("exec", true)))
 }
 
-/// Whether a tool's result is part of a conversation.
+/// Returns whether a conversation contains the result of a tool.
 fn contains_result(value: &Value) -> bool {
     match value {
         Value::Array(items) => items.iter().any(contains_result),
@@ -279,7 +279,7 @@ fn contains_result(value: &Value) -> bool {
     }
 }
 
-/// Fills a shell tool's arguments by its schema: the command, and what else is required.
+/// Returns arguments for a shell tool by its schema: the command, and values for required properties.
 fn arguments(schema: &Value, command: &str) -> Value {
     let empty = Map::new();
     let properties = schema["properties"].as_object().unwrap_or(&empty);

@@ -1,4 +1,4 @@
-//! The processes of a drive that are no agents: this program again, under other names.
+//! Processes of a drive other than agents: this program under other names.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -16,21 +16,21 @@ use serde_json::{Value, json};
 
 use super::mock;
 
-/// Hidden sub-command that plays a role.
+/// Hidden subcommand that runs a role.
 pub const COMMAND: &str = "agents-process";
-/// The user that agents run as: nobody.
+/// Uid of agents: nobody.
 pub const USER: u32 = 65534;
-/// What a tool call leaves behind.
+/// Roles of the processes that a tool call leaves behind.
 pub const LEFTOVERS: [&str; 4] = ["plain", "setsid", "nohup", "listen"];
-/// What a person has started before the agent.
+/// Roles of the processes that a person has started before the agent.
 pub const CANARIES: [&str; 3] = ["canary-sleep", "canary-listen", "canary-job"];
-/// File in an editor's directory that asks it to close the agent's input.
+/// File in an editor's directory that makes it close the agent's input.
 pub const CLOSE: &str = "close";
 
-/// Plays a role to its end.
+/// Runs a role until it exits.
 ///
 /// # Errors
-/// No such role, or the system denies it something.
+/// There is no such role, or a system call fails.
 pub fn run_role(role: &[String]) -> Result<()> {
     match role.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["init", world] => init(Path::new(world)),
@@ -46,7 +46,7 @@ pub fn run_role(role: &[String]) -> Result<()> {
             sleep()
         }
         ["editor", protocol, ref agent @ ..] => edit(protocol, agent),
-        _ => bail!("no such role: {}", role.join(" ")),
+        _ => bail!("unknown role: {}", role.join(" ")),
     }
 }
 
@@ -61,12 +61,12 @@ fn listen() -> Result<()> {
     sleep()
 }
 
-/// Is the first process of a world: sets it up as root, becomes nobody, starts the mock and the person's terminal,
-/// and reaps what is left to it.
+/// Runs as the init of a world. It sets up the world as root, becomes nobody, starts the mock and the person's terminal,
+/// and waits for orphans.
 fn init(world: &Path) -> Result<()> {
     ensure!(
         std::process::id() == 1,
-        "only for the first process of a pid namespace"
+        "only for the init of a PID namespace"
     );
     let status = Command::new("ip")
         .args(["link", "set", "lo", "up"])
@@ -75,7 +75,7 @@ fn init(world: &Path) -> Result<()> {
         status.context("cannot start ip")?.success(),
         "cannot bring up the loopback device"
     );
-    // Agents put sockets at fixed places there.
+    // Agents create sockets at fixed paths there.
     let none: Option<&str> = None;
     mount(
         Some(&world.join("tmp")),
@@ -88,7 +88,7 @@ fn init(world: &Path) -> Result<()> {
     setgroups(&[])?;
     setgid(Gid::from_raw(USER))?;
     setuid(Uid::from_raw(USER))?;
-    // A change of the user clears it. With its first process the namespace ends.
+    // setuid(2) clears it, so set it again. The namespace ends with its init.
     set_pdeathsig(Signal::SIGKILL)?;
     std::env::set_current_dir(world.join("project"))?;
     let script = std::fs::read_to_string(world.join("tool-command"))?;
@@ -115,14 +115,14 @@ fn init(world: &Path) -> Result<()> {
     );
     std::fs::write(world.join("ready"), "")?;
     loop {
-        // Without a child there is nothing to do either.
+        // There is no child, or a signal interrupted the wait.
         if waitpid(None, None).is_err() {
             std::thread::sleep(Duration::from_millis(100));
         }
     }
 }
 
-/// Answers as an MCP server without tools until its input ends.
+/// Acts as an MCP server without tools until its input ends.
 fn answer_mcp() -> Result<()> {
     for line in std::io::stdin().lock().lines() {
         let request: Value = serde_json::from_str(&line?).unwrap_or_default();
@@ -137,14 +137,14 @@ fn answer_mcp() -> Result<()> {
         };
         if !request["id"].is_null() {
             let answer = json!({"jsonrpc": "2.0", "id": request["id"], "result": result});
-            // Its client may be gone already.
+            // The client may be gone.
             let _ = writeln!(std::io::stdout(), "{answer}");
         }
     }
     Ok(())
 }
 
-/// An editor's side of a protocol over the agent's standard input and output.
+/// Client (editor) side of a protocol over the agent's standard input and output.
 struct Editor {
     agent: Child,
     input: ChildStdin,
@@ -152,7 +152,7 @@ struct Editor {
     last: u64,
 }
 
-/// Starts an agent, runs one prompt, and keeps the connection until it is asked to close it.
+/// Starts an agent, runs one prompt, and keeps the connection open until the file [`CLOSE`] exists.
 fn edit(protocol: &str, command: &[&str]) -> Result<()> {
     let (program, arguments) = command.split_first().context("no agent")?;
     let mut agent = Command::new(program)
@@ -225,7 +225,7 @@ impl Editor {
         writeln!(self.input, "{message}").context("the agent has closed its input")
     }
 
-    /// Sends a request and waits for its result; grants what the agent asks for meanwhile.
+    /// Sends a request and waits for its result. Grants the agent's permission requests meanwhile.
     fn call(&mut self, method: &str, params: Value) -> Result<Value> {
         self.last += 1;
         let id = self.last;
@@ -234,7 +234,7 @@ impl Editor {
         loop {
             line.clear();
             if self.output.read_line(&mut line)? == 0 {
-                bail!("{method}: the agent has ended: {}", self.agent.wait()?);
+                bail!("{method}: the agent exited: {}", self.agent.wait()?);
             }
             println!("{}", line.chars().take(300).collect::<String>().trim_end());
             let message: Value = serde_json::from_str(&line).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! How each agent is driven: `tests/agents/drive.toml`, with placeholders filled in.
+//! Reads from `tests/agents/drive.toml` how each agent is driven, and fills in placeholders.
 
 use std::path::Path;
 
@@ -9,11 +9,11 @@ use super::mock;
 use super::process;
 use crate::shell;
 
-/// How an agent is driven, as written in the file.
+/// Entry of an agent in the file.
 #[derive(Clone)]
 pub struct Spec(Value);
 
-/// The ways in which an agent runs, and how each can end.
+/// Modes in which an agent runs, and the ways to end each.
 const MODES: [(&str, &str); 4] = [
     ("print", "exit, INT, TERM, HUP, KILL, closed pane"),
     (
@@ -30,7 +30,7 @@ const MODES: [(&str, &str); 4] = [
     ),
 ];
 
-/// Returns the ways in which an agent runs, and how each can end.
+/// Returns the modes in which an agent runs, and the ways to end each.
 pub fn modes() -> impl Iterator<Item = (&'static str, Vec<&'static str>)> {
     MODES
         .into_iter()
@@ -40,7 +40,7 @@ pub fn modes() -> impl Iterator<Item = (&'static str, Vec<&'static str>)> {
 /// Reads the file.
 ///
 /// # Errors
-/// It cannot be read, or is no TOML.
+/// The file cannot be read or parsed.
 pub fn read() -> Result<Vec<Spec>> {
     let file = shell::workspace().join("tests/agents/drive.toml");
     let text = std::fs::read_to_string(&file)
@@ -56,7 +56,7 @@ impl Spec {
         self.0["name"].as_str().unwrap_or_default()
     }
 
-    /// Returns why a mode, or with `""` the whole agent, is not driven.
+    /// Returns why a mode, or with `""` the whole agent, is not driven; `None` if it is.
     pub fn not_run(&self, mode: &str) -> Option<&str> {
         match mode {
             "" => self.0["not_run"].as_str(),
@@ -64,7 +64,7 @@ impl Spec {
         }
     }
 
-    /// Returns the endings of a mode, None where the agent is not driven in it.
+    /// Returns the ways to end a mode; `None` if the agent is not driven in it.
     pub fn endings(&self, mode: &str) -> Option<Vec<&'static str>> {
         let (_, mut endings) = modes().find(|(name, _)| *name == mode)?;
         let settings = self.0[mode].as_object()?;

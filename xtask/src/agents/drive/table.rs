@@ -1,4 +1,4 @@
-//! The table of what was driven.
+//! Table of the driven agents, and its Markdown.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::spec::modes;
 use crate::shell;
 
-/// What was driven: `tests/agents/driven.json`.
+/// Content of `tests/agents/driven.json`.
 pub struct Driven(pub Value);
 
 fn file() -> PathBuf {
@@ -17,10 +17,10 @@ fn file() -> PathBuf {
 }
 
 impl Driven {
-    /// Reads the file; without one nothing was driven yet.
+    /// Reads the file; returns an empty table if it does not exist.
     ///
     /// # Errors
-    /// It is damaged.
+    /// The file is damaged.
     pub fn read() -> Result<Driven> {
         let Ok(text) = std::fs::read_to_string(file()) else {
             return Ok(Driven(json!({"agents": {}})));
@@ -30,6 +30,8 @@ impl Driven {
         })?))
     }
 
+    /// Writes the file.
+    ///
     /// # Errors
     /// The file cannot be written.
     pub fn write(&self) -> Result<()> {
@@ -57,7 +59,7 @@ it.
 `cargo xtask agents --drive` makes these tables. `tests/agents/driven.json` has each process and the hash of each log.
 ";
 
-/// Renders a table per mode, agents by endings, and the reasons of what was not run.
+/// Renders a table of agents and endings for each mode, and the reasons why runs are missing.
 pub fn markdown(driven: &Driven) -> String {
     let mut text = HEAD.to_owned();
     let date = driven.0["date"].as_str().unwrap_or_default();
@@ -102,7 +104,7 @@ pub fn markdown(driven: &Driven) -> String {
     text
 }
 
-/// A cell: what is left without and with reaper, such as `5 → 0`.
+/// Renders a cell, the number of processes left without and with reaper, such as `5 → 0`.
 fn cell(cell: &Value) -> String {
     if cell.is_null() {
         return "–".to_owned();

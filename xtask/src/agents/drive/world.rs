@@ -1,5 +1,5 @@
-//! A world for one run: new mount, pid and network namespaces, a fresh home, the mock, the person's terminal with what
-//! runs in it, and a scoped `reaper daemon`. All of it ends when this is dropped, or when the driver dies.
+//! World of one run: new mount, PID and network namespaces, an empty home, the mock model, a person's terminal, and a
+//! `reaper daemon` limited to it. All of it ends on drop, or when the driver exits.
 
 use std::fs::{self, File};
 use std::os::unix::fs::chown;
@@ -16,15 +16,15 @@ use super::mock;
 use super::process::{self, CANARIES, LEFTOVERS};
 use crate::shell::{OwnedChild, processes};
 
-/// How long anything of the world itself may take.
+/// Time limit for the setup of a world.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A process of a world, by its ids outside of it.
+/// Process of a world, with its pids outside of it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct WorldProcess {
     pub pid: i32,
     pub parent: i32,
-    /// Its pid inside the world.
+    /// Pid inside the world.
     pub inner: i32,
     pub argv: Vec<String>,
     start: u64,
@@ -34,31 +34,31 @@ pub struct World {
     pub dir: PathBuf,
     init: i32,
     namespace: PathBuf,
-    /// Ends before the namespaces do.
+    /// Daemon, which stops before the namespaces end.
     daemon: Option<OwnedChild>,
-    /// The `unshare` that its child, and so the namespaces, end with.
+    /// `unshare`. Its child, and thus the namespaces, end with it.
     outer: OwnedChild,
     reaper: Option<PathBuf>,
-    /// PATH of what runs there.
+    /// PATH of the processes in the world.
     path: String,
 }
 
-/// What an agent needs in its world.
+/// Requirements of an agent.
 pub struct WorldOptions<'a> {
-    /// Directory of programs, before the system's.
+    /// Directory of programs, first in PATH.
     pub path: &'a Path,
     pub environment: &'a [(String, String)],
-    /// Files below the home, with their contents.
+    /// Files below the home directory, with their contents.
     pub files: &'a [(String, String)],
-    /// Whether the model's second answer waits for ever.
+    /// Whether the model withholds its second response.
     pub holds: bool,
 }
 
 impl World {
-    /// Sets up a world in `dir`, which must not exist yet; with a daemon if `reaper` is given.
+    /// Creates a world in `dir`, which must not exist yet, with a daemon if `reaper` is given.
     ///
     /// # Errors
-    /// The system denies it something, or a process does not start in time.
+    /// A system call fails, or a process does not start in time.
     pub fn start(dir: &Path, needs: &WorldOptions<'_>, reaper: Option<&Path>) -> Result<World> {
         for name in ["", "bin", "tmp", "home", "project"] {
             let part = dir.join(name);
@@ -122,24 +122,19 @@ impl World {
             reaper: reaper.map(Path::to_owned),
             path,
         };
-        world.wait("the world's first process", |world| {
-            world.dir.join("ready").exists()
-        })?;
+        world.wait("the world's init", |world| world.dir.join("ready").exists())?;
         let outer = world.outer.id();
         let children = fs::read_to_string(format!("/proc/{outer}/task/{outer}/children"))?;
         world.init = children.trim().parse().context("unshare has no child")?;
         world.namespace = fs::read_link(format!("/proc/{}/ns/pid", world.init))?;
         let own = fs::read_link("/proc/self/ns/pid")?;
-        ensure!(
-            world.namespace != own,
-            "the world has no pid namespace of its own"
-        );
+        ensure!(world.namespace != own, "the world has no PID namespace");
         world.start_person()?;
         world.start_daemon()?;
         Ok(world)
     }
 
-    /// Starts what a person has running before an agent: a job of the agent's own shell, and two in another pane.
+    /// Starts the processes of the person: a job of the agent's shell, and two in another window.
     fn start_person(&self) -> Result<()> {
         let [sleep, listen, job] = CANARIES;
         let person = self.dir.join("bin/person");
@@ -159,7 +154,7 @@ impl World {
         })
     }
 
-    /// Returns the daemon's directory. It is beside that of the world: only root may change what is in it.
+    /// Returns the daemon's runtime directory. It is outside the world's directory, so that only root may change it.
     fn run_dir(&self) -> PathBuf {
         self.dir.with_extension("run")
     }
@@ -193,7 +188,7 @@ impl World {
         })
     }
 
-    /// Waits for something of the world itself.
+    /// Waits for a step of the setup.
     fn wait(&self, what: &str, mut is_there: impl FnMut(&World) -> bool) -> Result<()> {
         let end = Instant::now() + PATIENCE;
         while !is_there(self) {
@@ -228,7 +223,7 @@ impl World {
     pub fn tmux(&self, arguments: &[&str]) -> Result<String> {
         let output = Command::new("tmux")
             .env("LANG", "C.UTF-8")
-            // A new window gets it from the client.
+            // A new window inherits it from the client.
             .env("PATH", &self.path)
             .arg("-S")
             .arg(self.dir.join("tmux.sock"))
@@ -251,12 +246,12 @@ impl World {
     /// As [`World::tmux`].
     pub fn type_line(&self, window: &str, line: &str) -> Result<()> {
         self.keys(window, &[line])?;
-        // Terminal programs take what comes at once for something pasted, in which Enter is a new line.
+        // Terminal programs treat fast input as pasted text, in which Enter is a new line.
         std::thread::sleep(Duration::from_millis(600));
         self.keys(window, &["Enter"])
     }
 
-    /// Presses keys, by tmux's names; anything else is typed as it is.
+    /// Sends keys by their tmux names. Other words are typed as they are.
     ///
     /// # Errors
     /// As [`World::tmux`].
@@ -266,7 +261,7 @@ impl World {
             .map(drop)
     }
 
-    /// Returns what a window shows; empty if it is closed.
+    /// Returns the content of a window; empty if it is closed.
     pub fn screen(&self, window: &str) -> String {
         self.tmux(&["capture-pane", "-p", "-t", &format!("person:{window}")])
             .unwrap_or_default()
@@ -287,7 +282,7 @@ impl World {
             .context("the shell is gone")
     }
 
-    /// Returns how often the mock has noted an event.
+    /// Returns how often the mock has logged an event.
     pub fn noted(&self, event: &str) -> usize {
         let log = fs::read_to_string(self.dir.join("mock.log")).unwrap_or_default();
         log.lines()
@@ -295,7 +290,7 @@ impl World {
             .count()
     }
 
-    /// Returns what reaper says about a process, None where it says nothing.
+    /// Returns the reason that `reaper explain` reports for a process, if any.
     pub fn explain(&self, process: &WorldProcess) -> Option<String> {
         let reaper = self.reaper.as_ref()?;
         let mut files = fs::read_dir(self.run_dir())
@@ -322,7 +317,7 @@ impl World {
 impl Drop for World {
     fn drop(&mut self) {
         if let Some(daemon) = &mut self.daemon {
-            // Fails only where it has ended already.
+            // Fails only if the daemon has exited.
             let _ = kill(Pid::from_raw(daemon.id().cast_signed()), Signal::SIGTERM);
             let end = Instant::now() + Duration::from_secs(5);
             while matches!(daemon.try_wait(), Ok(None)) && Instant::now() < end {
@@ -363,7 +358,7 @@ impl WorldProcess {
         (self.pid, self.start) == (other.pid, other.start)
     }
 
-    /// Returns the role that an actor plays.
+    /// Returns the role of a process of [`process`]; `None` for others.
     pub fn role(&self) -> Option<&str> {
         let at = self.argv.iter().position(|word| word == process::COMMAND)?;
         self.argv.get(at + 1).map(String::as_str)
@@ -402,7 +397,7 @@ impl WorldProcess {
     }
 }
 
-/// The command of the tool call: leaves a child of each kind behind.
+/// Returns the command of the tool call, which leaves a child of each kind behind.
 fn tool_command(world: &Path) -> String {
     let leftover = world.join("bin/leftover");
     let own = format!("{} {}", leftover.display(), process::COMMAND);
