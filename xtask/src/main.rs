@@ -1,7 +1,6 @@
-//! `cargo xtask`: everything a developer of reaper runs.
+//! `cargo xtask`: developer commands of reaper.
 //!
-//! Each command first says what it does, one line a step, and prints the commands it runs, so that
-//! any of them can be repeated by hand.
+//! Each command prints its steps and the commands that it runs, so that each can be repeated by hand.
 
 mod agents;
 mod bench;
@@ -33,32 +32,32 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Build everything, show the demo, then watch the whole host without sending a signal
+    /// Build reaper, run the demo, then observe the whole host without sending signals
     Run {
-        /// Arguments for `reaper daemon`; `--enforce` among them reaps for real
+        /// Arguments for `reaper daemon`; with `--enforce`, the service sends signals
         #[arg(last = true, value_name = "ARGS")]
         args: Vec<String>,
     },
-    /// Run every check and every test, the privileged ones included
+    /// Run all checks and all tests, including those that need root
     ///
-    /// With CI set in the environment, nothing may be left out.
+    /// With CI set in the environment, a check that cannot run is a failure.
     Test(test::Args),
     /// Rebuild the checked-in BPF object from reaper-ebpf
     BuildEbpf {
-        /// Change nothing: rebuild with the recorded toolchain and compare the bytes
+        /// Only compare: rebuild with the recorded toolchain and compare the bytes
         #[arg(long)]
         check: bool,
     },
-    /// Measure what was promised, and print it beside the goals
+    /// Measure latency, CPU and memory, and print the results beside the goals
     Bench(bench::Args),
-    /// The processes that `bench` measures with
+    /// Run a process of a benchmark
     #[command(hide = true)]
     BenchProcess { role: Vec<String> },
     /// Install agents from their packages and record how they run
     ///
-    /// Downloads them, so it is not part of CI.
+    /// Not part of CI, because it downloads the packages.
     Agents(agents::Args),
-    /// The processes of `agents --drive` that are no agents
+    /// Run a helper process of `agents --drive`
     #[command(hide = true)]
     AgentsProcess {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -68,13 +67,13 @@ enum Command {
     DemoSvg(demo_svg::Args),
     /// Run a small tree under a daemon that observes, and refresh the output in README.md
     DocsOutput(docs_output::Args),
-    /// Run the tests of real process trees on other kernels, in virtual machines
+    /// Run the tests with real process trees on other kernels, in virtual machines
     Vm(vm::Args),
-    /// Put small faults into the model and reap/, and count those that their unit tests find
+    /// Put small faults into the model and reap/, and count those that the unit tests find
     ///
-    /// Takes long, so it is not part of CI.
+    /// Not part of CI, because it takes long.
     Mutants(mutants::Args),
-    /// Check the import rules, the names in the root, formatting and lints
+    /// Check import rules, names in the root directory, formatting and lints
     Tidy,
     /// Type-check the service and its commands for macOS, and for Linux on aarch64
     Targets,

@@ -1,7 +1,7 @@
-//! `cargo xtask mutants`: how many small faults in the model and in `reap/` their own unit tests find.
+//! `cargo xtask mutants`: counts the small faults in the model and in `reap/` that their unit tests find.
 //!
-//! cargo-mutants lists the faults. Each of a sample is put into a copy of the workspace, where the tests are built and
-//! run. cargo-mutants could do that too, but its filters let through what was not chosen.
+//! cargo-mutants lists the faults (mutants). This command applies a sample of them, one at a time, to a copy of the
+//! workspace and runs the tests there. cargo-mutants cannot: its filters do not select exactly the sample.
 
 use std::collections::HashMap;
 use std::fs;
@@ -28,16 +28,19 @@ const TIMEOUT_FACTOR: u64 = 4;
 
 const EXAMPLES: &str = "\
 Examples:
-  cargo xtask mutants                     300 mutants, always the same ones
-  cargo xtask mutants --sample 20         a first look
-  cargo xtask mutants --seed 2            300 others
-  cargo xtask mutants --filter policy     only mutants with this in their file or description
+  # 300 mutants, always the same
+  cargo xtask mutants
+  # A quick try
+  cargo xtask mutants --sample 20
+  # Another 300 mutants
+  cargo xtask mutants --seed 2
+  # Only mutants with this text in their file or description
+  cargo xtask mutants --filter policy
 
-The goal is a score of 90 %. The tests run in a PID namespace and with limited memory, so that a fault in reap/ can
-signal no process of this machine. Survivors are listed, and do not fail the command.";
+The goal is a score of 90 %. The tests run in a PID namespace with limited memory, so a fault in reap/ cannot signal processes of this machine. The command lists survivors and does not fail because of them.";
 
 #[derive(clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_long_help = EXAMPLES)]
 pub struct Args {
     /// Number of mutants to try
     #[arg(long, value_name = "N", default_value_t = 300)]
@@ -51,7 +54,7 @@ pub struct Args {
 }
 
 /// Sources to put faults into, and the tests that should find them.
-struct Room {
+struct Part {
     name: &'static str,
     package: &'static str,
     /// Directory of the sources.
@@ -60,14 +63,14 @@ struct Room {
     tests: &'static str,
 }
 
-const ROOMS: [Room; 2] = [
-    Room {
+const PARTS: [Part; 2] = [
+    Part {
         name: "model",
         package: "reaper-model",
         sources: "reaper-user/model/src",
         tests: "",
     },
-    Room {
+    Part {
         name: "reap",
         package: "reaper-user",
         sources: "reaper-user/src/reap",
@@ -75,14 +78,14 @@ const ROOMS: [Room; 2] = [
     },
 ];
 
-/// Names of what can come of a mutant: a test failed, all passed, they did not end, it does not compile.
+/// Outcomes of a mutant: a test failed, all tests passed, the time limit expired, it does not compile.
 const OUTCOMES: [&str; 4] = ["caught", "missed", "timeout", "unviable"];
 const CAUGHT: usize = 0;
 const MISSED: usize = 1;
 const TIMEOUT: usize = 2;
 const UNVIABLE: usize = 3;
 
-/// A replacement of one piece of a file, as cargo-mutants lists it.
+/// Replacement of a part of a file, as cargo-mutants lists it.
 #[derive(Clone, Deserialize)]
 struct Mutant {
     /// File, relative to the root of the workspace.
@@ -93,29 +96,29 @@ struct Mutant {
     span: Span,
 }
 
-/// A piece of a file; `end` is the first place after it.
+/// Part of a file; `end` is the first place after it.
 #[derive(Clone, Deserialize)]
 struct Span {
     start: Place,
     end: Place,
 }
 
-/// A character of a file; line and column begin at 1.
+/// Position of a character; line and column begin at 1.
 #[derive(Clone, Deserialize)]
 struct Place {
     line: usize,
     column: usize,
 }
 
-/// Tries the sample and prints what came of it.
+/// Tries the sample and prints the outcomes.
 ///
 /// # Errors
-/// The tests fail without a fault, or a program that is needed cannot be had.
+/// The tests fail without a fault, or a required program cannot be installed.
 pub fn mutants(args: &Args) -> Result<()> {
     let began = Instant::now();
     let tool = cargo_tool("cargo-mutants", CARGO_MUTANTS, "two minutes")?;
 
-    say("1/3 a copy of the workspace, and the mutants in it");
+    say("1/3 copying the workspace and listing its mutants");
     let tree = target_dir().join("mutants/tree");
     copy_sources(&tree)?;
     let mut all = list(&tool, &tree)?;
@@ -129,23 +132,23 @@ pub fn mutants(args: &Args) -> Result<()> {
     say(format_args!("{chosen} of {count} mutants, seed {seed}"));
 
     let mut results = Vec::new();
-    for room in &ROOMS {
-        let lies_here = |m: &&Mutant| Path::new(&m.file).starts_with(room.sources);
+    for part in &PARTS {
+        let lies_here = |m: &&Mutant| Path::new(&m.file).starts_with(part.sources);
         let mutants: Vec<&Mutant> = sample.iter().filter(lies_here).collect();
         if mutants.is_empty() {
             continue;
         }
-        let name = room.name;
+        let name = part.name;
         say(format_args!(
-            "2/3 the tests of {name} without a fault (the first build takes some minutes)"
+            "2/3 running the tests of {name} without a fault (the first build takes some minutes)"
         ));
         ensure!(
-            room.builds(&tree)?,
+            part.builds(&tree)?,
             "{0} does not compile; its errors: cargo check --package {0}",
-            room.package
+            part.package
         );
         let start = Instant::now();
-        let outcome = room.test(&tree, 600)?;
+        let outcome = part.test(&tree, 600)?;
         ensure!(
             outcome == MISSED,
             "the tests of {name} fail without a fault in a PID namespace: {}",
@@ -153,11 +156,11 @@ pub fn mutants(args: &Args) -> Result<()> {
         );
         let seconds = TIMEOUT_MIN.max((start.elapsed() * TIMEOUT_FACTOR as u32).as_secs());
         say(format_args!(
-            "3/3 one build and one run of the tests, within {seconds} s, for each mutant"
+            "3/3 building and testing each mutant, {seconds} s at most"
         ));
         for mutant in mutants {
             let start = Instant::now();
-            let outcome = mutant.try_in(room, &tree, seconds)?;
+            let outcome = mutant.try_in(part, &tree, seconds)?;
             results.push((name, mutant, outcome));
             println!(
                 "[{}/{chosen}] {:<8} {} ({:.1} s)",
@@ -179,17 +182,17 @@ fn list(tool: &Path, tree: &Path) -> Result<Vec<Mutant>> {
     let mut command = Command::new(tool);
     command.args(["mutants", "--list", "--json", "--no-config", "--dir"]);
     command.arg(tree).current_dir(tree);
-    for room in &ROOMS {
-        let files = format!("{}/**", room.sources);
-        command.args(["--package", room.package, "--file", &files]);
+    for part in &PARTS {
+        let files = format!("{}/**", part.sources);
+        command.args(["--package", part.package, "--file", &files]);
     }
     serde_json::from_str(&output(&mut command)?).context("the list of cargo-mutants")
 }
 
 /// Returns `count` mutants, or all if there are fewer, in the order of the list.
 ///
-/// The choice depends on what a mutant changes and not on its line: most of a sample stays the same when the code
-/// around it changes.
+/// The choice depends on the change and not on its line, so most of a sample stays the same when the surrounding code
+/// changes.
 fn sample(all: Vec<Mutant>, count: usize, seed: u64) -> Vec<Mutant> {
     let mut equal: HashMap<String, u64> = HashMap::new();
     let mut ranked = Vec::new();
@@ -205,8 +208,8 @@ fn sample(all: Vec<Mutant>, count: usize, seed: u64) -> Vec<Mutant> {
     ranked.into_iter().map(|(.., mutant)| mutant).collect()
 }
 
-impl Room {
-    /// Has cargo build or run the unit tests in a copy of the workspace.
+impl Part {
+    /// Returns a cargo command that builds or runs the unit tests in the copy of the workspace.
     fn cargo(&self, tree: &Path) -> Command {
         let mut cargo = cargo();
         cargo
@@ -214,12 +217,12 @@ impl Room {
             .arg(self.package)
             .current_dir(tree)
             .env("CARGO_TARGET_DIR", target_dir().join("mutants/build"))
-            // Tests inherit from this profile. Time goes into builds, so that nothing is optimised.
+            // The test profile inherits from dev. Builds take most of the time, so keep them cheap.
             .env("CARGO_PROFILE_DEV_DEBUG", "0")
             .env("CARGO_INCREMENTAL", "1")
-            // Lets a stable libtest end at the first failure.
+            // Allows `--fail-fast` in a stable libtest.
             .env("RUSTC_BOOTSTRAP", "1")
-            // One mutant's failures are not tried with the next one.
+            // Failures of one mutant must not be replayed with the next one.
             .env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1")
             .env("PROPTEST_MAX_SHRINK_ITERS", "0")
             .stdin(Stdio::null())
@@ -233,7 +236,7 @@ impl Room {
         Ok(status.context("cannot start cargo")?.success())
     }
 
-    /// Runs the tests until one fails, for so many seconds.
+    /// Runs the tests until one fails, for at most `seconds`, and returns the outcome.
     fn test(&self, tree: &Path, seconds: u64) -> Result<usize> {
         let mut cargo = self.cargo(tree);
         cargo.arg("--config").arg(runner(seconds));
@@ -255,8 +258,10 @@ impl Room {
     }
 }
 
-/// Returns cargo's setting for what runs a test executable. No process outside of the namespace has a pid in it. The end
-/// of its init, the shell, ends all others.
+/// Returns the `runner` setting of cargo, which runs a test executable in a PID namespace.
+///
+/// Processes outside have no pid in the namespace, so tests cannot signal them. The shell is its init: when it exits, the
+/// kernel kills all others.
 fn runner(seconds: u64) -> String {
     let words = format!(
         "timeout {seconds} prlimit --as={MEMORY_MAX} unshare --pid --fork --kill-child --mount-proc"
@@ -279,14 +284,14 @@ impl Mutant {
     }
 
     /// Writes the mutant into its file below `tree`, builds and runs the tests, and restores the file.
-    fn try_in(&self, room: &Room, tree: &Path, seconds: u64) -> Result<usize> {
+    fn try_in(&self, part: &Part, tree: &Path, seconds: u64) -> Result<usize> {
         let file = tree.join(&self.file);
         let name = || file.display().to_string();
         let text = fs::read_to_string(&file).with_context(name)?;
         let changed = self.applied(&text);
         fs::write(&file, changed.with_context(|| self.name.clone())?).with_context(name)?;
-        let outcome = match room.builds(tree) {
-            Ok(true) => room.test(tree, seconds),
+        let outcome = match part.builds(tree) {
+            Ok(true) => part.test(tree, seconds),
             Ok(false) => Ok(UNVIABLE),
             Err(error) => Err(error),
         };
@@ -298,7 +303,7 @@ impl Mutant {
     fn applied(&self, text: &str) -> Option<String> {
         let (start, end) = (self.span.start.offset(text)?, self.span.end.offset(text)?);
         let (before, after) = (text.get(..start)?, text.get(end..)?);
-        // Spaces, so that the replacement joins no word beside it.
+        // The blanks separate the replacement from adjacent words.
         Some(format!("{before} {} {after}", self.replacement))
     }
 }
@@ -318,21 +323,21 @@ impl Place {
 fn print(results: &[(&str, &Mutant, usize)]) {
     println!(
         "\n{:<8}{:>10}{:>10}{:>10}{:>10}{:>10}",
-        "room", OUTCOMES[0], OUTCOMES[1], OUTCOMES[2], OUTCOMES[3], "score"
+        "part", OUTCOMES[0], OUTCOMES[1], OUTCOMES[2], OUTCOMES[3], "score"
     );
-    for room in ROOMS.iter().map(|room| room.name).chain(["total"]) {
+    for part in PARTS.iter().map(|part| part.name).chain(["total"]) {
         let mut counts = [0_usize; OUTCOMES.len()];
         for (its, _, outcome) in results {
-            counts[*outcome] += usize::from(room == "total" || room == *its);
+            counts[*outcome] += usize::from(part == "total" || part == *its);
         }
         let [caught, missed, timeout, unviable] = counts;
-        // The share of caught mutants among those that tests could judge.
+        // Share of caught mutants among those that compile and finish in time.
         let score = match caught + missed {
             0 => "-".to_owned(),
             judged => format!("{:.1} %", 100.0 * caught as f64 / judged as f64),
         };
         if counts != [0; OUTCOMES.len()] {
-            println!("{room:<8}{caught:>10}{missed:>10}{timeout:>10}{unviable:>10}{score:>10}");
+            println!("{part:<8}{caught:>10}{missed:>10}{timeout:>10}{unviable:>10}{score:>10}");
         }
     }
     for wanted in [MISSED, TIMEOUT] {

@@ -1,4 +1,4 @@
-//! `cargo xtask run`: from a fresh machine to a service that watches it.
+//! `cargo xtask run`: builds reaper, runs the demo and starts the service.
 
 use std::os::unix::process::CommandExt;
 
@@ -6,11 +6,14 @@ use anyhow::{Result, bail};
 
 use crate::shell::{as_root, built_reaper, run as run_command, say};
 
-/// Builds as the user, runs as root: the demo to its end, then the daemon in this process's place.
+/// Builds reaper as the user, runs the demo as root, then replaces this process by the service.
+///
+/// # Errors
+/// The build, the demo or the start of the service fails.
 pub fn run(arguments: &[String]) -> Result<()> {
     let mut arguments = arguments.to_vec();
     let mode = if arguments.iter().any(|a| a == "--enforce") {
-        "reaping for real"
+        "enforcing"
     } else {
         if !arguments.iter().any(|a| a == "--observe") {
             arguments.insert(0, "--observe".to_owned());
@@ -18,18 +21,18 @@ pub fn run(arguments: &[String]) -> Result<()> {
         "observing only: no signal is sent"
     };
 
-    say("building reaper; the kernel probes come with the sources, built");
+    say("building reaper (the BPF object is checked in)");
     let reaper = built_reaper(&["--release"])?;
 
-    say("demo: a small tree of its own loses its root, and its orphans are reaped");
+    say("demo: starts a small process tree, kills its root and reaps the orphans");
     run_command(as_root(&reaper)?.arg("demo"))?;
 
     say(format_args!(
-        "daemon on the whole host, {mode}; Ctrl-C ends it"
+        "starting the daemon on the whole host, {mode}; Ctrl-C stops it"
     ));
     let mut daemon = as_root(&reaper)?;
     daemon.arg("daemon").args(&arguments);
-    // In this process's place, so that Ctrl-C and the exit status are the daemon's own.
+    // By exec, so that Ctrl-C and the exit status are those of the daemon.
     let error = daemon.exec();
     bail!("cannot start {}: {error}", reaper.display())
 }

@@ -1,4 +1,4 @@
-//! Running other programs, saying so.
+//! Runs other programs and prints their command lines.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -10,41 +10,41 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-/// Says in one line what comes next or what came of it.
+/// Prints a line about the next step or its result.
 pub fn say(line: impl std::fmt::Display) {
     println!("xtask: {line}");
 }
 
-/// The directory of the workspace's Cargo.toml.
+/// Returns the root directory of the workspace.
 pub fn workspace() -> PathBuf {
-    // Set by `cargo run`, so it is right even when the checkout was moved after it was built.
+    // `cargo run` sets it, so it is right even if the checkout was moved after the build.
     let xtask = std::env::var_os("CARGO_MANIFEST_DIR");
     let xtask = xtask.map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     xtask.parent().unwrap_or(Path::new("/")).to_path_buf()
 }
 
-/// Where cargo puts what it builds; what this tool needs for itself goes below it too.
+/// Returns cargo's target directory. xtask keeps its own files there too.
 pub fn target_dir() -> PathBuf {
     let chosen = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
     workspace().join(chosen)
 }
 
-/// Whether nothing may be left out.
+/// Returns whether this is CI, where a skipped check is a failure.
 pub fn in_ci() -> bool {
     std::env::var("CI").is_ok_and(|v| !v.is_empty() && v != "false" && v != "0")
 }
 
-/// The cargo that runs this tool, in the workspace.
+/// Returns a command with the cargo that runs xtask, in the workspace.
 pub fn cargo() -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(workspace());
     cargo
 }
 
-/// A command that runs as root, through sudo where this process does not.
+/// Returns a command that runs as root, through sudo if this process is not root.
 ///
 /// # Errors
-/// Neither root nor a sudo to become it.
+/// This process is not root and there is no sudo.
 pub fn as_root(program: impl AsRef<OsStr>) -> Result<Command> {
     if nix::unistd::geteuid().is_root() {
         return Ok(Command::new(program));
@@ -54,7 +54,7 @@ pub fn as_root(program: impl AsRef<OsStr>) -> Result<Command> {
         bail!("{name} needs root and there is no sudo: run this command as root");
     };
     let mut command = Command::new(sudo);
-    // sudo drops the environment; these say how to behave and are harmless.
+    // sudo drops the environment. These variables are safe to pass on.
     command.arg("env");
     let is_kept = |key: &str| {
         ["CI", "NO_COLOR", "RUST_BACKTRACE"].contains(&key) || key.starts_with("REAPER_TEST_")
@@ -71,7 +71,7 @@ pub fn as_root(program: impl AsRef<OsStr>) -> Result<Command> {
     Ok(command)
 }
 
-/// A child process that is killed and waited for when this is dropped.
+/// Child process that is killed and waited for on drop.
 pub struct OwnedChild(pub Child);
 
 impl Deref for OwnedChild {
@@ -90,16 +90,16 @@ impl DerefMut for OwnedChild {
 
 impl Drop for OwnedChild {
     fn drop(&mut self) {
-        // Both fail only where it has ended already.
+        // Both fail only if it has been waited for.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Runs a command to its end, after printing it.
+/// Prints a command and runs it until it exits.
 ///
 /// # Errors
-/// It cannot be started, or does not end with status 0.
+/// The command cannot be started, or its exit status is not 0.
 pub fn run(command: &mut Command) -> Result<()> {
     println!("$ {}", line(command));
     let status = command
@@ -109,10 +109,10 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// What a command prints; its errors go to this tool's own.
+/// Runs a command and returns its stdout. It inherits stderr.
 ///
 /// # Errors
-/// It cannot be started, does not end with status 0, or prints no UTF-8.
+/// The command cannot be started, its exit status is not 0, or its output is not UTF-8.
 pub fn output(command: &mut Command) -> Result<String> {
     let output = command
         .stderr(Stdio::inherit())
@@ -123,8 +123,8 @@ pub fn output(command: &mut Command) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| format!("output of `{}`", line(command)))
 }
 
-/// Has cargo build, and returns what it reports of each artifact that can be executed. `arguments` begin with the
-/// subcommand, `build` or `test --no-run`.
+/// Runs a cargo build and returns each executable with cargo's message about it. `arguments` begin with the subcommand,
+/// `build` or `test --no-run`.
 ///
 /// # Errors
 /// The build fails.
@@ -137,7 +137,7 @@ pub fn executables(arguments: &[&str]) -> Result<Vec<(PathBuf, Value)>> {
     Ok(read_executables(&output(&mut cargo)?))
 }
 
-/// Reads the messages of cargo.
+/// Returns the executables in cargo's JSON messages, each with its message.
 pub fn read_executables(messages: &str) -> Vec<(PathBuf, Value)> {
     let messages = messages.lines().map(serde_json::from_str::<Value>);
     messages
@@ -148,10 +148,10 @@ pub fn read_executables(messages: &str) -> Vec<(PathBuf, Value)> {
         .collect()
 }
 
-/// Has cargo build `reaper` with the options, and returns its path.
+/// Builds `reaper` with these options of cargo and returns its path.
 ///
 /// # Errors
-/// The build fails, or makes no such executable.
+/// The build fails, or creates no such executable.
 pub fn built_reaper(options: &[&str]) -> Result<PathBuf> {
     let build = ["build", "--package", "reaper-user", "--bin", "reaper"];
     let built = executables(&[&build, options].concat())?.pop();
@@ -159,11 +159,12 @@ pub fn built_reaper(options: &[&str]) -> Result<PathBuf> {
     Ok(reaper)
 }
 
-/// Returns a program from crates.io in a pinned version: this checkout's own, the user's, or installed now, which takes
-/// about as long as `duration` says.
+/// Returns the path of a program from crates.io in a pinned version, and installs it if necessary.
+///
+/// Uses the copy below the target directory or the one on PATH. `duration` tells the user how long the installation takes.
 ///
 /// # Errors
-/// It cannot be installed or does not run.
+/// The program cannot be installed or does not run.
 pub fn cargo_tool(name: &str, version: &str, duration: &str) -> Result<PathBuf> {
     let tools = target_dir().join("tools");
     let own = tools.join("bin").join(name);
@@ -204,19 +205,19 @@ pub fn cargo_tool(name: &str, version: &str, duration: &str) -> Result<PathBuf> 
 /// git fails.
 pub fn files() -> Result<Vec<PathBuf>> {
     let mut git = Command::new("git");
-    // Root may look at another user's checkout.
+    // Allows root to read another user's checkout.
     git.args(["-c", "safe.directory=*", "ls-files", "-z", "--cached"]);
     git.args(["--others", "--exclude-standard"]);
     let list = output(git.current_dir(workspace()))?;
     let files = list.split_terminator('\0').map(PathBuf::from);
-    // One that was deleted and not yet committed is listed too.
+    // git also lists files whose deletion is not committed yet.
     let files: BTreeSet<PathBuf> = files
         .filter(|file| workspace().join(file).exists())
         .collect();
     Ok(files.into_iter().collect())
 }
 
-/// Copies all [`files`]. Files that are equal keep their time, so that cargo does not build them again.
+/// Copies all [`files`]. Unchanged files keep their modification time, so cargo does not rebuild them.
 ///
 /// # Errors
 /// git fails, or a file cannot be read or written.
@@ -232,13 +233,13 @@ pub fn copy_sources(to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the ids of all processes, with their directories in /proc.
+/// Returns the pids of all processes, with their directories in /proc.
 pub fn processes() -> impl Iterator<Item = (i32, PathBuf)> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path())))
 }
 
-/// Looks a program up on PATH.
+/// Returns the path of a program on PATH.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path)
@@ -246,16 +247,16 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// Installs Debian packages, after saying so and why.
+/// Installs Debian packages, after a message with the reason.
 ///
 /// # Errors
-/// Not a Debian system, not root and no sudo, or apt-get fails.
+/// There is no apt-get, no way to become root, or apt-get fails.
 pub fn install(packages: &[&str], why: &str) -> Result<()> {
     let list = packages.join(" ");
     say(format_args!("installing {list}: {why}"));
     ensure!(
         find_program("apt-get").is_some(),
-        "{list} missing and this is no Debian: install what corresponds to it yourself"
+        "{list} missing and there is no apt-get: install the equivalent of {list}"
     );
     let apt = |arguments: &[&str]| {
         let mut env = as_root("env")?;
@@ -264,17 +265,17 @@ pub fn install(packages: &[&str], why: &str) -> Result<()> {
             .args(arguments))
     };
     let install = [&["install", "--yes", "--no-install-recommends"], packages].concat();
-    // The lists may be absent or old; they are fetched only when that shows.
+    // The package lists may be absent or old. They are updated only if the installation fails.
     apt(&install).or_else(|_| {
         apt(&["update"])?;
         apt(&install)
     })
 }
 
-/// Fetches the lists of Debian packages anew: what is installed then is the newest.
+/// Updates the lists of Debian packages.
 ///
 /// # Errors
-/// As [`install`].
+/// There is no way to become root, or apt-get fails.
 pub fn fetch_lists() -> Result<()> {
     let mut env = as_root("env")?;
     run(env.args(["apt-get", "--quiet=2", "update"]))
@@ -294,7 +295,7 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A command as one would type it.
+/// Returns a command line as a user would type it.
 pub fn line(command: &Command) -> String {
     let program = command.get_program();
     let own_cargo = std::env::var_os("CARGO").is_some_and(|cargo| cargo == program);

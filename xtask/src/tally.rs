@@ -1,4 +1,4 @@
-//! Counting tests: what passed, what failed, what was left out, and how long it took.
+//! Counts passed, failed and skipped tests, and measures their duration.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::shell::{in_ci, say};
 
-/// Number of tests that are named as the slowest.
+/// Number of slowest tests in the summary.
 const SLOWEST: usize = 10;
 
 /// Results of the stages so far.
@@ -19,7 +19,7 @@ pub struct Tally {
     stages: Vec<(&'static str, Duration)>,
 }
 
-/// Results of one or more test executables, as they report them.
+/// Results of one or more test executables.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Counts {
     pub passed: u64,
@@ -48,15 +48,12 @@ impl Tally {
         }
     }
 
-    /// Adds tests that were counted.
+    /// Adds the results of test executables.
     pub fn suite(&mut self, name: &str, result: Result<Counts>) {
         match result {
             Ok(counts) => {
                 if counts.ignored > 0 {
-                    self.leave_out(&format!(
-                        "{} of the {name}, which ignore themselves",
-                        counts.ignored
-                    ));
+                    self.leave_out(&format!("{} ignored tests of the {name}", counts.ignored));
                 }
                 self.counts.add(counts);
             }
@@ -70,21 +67,21 @@ impl Tally {
         self.counts.failed.push(name.to_owned());
     }
 
-    /// Reports at once what is left out and why, and remembers it.
+    /// Prints what is skipped and why, and records it.
     pub fn leave_out(&mut self, what: &str) {
         say(format_args!("left out: {what}"));
         self.left_out.push(what.to_owned());
     }
 
-    /// Returns the results without a word.
+    /// Returns the results without printing them.
     pub fn into_counts(self) -> Counts {
         self.counts
     }
 
-    /// Prints the stages, the slowest tests and a line that sums up.
+    /// Prints the stages, the slowest tests and a summary.
     ///
     /// # Errors
-    /// Something failed, nothing was run, or something was left out in CI.
+    /// A test failed, none was run, or one was skipped in CI.
     pub fn conclude(mut self) -> Result<()> {
         for (name, took) in &self.stages {
             println!("{:>7}  {name}", minutes(*took));
@@ -103,7 +100,7 @@ impl Tally {
             "{passed} passed, {failed} failed, {left_out} left out in {}",
             minutes(took)
         );
-        ensure!(passed > 0 || failed > 0, "no test has such a name");
+        ensure!(passed > 0 || failed > 0, "no test matches these names");
         ensure!(failed == 0, "{failed} failed");
         ensure!(
             !in_ci() || left_out == 0,
@@ -123,7 +120,7 @@ impl Counts {
         self.slow.extend(more.slow);
     }
 
-    /// Reads a line that a test executable prints. Returns whether it is only for this program.
+    /// Parses a line of a test executable. Returns whether the line is for xtask only and must not be printed.
     fn read(&mut self, line: &str) -> bool {
         if let Some(slow) = line.strip_prefix("slow ") {
             self.slow.extend(slow_test(slow));
@@ -155,10 +152,10 @@ pub fn minutes(duration: Duration) -> String {
     format!("{}:{:02}", seconds / 60, seconds % 60)
 }
 
-/// Runs a test executable, writes what it prints to `out`, and counts.
+/// Runs a test executable, copies its output to `out` and returns its results.
 ///
 /// # Errors
-/// It cannot be started, or ends with an error without a failed test.
+/// The executable cannot be started, or fails without a failed test.
 pub fn counted(command: &mut Command, out: &mut dyn Write) -> Result<Counts> {
     let mut child = command
         .stdin(Stdio::null())
@@ -176,15 +173,15 @@ pub fn counted(command: &mut Command, out: &mut dyn Write) -> Result<Counts> {
         }
     }
     let status = child.wait().context("waiting for the tests")?;
-    // A test executable that dies prints no closing line.
+    // A test executable that is killed prints no summary.
     ensure!(
         status.success() || !counts.failed.is_empty(),
-        "the tests ended with {status}"
+        "the tests exited with {status}"
     );
     Ok(counts)
 }
 
-/// `3.21 NAME`
+/// Parses `3.21 NAME`.
 fn slow_test(line: &str) -> Option<(f64, String)> {
     let (seconds, name) = line.split_once(' ')?;
     Some((seconds.parse().ok()?, name.to_owned()))

@@ -1,6 +1,6 @@
-//! `cargo xtask targets`: whether the service and its commands type-check on systems that this machine does not run.
+//! `cargo xtask targets`: type-checks the service and its commands for other systems.
 //!
-//! Nothing is linked and no C is compiled, so that neither a linker nor headers of those systems are needed.
+//! It links nothing and compiles no C code, so it needs no linker and no headers of those systems.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -11,24 +11,24 @@ use crate::ebpf::compiler_with_sources;
 use crate::shell::{cargo, find_program, run, say, target_dir};
 use crate::tally::Tally;
 
-/// macOS on both of its processors, and Linux on the other one.
+/// Targets to check.
 const TARGETS: [&str; 3] = [
     "aarch64-apple-darwin",
     "x86_64-apple-darwin",
     "aarch64-unknown-linux-gnu",
 ];
 
-/// Checks all of them, and nothing else.
+/// Type-checks all targets and prints a summary.
 ///
 /// # Errors
-/// One does not type-check, or in CI none can be checked.
+/// A target does not type-check, or the check is skipped in CI.
 pub fn targets() -> Result<()> {
     let mut tally = Tally::default();
     check(&mut tally);
     tally.conclude()
 }
 
-/// Checks all of them; where nothing here can, says why.
+/// Type-checks all targets, or reports why this machine cannot.
 pub fn check(tally: &mut Tally) {
     match library() {
         Ok(rustc) => tally.step("type-checking other systems", type_check(rustc)),
@@ -36,16 +36,17 @@ pub fn check(tally: &mut Tally) {
     }
 }
 
-/// Installs the standard library of these targets. Returns None where rustup has brought it, built, and otherwise
-/// Debian's compiler, which comes with its sources.
+/// Makes the standard library of the targets available.
+///
+/// Returns `None` if rustup has installed it, otherwise a compiler that comes with the sources of the library.
 ///
 /// # Errors
-/// Neither is to be had: says why.
+/// Neither is available.
 fn library() -> Result<Option<PathBuf>> {
     let Some(mut rustup) = rustup() else {
         return compiler_with_sources().map(Some);
     };
-    // Fetches nothing that is here already.
+    // Downloads only what is missing.
     let added = run(rustup.args(["target", "add"]).args(TARGETS));
     added.map(|()| None).or_else(|error| {
         say(format_args!("{error:#}: building the library from sources"));
@@ -57,9 +58,9 @@ fn library() -> Result<Option<PathBuf>> {
 /// Checks all targets in one call, so that build scripts and macros are built once.
 fn type_check(rustc: Option<PathBuf>) -> Result<()> {
     let mut cargo = cargo();
-    // Takes SQLite for one that the system has: compiling it would take a C compiler of the target's.
+    // Assumes a system SQLite: compiling it would need a C compiler for the target.
     cargo.env("LIBSQLITE3_SYS_USE_PKG_CONFIG", "1");
-    // For three targets what a second build would reuse takes 170 MB of disk.
+    // Incremental data for three targets would take 170 MB of disk.
     cargo.env("CARGO_INCREMENTAL", "0");
     let targets = TARGETS.map(|target| format!("--target={target}"));
     let mut what = vec!["--package=reaper-user", "--lib", "--bins"];
@@ -68,10 +69,10 @@ fn type_check(rustc: Option<PathBuf>) -> Result<()> {
         None => cargo.arg("clippy").args(what).args(["--", "-Dwarnings"]),
         Some(rustc) => cargo
             .env("RUSTC", rustc)
-            // Lets a stable compiler build the library for a target that has none built.
+            // Allows `-Zbuild-std` in a stable compiler.
             .env("RUSTC_BOOTSTRAP", "1")
             .env_remove("RUSTC_WRAPPER")
-            // What another compiler has built is of no use to it, and the other way round.
+            // Two compilers cannot share build artifacts.
             .env("CARGO_TARGET_DIR", target_dir().join("targets"))
             .args(["check", "-Zbuild-std"])
             .args(what),
@@ -79,7 +80,7 @@ fn type_check(rustc: Option<PathBuf>) -> Result<()> {
     run(&mut cargo)
 }
 
-/// rustup, where the cargo that runs this is one of its own: another's compiler has nothing of what it brings.
+/// Returns a rustup command if rustup manages the cargo that runs xtask. Another compiler cannot use its libraries.
 fn rustup() -> Option<Command> {
     let own = std::env::var_os("RUSTUP_TOOLCHAIN")?;
     let mut rustup = Command::new(find_program("rustup")?);

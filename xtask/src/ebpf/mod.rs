@@ -1,8 +1,8 @@
-//! `cargo xtask build-ebpf`: the checked-in BPF object, from sources to the same bytes everywhere.
+//! `cargo xtask build-ebpf`: builds the checked-in BPF object reproducibly.
 //!
-//! Installing reaper needs no toolchain for BPF because the object is checked in; that it is what the
-//! sources say can be checked by anyone, because building it twice gives the same bytes: paths are
-//! trimmed, the debug information (but not the BTF) is stripped, and the toolchain is recorded.
+//! The object is checked in, so installing reaper needs no BPF toolchain. Anyone can check it against its sources, because
+//! each build gives the same bytes: paths are trimmed, debug information (but not BTF) is stripped, and the toolchain is
+//! recorded.
 
 mod record;
 mod strip;
@@ -20,12 +20,15 @@ use record::Record;
 use toolchain::Toolchain;
 pub use toolchain::compiler_with_sources;
 
-/// The object, as the service includes it.
+/// Path of the object that the service includes.
 const OBJECT: &str = "reaper-user/host/src/source/ebpf/reaper.bpf.o";
-/// What it was built with.
+/// Path of the record of its toolchain.
 const RECORD: &str = "reaper-user/host/src/source/ebpf/reaper.bpf.toolchain";
 
 /// Rebuilds the object and the record of its toolchain in place.
+///
+/// # Errors
+/// No toolchain can be installed, or the build fails.
 pub fn build() -> Result<()> {
     let toolchain = Toolchain::find()?;
     say(format_args!(
@@ -47,18 +50,18 @@ pub fn build() -> Result<()> {
     Ok(())
 }
 
-/// Rebuilds the object elsewhere with the recorded toolchain and compares.
+/// Rebuilds the object elsewhere with the recorded toolchain and compares the bytes.
 ///
 /// # Errors
-/// The recorded toolchain cannot be had, or the bytes differ.
+/// The recorded toolchain cannot be installed, or the bytes differ.
 pub fn check() -> Result<()> {
     let record = fs::read_to_string(workspace().join(RECORD))
-        .with_context(|| format!("{RECORD}: cannot be read; `cargo xtask build-ebpf` writes it"))?;
+        .with_context(|| format!("cannot read {RECORD}; `cargo xtask build-ebpf` writes it"))?;
     let record: Record = record.parse().context(RECORD)?;
     let checked_in = fs::read(workspace().join(OBJECT)).context(OBJECT)?;
     ensure!(
         sha256(&checked_in) == record.sha256,
-        "{OBJECT} is not the object that {RECORD} records: run `cargo xtask build-ebpf` and commit both"
+        "{OBJECT} has another hash than in {RECORD}: run `cargo xtask build-ebpf` and commit both"
     );
 
     let toolchain = Toolchain::recorded(&record.identity)?;
@@ -66,36 +69,36 @@ pub fn check() -> Result<()> {
         "rebuilding reaper-ebpf with {}",
         toolchain.identity
     ));
-    // From nothing, and not where `build` builds: what lies there must not answer for the sources.
+    // An empty directory, so that no artifact of an earlier build is used.
     let target = target_dir().join("ebpf-check");
     remove(&target)?;
     let rebuilt = compile(&toolchain, &target)?;
     ensure!(
         rebuilt == checked_in,
-        "{OBJECT} ({} bytes) is not what its sources build to ({} bytes, in {}): \
+        "{OBJECT} ({} bytes) differs from the build of its sources ({} bytes, in {}): \
          run `cargo xtask build-ebpf` and commit the object",
         checked_in.len(),
         rebuilt.len(),
         target.join("reaper.bpf.o").display(),
     );
     say(format_args!(
-        "{OBJECT} is what its sources build to, byte for byte"
+        "{OBJECT} is identical to the build of its sources"
     ));
     remove(&target)
 }
 
-/// Builds and strips the object below `target`; returns its bytes.
+/// Builds and strips the object below `target`, and returns its bytes.
 fn compile(toolchain: &Toolchain, target: &Path) -> Result<Vec<u8>> {
     let mut cargo = Command::new(&toolchain.cargo);
     cargo
         .current_dir(workspace())
         .env("RUSTC", &toolchain.rustc)
-        // Lets a stable compiler build `core` for a target that has none built.
+        // Allows `-Zbuild-std` in a stable compiler.
         .env("RUSTC_BOOTSTRAP", "1")
         .env("PATH", toolchain.path()?)
-        // bpf-linker links with the first LLVM it finds here: the compiler's own.
+        // bpf-linker loads the first LLVM that it finds here: that of the compiler.
         .env("LD_LIBRARY_PATH", &toolchain.llvm)
-        // Takes precedence over flags of the user's own, which would change the bytes.
+        // Overrides the user's flags, which would change the bytes.
         .env(
             "CARGO_ENCODED_RUSTFLAGS",
             "-Cdebuginfo=2\x1f-Clink-arg=--btf",

@@ -1,26 +1,26 @@
-//! The record of what built the object, beside it as text.
+//! Record of the toolchain that built the object, a text file next to it.
 
 use std::fmt;
 use std::str::FromStr;
 
 use anyhow::{Context, Result};
 
-/// Where the compiler is from: rustup's nightly with its component rust-src, or Debian's packages.
+/// Origins of the compiler: rustup's nightly with its component rust-src, or Debian's packages.
 pub const RUSTUP: &str = "rustup nightly";
 pub const DEBIAN: &str = "debian rustc-web";
 
 const KEYS: [&str; 5] = ["origin", "rustc", "commit", "llvm", "bpf-linker"];
 
-/// What has to be the same for the same bytes to come out: where the compiler is from, the first line of `rustc -vV`, its
-/// commit, the version of its LLVM and that of bpf-linker.
+/// Properties of a toolchain that determine the bytes of the object: origin of the compiler, first line of `rustc -vV`,
+/// commit, LLVM version, bpf-linker version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity(pub [String; KEYS.len()]);
 
-/// The text file beside the object.
+/// Content of the record file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     pub identity: Identity,
-    /// Of the object, in hex.
+    /// Hash of the object, in hexadecimal digits.
     pub sha256: String,
 }
 
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_reads_back_as_written() {
+    fn record_reads_back_as_written() {
         let identity = [
             DEBIAN,
             "rustc 1.96.0 (ac68faa20 2026-05-25) (built from a source tarball)",
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_without_a_line_names_it() {
+    fn record_without_a_line_is_an_error_that_names_it() {
         let error = "origin: debian rustc-web\n".parse::<Record>().unwrap_err();
         assert_eq!(error.to_string(), "no line `rustc: …`");
     }

@@ -1,13 +1,13 @@
-//! Taking the debug information out of a BPF object.
+//! Removes the debug information from a BPF object.
 
 use anyhow::{Context, Result};
 use object::build::elf::{Builder, SectionData};
 use object::elf;
 
-/// Removes every `.debug_*` section and what relocates it. The BTF, which the loader needs, stays.
+/// Removes all `.debug_*` sections and their relocations. Keeps the BTF, which the loader needs.
 ///
 /// # Errors
-/// The bytes are no ELF file of a known layout.
+/// The bytes are not a known ELF file.
 pub fn debug_sections(object: &[u8]) -> Result<Vec<u8>> {
     let mut elf = Builder::read(object).context("reading the linked object")?;
     for section in &mut elf.sections {
@@ -16,7 +16,7 @@ pub fn debug_sections(object: &[u8]) -> Result<Vec<u8>> {
         section.delete = name.starts_with(b".debug_");
     }
     elf.delete_orphans();
-    // LLVM keeps the names of sections among those of symbols; written, they have a section of their own.
+    // LLVM stores section names in the symbol names' section. The writer needs a separate section for them.
     if !elf
         .sections
         .iter()
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_debug_sections_go() {
+    fn only_debug_sections_are_removed() {
         let mut object = Builder::new(object::Endianness::Little, true);
         object.header.e_type = elf::ET_REL;
         object.header.e_machine = elf::EM_BPF;

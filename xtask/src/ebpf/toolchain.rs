@@ -1,4 +1,4 @@
-//! Finding and installing what builds the BPF object.
+//! Finds and installs the toolchain for the BPF object.
 
 use std::ffi::OsString;
 use std::fs;
@@ -10,28 +10,31 @@ use anyhow::{Context, Result, bail, ensure};
 use super::record::{DEBIAN, Identity, RUSTUP};
 use crate::shell::{cargo_tool, fetch_lists, find_program, install, output, say, target_dir};
 
-/// The linker decides about the bytes too, and each version is made for one LLVM.
+/// Versions of the linker and of LLVM. The linker's version affects the bytes, and it works with one LLVM only.
 const BPF_LINKER: &str = "0.10.3";
 const LLVM_MAJOR: &str = "22";
 
-/// Debian's packages of a current compiler, its cargo and the sources of `core`.
+/// Debian packages of a current compiler, its cargo and the sources of `core`.
 const DEBIAN_PACKAGES: [&str; 3] = ["rustc-web", "cargo-web", "rust-web-src"];
 
-/// Where they put the compiler.
+/// Path of the compiler from these packages.
 const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
 
-/// Programs that are there and fit each other.
+/// Installed programs that work together.
 pub struct Toolchain {
     pub identity: Identity,
     pub cargo: PathBuf,
     pub rustc: PathBuf,
-    /// Directory whose only `libLLVM*` is the compiler's.
+    /// Directory whose only `libLLVM*` is that of the compiler.
     pub llvm: PathBuf,
     linker: PathBuf,
 }
 
 impl Toolchain {
-    /// rustup's nightly if the user has it with rust-src, else Debian's, installing what is missing.
+    /// Returns rustup's nightly if it is installed with rust-src, otherwise Debian's toolchain, which it installs.
+    ///
+    /// # Errors
+    /// The installation fails.
     pub fn find() -> Result<Toolchain> {
         match Toolchain::rustup() {
             Some(toolchain) => toolchain,
@@ -39,15 +42,15 @@ impl Toolchain {
         }
     }
 
-    /// The one that is recorded.
+    /// Returns the recorded toolchain.
     ///
     /// # Errors
-    /// It is not here and cannot be had.
+    /// It is not installed and cannot be installed.
     pub fn recorded(wanted: &Identity) -> Result<Toolchain> {
         let same = |toolchain: &Toolchain| toolchain.identity == *wanted;
         let found = match wanted.0[0].as_str() {
             RUSTUP => Toolchain::rustup().context(
-                "the recorded toolchain is rustup's nightly with rust-src and LLVM 22, which is not installed",
+                "the recorded toolchain, rustup's nightly with rust-src and LLVM 22, is not installed",
             )??,
             DEBIAN => match Toolchain::debian(false)? {
                 fits if same(&fits) => fits,
@@ -57,14 +60,14 @@ impl Toolchain {
         };
         ensure!(
             same(&found),
-            "the recorded toolchain cannot be had: the object was built with {wanted}, here is {}; \
+            "the recorded toolchain is not available: the object was built with {wanted}, this host has {}; \
              rebuild it with `cargo xtask build-ebpf`",
             found.identity
         );
         Ok(found)
     }
 
-    /// PATH with the linker in front.
+    /// Returns PATH with the linker's directory in front.
     pub fn path(&self) -> Result<OsString> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let dir = self.linker.parent().unwrap_or(Path::new("/")).to_path_buf();
@@ -73,7 +76,7 @@ impl Toolchain {
         )?)
     }
 
-    /// `None` where the user has no such nightly; nothing is installed for it.
+    /// Returns rustup's toolchain, `None` if it is not installed or does not fit. Never installs it.
     fn rustup() -> Option<Result<Toolchain>> {
         let which = |program| {
             let mut rustup = Command::new(find_program("rustup")?);
@@ -98,7 +101,7 @@ impl Toolchain {
         let identity = identity(RUSTUP, &rustc).ok()?;
         if !fits_linker(&identity) {
             say(format_args!(
-                "not taking {identity}, which is for LLVM {LLVM_MAJOR}"
+                "not using {identity}: bpf-linker needs LLVM {LLVM_MAJOR}"
             ));
             return None;
         }
@@ -112,15 +115,15 @@ impl Toolchain {
         }))
     }
 
-    /// With `upgrade`, brings the packages to the newest version even if they are installed.
+    /// Returns Debian's toolchain. With `upgrade`, upgrades installed packages to the newest version.
     fn debian(upgrade: bool) -> Result<Toolchain> {
         install_debian(upgrade)?;
         let rustc = PathBuf::from(DEBIAN_RUSTC);
         let identity = identity(DEBIAN, &rustc)?;
         ensure!(
             fits_linker(&identity),
-            "{identity}, which is for LLVM {LLVM_MAJOR}: \
-             this Debian has no compiler that fits, use rustup's nightly with rust-src"
+            "{identity}: bpf-linker needs LLVM {LLVM_MAJOR}: \
+             this Debian has no such compiler, use rustup's nightly with rust-src"
         );
         Ok(Toolchain {
             llvm: llvm_alone(&identity.0[3])?,
@@ -132,19 +135,18 @@ impl Toolchain {
     }
 }
 
-/// Debian's compiler, which has the sources of the whole standard library: for type-checking, whatever its LLVM.
+/// Returns Debian's compiler with the sources of the standard library, whatever its LLVM. Suitable for type-checking.
 ///
 /// # Errors
-/// It cannot be installed.
+/// The compiler cannot be installed.
 pub fn compiler_with_sources() -> Result<PathBuf> {
     install_debian(false)?;
     Ok(PathBuf::from(DEBIAN_RUSTC))
 }
 
-/// With `upgrade`, even what is installed.
+/// Installs missing packages of the compiler; with `upgrade`, all of them.
 fn install_debian(upgrade: bool) -> Result<()> {
-    const WHY: &str =
-        "a Rust that builds for targets whose library is not at hand, with its sources";
+    const WHY: &str = "a Rust compiler with the sources of its standard library";
     let missing: Vec<&str> = DEBIAN_PACKAGES
         .into_iter()
         .filter(|package| upgrade || !is_installed(package))
@@ -153,7 +155,7 @@ fn install_debian(upgrade: bool) -> Result<()> {
         install(&missing, WHY)?;
     }
     if is_too_old()? {
-        // By lists that are.
+        // The package lists may be too old as well.
         fetch_lists()?;
         install(&DEBIAN_PACKAGES, WHY)?;
     }
@@ -165,13 +167,13 @@ fn install_debian(upgrade: bool) -> Result<()> {
     Ok(())
 }
 
-/// Whether Debian's compiler is, for this workspace.
+/// Returns whether Debian's compiler is too old for this workspace.
 fn is_too_old() -> Result<bool> {
     let version = output(Command::new(DEBIAN_RUSTC).arg("-V"))?;
     Ok(release(&version) < release(env!("CARGO_PKG_RUST_VERSION")))
 }
 
-/// The first two numbers of `rustc 1.96.0 (…)`, or of `1.95`.
+/// Returns the first two numbers of `rustc 1.96.0 (…)` or `1.95`.
 fn release(version: &str) -> Option<(u32, u32)> {
     let mut numbers = version
         .split(|c: char| !c.is_ascii_digit())
@@ -197,7 +199,7 @@ fn identity(origin: &str, rustc: &Path) -> Result<Identity> {
         let found = text.lines().find_map(|line| line.strip_prefix(name));
         found
             .map(str::to_owned)
-            .with_context(|| format!("{}: -vV says no {name}", rustc.display()))
+            .with_context(|| format!("{} -vV prints no {name}", rustc.display()))
     };
     let first = text.lines().next().unwrap_or_default().to_owned();
     let (commit, llvm) = (field("commit-hash: ")?, field("LLVM version: ")?);
@@ -210,8 +212,8 @@ fn identity(origin: &str, rustc: &Path) -> Result<Identity> {
     ]))
 }
 
-/// A directory with nothing but a link to Debian's libLLVM of that version: bpf-linker takes the first
-/// it finds in a directory, and the system's own may hold several.
+/// Returns a directory with only a link to Debian's libLLVM of this version. bpf-linker loads the first libLLVM in a
+/// directory, and the system's directory may contain several.
 fn llvm_alone(version: &str) -> Result<PathBuf> {
     let minor = version.rsplit_once('.').map_or(version, |(minor, _)| minor);
     let name = format!("libLLVM.so.{minor}");
@@ -219,7 +221,7 @@ fn llvm_alone(version: &str) -> Result<PathBuf> {
         .context("/usr/lib")?
         .filter_map(|entry| Some(entry.ok()?.path().join(&name)))
         .find(|path| path.is_file())
-        .with_context(|| format!("{name} of the compiler is not below /usr/lib"))?;
+        .with_context(|| format!("no {name} below /usr/lib"))?;
     let dir = target_dir().join("tools").join(format!("llvm-{version}"));
     let link = dir.join(&name);
     fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
@@ -235,7 +237,7 @@ mod tests {
     use super::release;
 
     #[test]
-    fn releases_are_compared_by_their_numbers() {
+    fn releases_are_compared_numerically() {
         assert_eq!(
             release("rustc 1.96.0 (d9a2 2026-05-01) (built from a source tarball)"),
             Some((1, 96))

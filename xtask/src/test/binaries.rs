@@ -1,4 +1,4 @@
-//! Builds all tests in one go, and finds the executables.
+//! Builds all tests at once and finds the executables.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,7 +11,7 @@ use crate::shell::{as_root, executables, output};
 /// Name of the test target with the real process trees.
 const REAL: &str = "real";
 
-/// An executable with tests.
+/// Executable with tests.
 #[derive(Debug)]
 pub struct TestBinary {
     /// Name of its package.
@@ -21,7 +21,7 @@ pub struct TestBinary {
     path: PathBuf,
 }
 
-/// Everything that one build makes.
+/// Results of one build.
 pub struct Binaries {
     /// Unit, table and property tests.
     pub unit: Vec<TestBinary>,
@@ -32,10 +32,10 @@ pub struct Binaries {
 }
 
 impl Binaries {
-    /// Builds library, programs and all tests with one set of features, so that nothing is compiled twice.
+    /// Builds library, programs and all tests with one set of features, to compile nothing twice.
     ///
     /// # Errors
-    /// The build fails, or lacks an executable.
+    /// The build fails, or an executable is missing.
     pub fn build() -> Result<Binaries> {
         Binaries::read(executables(&["test", "--workspace", "--no-run"])?)
     }
@@ -72,17 +72,17 @@ impl Binaries {
 }
 
 impl TestBinary {
-    /// Returns a command that runs it as this user.
+    /// Returns a command that runs the executable as this user.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.path);
         command.current_dir(&self.directory);
         command
     }
 
-    /// Returns a command that runs it as root.
+    /// Returns a command that runs the executable as root.
     ///
     /// # Errors
-    /// Neither root nor sudo.
+    /// This process is not root and there is no sudo.
     pub fn command_as_root(&self) -> Result<Command> {
         let mut command = as_root(&self.path)?;
         command.current_dir(&self.directory);
@@ -94,17 +94,17 @@ impl TestBinary {
         &self.path
     }
 
-    /// Returns the names of its tests.
+    /// Returns the names of the tests.
     ///
     /// # Errors
-    /// It cannot be run.
+    /// The executable cannot be run.
     pub fn tests(&self) -> Result<Vec<String>> {
         let listed = output(self.command().arg("--list"))
             .with_context(|| format!("tests of {}", self.path.display()))?;
         let names = listed
             .lines()
             .filter_map(|line| line.strip_suffix(": test"));
-        // libtest-mimic puts the kind of a test in front.
+        // libtest-mimic pads the name behind the kind of the test.
         Ok(names.map(|name| name.trim().to_owned()).collect())
     }
 }

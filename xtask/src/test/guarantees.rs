@@ -1,4 +1,4 @@
-//! Which guarantee to users each test shows.
+//! Maps each test to the guarantees to users that it shows.
 
 use std::collections::BTreeSet;
 
@@ -6,32 +6,32 @@ use anyhow::{Result, ensure};
 
 use super::binaries::{Binaries, TestBinary};
 
-/// Name and text of each guarantee, a line each.
+/// Name and text of each guarantee, one per line.
 const GUARANTEES: &str = "\
 members      whatever a member starts is a member, whatever it does with setsid, forks, environment or uid
 orphans      a member is an orphan when its parent process exits, and is reaped at that moment
 identity     no signal without a pidfd that was verified after it was opened
-kept         what must live is never signalled; observe decides alike and sends nothing
+kept         kept processes are never signalled; observe makes the same decisions and sends no signal
 escalation   SIGTERM, grace, SIGKILL, until no member is left; fork bombs included
-zombies      zombies, stopped processes and leaders that exit before their threads are told apart
-agents       agents are recognised by what they run, and their sessions open, nest and close
+zombies      zombies, stopped processes and leaders that exit before their threads are handled
+agents       agents are recognised by their program, and their sessions open, nest and close
 budgets      a time budget ends a command exactly as a stop does
 restart      SIGKILL of the service loses no session; nothing of another boot is signalled
-run          `reaper run` passes status, signals and terminal on, and leaves only after its tree is gone
-leftovers    what agents left behind before the service started is found by evidence alone
-loss         lost events are counted, reported and reconciled; idle costs no wake-up
-own-user     the service runs a command or removes a path only as the user who asked for it
+run          `reaper run` passes status, signals and terminal on, and exits only after its whole tree
+leftovers    processes that agents left before the service started are found by evidence alone
+loss         lost events are counted, reported and reconciled; an idle service has no wake-ups
+own-user     the service runs a command or removes a path only as the user who requested it
 isolation    no user delays, hides or ends the processes of another
-fallback     where BPF cannot be used, the proc connector or a scan does the same, and says what it lacks
+fallback     without BPF, the proc connector or a scan does the same and reports what it cannot see
 macos        the same engine on a process-table scan of macOS
 stream       each event, decision and outcome is reported once, in order, and escaped
-journal      history and what users asked to keep survive crashes, within bounds
-answers      questions are answered from what is known, to those who may ask
+journal      history and users' keeps survive crashes, within bounds
+answers      requests are answered correctly, and only for permitted users
 input        bad input gives a clear error and loses nothing
 probes       one BPF object loads on each kernel from 5.10 on
-tools        the developer's commands do what they say";
+tools        the developer commands work as documented";
 
-/// Beginning of the name of a test, and the guarantees that it shows. The longest beginning counts.
+/// Guarantees by prefix of the test's name. The longest prefix counts.
 const SHOWN: &[(&str, &[&str])] = &[
     // Real process trees.
     (
@@ -65,7 +65,6 @@ const SHOWN: &[(&str, &[&str])] = &[
     ("survival::overwritten-marker", &["kept"]),
     ("survival::newer-journal", &["journal", "kept"]),
     ("run::as-", &["run"]),
-    ("run::as-root::time-runs-out", &["budgets"]),
     ("run::as-root::link-", &["own-user"]),
     ("run::as-root::root-refuses", &["own-user"]),
     ("run::as-root::other-users", &["isolation"]),
@@ -145,7 +144,7 @@ const SHOWN: &[(&str, &[&str])] = &[
     ("vm::", &["tools"]),
 ];
 
-/// Prints each test with what it shows and whether it needs root, and the texts of the guarantees.
+/// Prints each test with its guarantees and whether it needs root, and the texts of the guarantees.
 ///
 /// # Errors
 /// A test executable cannot be run.
@@ -163,10 +162,10 @@ pub fn list(binaries: &Binaries, names: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Checks that each test shows something, and that each guarantee is shown.
+/// Checks that each test shows a guarantee, and that each guarantee is shown by a test.
 ///
 /// # Errors
-/// That is not so: names which.
+/// Lists the tests and guarantees for which this is not so.
 pub fn check(binaries: &Binaries) -> Result<()> {
     let (mut unnamed, mut unseen) = (Vec::new(), names_of_guarantees());
     for test in all(binaries)? {
@@ -179,7 +178,7 @@ pub fn check(binaries: &Binaries) -> Result<()> {
     }
     ensure!(
         unnamed.is_empty() && unseen.is_empty(),
-        "xtask/src/test/guarantees.rs: tests that show nothing: {unnamed:?}; guarantees without a test: {unseen:?}"
+        "xtask/src/test/guarantees.rs: tests without a guarantee: {unnamed:?}; guarantees without a test: {unseen:?}"
     );
     Ok(())
 }
@@ -196,7 +195,7 @@ fn all(binaries: &Binaries) -> Result<Vec<String>> {
     Ok(tests?.concat())
 }
 
-/// Returns what a test shows, or None where nothing is said of it.
+/// Returns the guarantees that a test shows, or `None` if no prefix matches.
 fn shown(test: &str) -> Option<&'static [&'static str]> {
     let known = SHOWN.iter().filter(|(start, _)| test.starts_with(start));
     let longest = known.max_by_key(|(start, _)| start.len());

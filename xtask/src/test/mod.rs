@@ -1,4 +1,4 @@
-//! `cargo xtask test`: all checks and all tests, the time they took, and what was left out.
+//! `cargo xtask test`: runs all checks and tests, and reports durations and what was skipped.
 
 mod binaries;
 mod guarantees;
@@ -18,16 +18,22 @@ pub use binaries::Binaries;
 
 const EXAMPLES: &str = "\
 Examples:
-  cargo xtask test                            every check and every test
-  cargo xtask test fork-bomb model::          only the tests with one of these in their name
-  cargo xtask test --list                     which tests there are, what each shows, which need root
-  cargo xtask test --full                     also the long soaks, and all kernels that Debian has
-  cargo xtask test --repeat 10 --loaded       ten times on a busy machine, as a table
-  CI=true cargo xtask test                    as CI does: whatever cannot be run is a failure
+  # All checks and all tests
+  cargo xtask test
+  # Only tests with one of these words in their name
+  cargo xtask test fork-bomb model::
+  # List the tests, the guarantees that each shows, and which need root
+  cargo xtask test --list
+  # Also the long soak tests, and all kernels of Debian
+  cargo xtask test --full
+  # Ten times on a busy machine, with a table of the results
+  cargo xtask test --repeat 10 --loaded
+  # As in CI: a check that cannot run is a failure
+  CI=true cargo xtask test
 
-Process trees need root: they run through sudo where this user is not root, and are left out where there is neither.";
+Tests with real process trees need root. They run through sudo if this user is not root, and are skipped without sudo.";
 
-/// Programs that tests drive, and the Debian packages they are in.
+/// Programs that tests use, and their Debian packages.
 const PROGRAMS: &[(&str, &str)] = &[
     ("tmux", "tmux"),
     ("ssh-agent", "openssh-client"),
@@ -41,29 +47,29 @@ const PROGRAMS: &[(&str, &str)] = &[
 ];
 
 #[derive(clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_long_help = EXAMPLES)]
 pub struct Args {
-    /// Only tests whose name contains one of these, and no other check
+    /// Run only tests whose name contains one of these words, and no other check
     #[arg(value_name = "NAME")]
     names: Vec<String>,
-    /// List the tests with the guarantee that each shows, and run nothing
+    /// List the tests with the guarantees that each shows, and run nothing
     #[arg(long)]
     list: bool,
-    /// Also run the long soaks, and the trees on every kernel that Debian has
+    /// Also run the long soak tests, and the process trees on every kernel of Debian
     #[arg(long)]
     full: bool,
     /// Run the tests N times, without the other checks, and print a table
     #[arg(long, value_name = "N", conflicts_with_all = ["list", "full"])]
     repeat: Option<u32>,
-    /// Run them beside two busy loops per core and a second copy of itself in another checkout
+    /// With --repeat: keep the machine busy with two loops per core and a second copy of the tests in another checkout
     #[arg(long, requires = "repeat")]
     loaded: bool,
 }
 
-/// Runs every stage even when one fails, then sums up.
+/// Runs every stage even if one fails, and prints a summary.
 ///
 /// # Errors
-/// Something failed, or something was left out in CI.
+/// A check or test failed, or one was skipped in CI.
 pub fn test(args: &Args) -> Result<()> {
     preflight::check()?;
     if args.list {
@@ -75,14 +81,14 @@ pub fn test(args: &Args) -> Result<()> {
     if !args.names.is_empty() {
         ensure!(
             !in_ci(),
-            "in CI everything is run: call `cargo xtask test` without a name"
+            "CI runs all tests: call `cargo xtask test` without a name"
         );
         return some(&args.names);
     }
     all(args.full)
 }
 
-/// Runs the tests with these words in their names, and nothing else.
+/// Runs the tests whose names contain one of these words, and no other check.
 fn some(names: &[String]) -> Result<()> {
     let mut tally = Tally::default();
     let binaries = tally.stage("build", |_| Binaries::build())?;
@@ -98,7 +104,7 @@ fn all(full: bool) -> Result<()> {
         t.step("tidy", tidy::tidy());
     });
     let binaries = tally.stage("build: library, programs and tests", |_| Binaries::build())?;
-    tally.stage("what each test shows", |t| {
+    tally.stage("guarantees that each test shows", |t| {
         t.step("guarantees", guarantees::check(&binaries));
     });
     let out = &mut std::io::stdout();
@@ -137,18 +143,18 @@ fn all(full: bool) -> Result<()> {
     tally.conclude()
 }
 
-/// Runs unit tests and real trees with one of these words in their names; all of them if there is none.
+/// Runs unit tests and real trees whose names contain one of these words; all of them if there is no word.
 fn tests(binaries: &Binaries, names: &[String], tally: &mut Tally, out: &mut dyn Write) {
     unit(binaries, names, tally, out);
     real(binaries, names, false, tally, out);
 }
 
 fn unit(binaries: &Binaries, names: &[String], tally: &mut Tally, out: &mut dyn Write) {
-    // Some of them wait, so that more fit at a time than there are processors.
+    // Some tests wait, so more threads than processors are useful.
     let threads = 2 * std::thread::available_parallelism().map_or(1, usize::from);
     for binary in &binaries.unit {
         let mut command = binary.command();
-        // libtest measures tests only for those who may use what is unstable.
+        // Allows `--report-time` in a stable libtest.
         command
             .env("RUSTC_BOOTSTRAP", "1")
             .args(["-Zunstable-options", "--report-time"])
@@ -159,7 +165,7 @@ fn unit(binaries: &Binaries, names: &[String], tally: &mut Tally, out: &mut dyn 
     }
 }
 
-/// Runs the real trees. A test that lacks its source here leaves itself out.
+/// Runs the real trees. A test whose source cannot be used here is ignored by the executable.
 fn real(binaries: &Binaries, names: &[String], soak: bool, tally: &mut Tally, out: &mut dyn Write) {
     let all = binaries.real.tests().unwrap_or_default();
     let is_meant =
@@ -177,13 +183,13 @@ fn real(binaries: &Binaries, names: &[String], soak: bool, tally: &mut Tally, ou
     match unusable(binaries) {
         Ok(None) => {}
         Ok(Some(reason)) => tally.leave_out(&format!(
-            "real process trees as the probes see them: {reason}"
+            "real process trees through the eBPF source: {reason}"
         )),
-        Err(error) => return tally.fail("looking for what the kernel allows", &error),
+        Err(error) => return tally.fail("checking the kernel with `reaper doctor`", &error),
     }
     for (program, package) in PROGRAMS {
         if find_program(program).is_none()
-            && let Err(error) = install(&[package], &format!("tests drive {program}"))
+            && let Err(error) = install(&[package], &format!("tests use {program}"))
         {
             return tally.fail(program, &error);
         }
@@ -197,7 +203,7 @@ fn real(binaries: &Binaries, names: &[String], soak: bool, tally: &mut Tally, ou
     tally.suite("real trees", result);
 }
 
-/// Why the kernel probes cannot be used here, if so, in the words of `reaper doctor`.
+/// Returns why the eBPF source cannot be used here, as `reaper doctor` reports it; `None` if it can.
 fn unusable(binaries: &Binaries) -> Result<Option<String>> {
     let mut doctor = as_root(&binaries.reaper)?;
     let answer = doctor
@@ -205,11 +211,11 @@ fn unusable(binaries: &Binaries) -> Result<Option<String>> {
         .stderr(Stdio::inherit())
         .output()
         .context("cannot start `reaper doctor`")?;
-    verdict(answer.status.code(), &answer.stdout)
+    reason_against_ebpf(answer.status.code(), &answer.stdout)
 }
 
-/// Reads the answer of `reaper doctor --json`: whether the probes are among the sources that can be used.
-fn verdict(code: Option<i32>, answer: &[u8]) -> Result<Option<String>> {
+/// Reads from the output of `reaper doctor --json` why the eBPF source cannot be used; `None` if it can.
+fn reason_against_ebpf(code: Option<i32>, answer: &[u8]) -> Result<Option<String>> {
     let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
     let mut sources = answer["sources"].as_array().into_iter().flatten();
     let probes = sources.rfind(|source| source["name"] == "ebpf");
@@ -219,12 +225,12 @@ fn verdict(code: Option<i32>, answer: &[u8]) -> Result<Option<String>> {
             let reasons = answer["reasons"].as_array().into_iter().flatten();
             let reasons: Vec<_> = reasons.filter_map(Value::as_str).collect();
             Ok(Some(match reasons.as_slice() {
-                [] => "reaper doctor says that the kernel probes cannot be used".to_owned(),
+                [] => "reaper doctor reports that the eBPF source cannot be used".to_owned(),
                 some => some.join("; "),
             }))
         }
         (code, None) => {
-            bail!("`reaper doctor --json` ended with {code:?} and no word on the probes")
+            bail!("`reaper doctor --json` exited with {code:?} and does not list the eBPF source")
         }
     }
 }
@@ -234,17 +240,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_doctor_decides_what_can_be_run() {
+    fn doctor_output_decides_whether_ebpf_tests_run() {
         assert_eq!(
-            verdict(Some(0), br#"{"sources":[{"name":"ebpf","usable":true}]}"#).unwrap(),
+            reason_against_ebpf(Some(0), br#"{"sources":[{"name":"ebpf","usable":true}]}"#)
+                .unwrap(),
             None
         );
         let no = br#"{"sources":[{"name":"ebpf","usable":false},{"name":"procfs","usable":true}],"reasons":["no BTF","lockdown"]}"#;
         assert_eq!(
-            verdict(Some(0), no).unwrap().as_deref(),
+            reason_against_ebpf(Some(0), no).unwrap().as_deref(),
             Some("no BTF; lockdown")
         );
-        assert!(verdict(Some(3), b"").unwrap().is_some());
-        assert!(verdict(Some(1), b"").is_err());
+        assert!(reason_against_ebpf(Some(3), b"").unwrap().is_some());
+        assert!(reason_against_ebpf(Some(1), b"").is_err());
     }
 }

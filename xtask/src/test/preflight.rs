@@ -1,4 +1,4 @@
-//! Checks at the start whether the machine has what the tests need.
+//! Checks before the build whether the machine has enough disk space and memory.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use nix::sys::statvfs::statvfs;
 
 use crate::shell::{as_root, in_ci, say, target_dir};
 
-/// Disk space that a build from nothing needs, and the tests of an existing build, in MiB.
+/// Disk space for a build from scratch, and for tests of an existing build, in MiB.
 const COLD_MIB: u64 = 3 << 10;
 const WARM_MIB: u64 = 512;
 /// Space for the files of running tests, in MiB.
@@ -15,10 +15,10 @@ const TEMPORARY_MIB: u64 = 256;
 /// Free memory that linking needs, in MiB.
 const MEMORY_MIB: u64 = 1536;
 
-/// Reports what is missing and what to do about it.
+/// Reports what is missing and how to fix it.
 ///
 /// # Errors
-/// Something is missing without which nothing can be run.
+/// Disk space is missing, or in CI a way to become root.
 pub fn check() -> Result<()> {
     let target = target_dir();
     let is_built = target.join("debug/deps").is_dir();
@@ -34,13 +34,13 @@ pub fn check() -> Result<()> {
         let free = (stat.blocks_available() * stat.fragment_size()) >> 20;
         ensure!(
             free >= needed,
-            "{name}: {free} MiB of disk are free, {needed} MiB are needed: \
+            "{name}: {free} MiB of disk space free, {needed} MiB needed: \
              free some, or set {variable} to a directory on another disk"
         );
     }
     if let Some(free) = available_mib().filter(|free| *free < MEMORY_MIB) {
         say(format_args!(
-            "{free} MiB of memory are available and linking needs {MEMORY_MIB} MiB: if the build is killed, \
+            "{free} MiB of memory available, linking needs {MEMORY_MIB} MiB: if the build is killed, \
              close other programs or set CARGO_BUILD_JOBS=1"
         ));
     }
@@ -48,7 +48,7 @@ pub fn check() -> Result<()> {
         Err(error) if in_ci() => Err(error),
         Err(error) => {
             say(format_args!(
-                "real process trees will be left out: {error:#}"
+                "skipping tests with real process trees: {error:#}"
             ));
             Ok(())
         }
@@ -56,7 +56,7 @@ pub fn check() -> Result<()> {
     }
 }
 
-/// Returns the memory that can be had without swapping, or None if the kernel does not say.
+/// Returns the memory available without swapping, or `None` if the kernel does not report it.
 fn available_mib() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;

@@ -1,4 +1,4 @@
-//! Runs the tests many times, if wanted on a machine that is kept busy, and prints a table.
+//! Runs the tests many times, optionally on a busy machine, and prints a table.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -14,13 +14,13 @@ use super::{Binaries, tests};
 use crate::shell::{OwnedChild, cargo, copy_sources, say, target_dir};
 use crate::tally::{Tally, minutes};
 
-/// Busy loops for each processor.
+/// Number of busy loops per processor.
 const LOOPS_PER_CORE: usize = 2;
 
-/// Runs the tests so often; what they print goes to `target/repeat`.
+/// Runs the tests in `rounds` rounds. Their output goes to `target/repeat`.
 ///
 /// # Errors
-/// A test failed in one of the rounds, here or in the second copy.
+/// A test failed in a round, here or in the second copy.
 pub fn repeat(names: &[String], rounds: u32, loaded: bool) -> Result<()> {
     let binaries = Binaries::build()?;
     let directory = target_dir().join("repeat");
@@ -58,19 +58,22 @@ pub fn repeat(names: &[String], rounds: u32, loaded: bool) -> Result<()> {
     second.map(|_| ())
 }
 
-/// What keeps the machine busy, until it is dropped.
+/// Load that keeps the machine busy until it is dropped.
 struct Load {
     over: Arc<AtomicBool>,
-    /// When it is killed, what it runs at that moment goes on to its end.
+    /// The second copy. Killing it does not kill its current child.
     second: OwnedChild,
     log: PathBuf,
 }
 
 impl Load {
-    /// Starts the busy loops and the second copy, and waits until that has been built.
+    /// Builds and starts the second copy, and starts the busy loops.
     fn start(names: &[String], rounds: u32, directory: &Path) -> Result<Load> {
         let checkout = directory.join("checkout");
-        say(format_args!("a second copy, in {}", checkout.display()));
+        say(format_args!(
+            "building a second copy in {}",
+            checkout.display()
+        ));
         copy_sources(&checkout)?;
         let mut build = cargo();
         build.current_dir(&checkout).env_remove("CARGO_TARGET_DIR");
@@ -106,14 +109,14 @@ impl Load {
         })
     }
 
-    /// Waits for the second copy, which goes on without the busy loops, and prints its table.
+    /// Stops the busy loops, waits for the second copy and prints its table.
     fn finish(mut self) -> Result<()> {
         self.over.store(true, Ordering::Relaxed);
         let status = self.second.wait().context("waiting for the second copy")?;
-        let said = fs::read_to_string(&self.log).unwrap_or_default();
-        say("the second copy");
+        let log = fs::read_to_string(&self.log).unwrap_or_default();
+        say("results of the second copy");
         let mut out = std::io::stdout().lock();
-        let table = said
+        let table = log
             .lines()
             .skip_while(|line| !line.starts_with("round") && !line.starts_with("  round"));
         for line in table.filter(|line| !line.trim().is_empty()) {
@@ -121,7 +124,7 @@ impl Load {
         }
         ensure!(
             status.success(),
-            "the second copy ended with {status}: see {}",
+            "the second copy exited with {status}: see {}",
             self.log.display()
         );
         Ok(())

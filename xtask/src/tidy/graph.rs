@@ -1,12 +1,13 @@
-//! The imports between files: no circle, and no arrow against the flow.
+//! Checks the imports between files: no circles, and none against the flow of the architecture.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use super::scan::{self, Mention};
 
-/// Source directory of each product crate, with its rooms in the order of the flow, lowest first. A room is what lies
-/// directly below; it imports only from rooms before it. Cargo holds the flow between crates.
+/// Source directory of each product crate, and its top-level modules in the order of the flow.
+///
+/// A module imports only from those before it. Cargo checks the flow between crates.
 const CRATES: [(&str, &str); 3] = [
     ("reaper-user/model/src", ""),
     ("reaper-user/host/src", "sys workers source facts kernel"),
@@ -16,19 +17,19 @@ const CRATES: [(&str, &str); 3] = [
     ),
 ];
 
-/// A file, as its module path below the crate.
+/// Module path of a file, relative to the crate.
 type Module = Vec<String>;
-/// Files that each file imports from, with the names it takes.
+/// Files that each file imports from, with the imported names.
 type Graph = BTreeMap<Module, BTreeMap<Module, BTreeSet<String>>>;
 
-/// Returns a line for each circle of files, and for each import against the flow.
+/// Returns a message for each circle of files and for each import against the flow.
 pub fn complaints(files: &[(PathBuf, Vec<Mention>)]) -> Vec<String> {
     let mut found = Vec::new();
-    for (directory, rooms) in CRATES {
+    for (directory, layers) in CRATES {
         let of_crate = files.iter().filter_map(|(file, mentions)| {
             let inside = file.strip_prefix(directory).ok()?;
             let module = scan::module(inside);
-            // None of those that hold tests only.
+            // Files with tests only do not count.
             let is_test = module.iter().any(|name| name == "tests");
             (!is_test).then_some((module, mentions.as_slice()))
         });
@@ -47,9 +48,9 @@ pub fn complaints(files: &[(PathBuf, Vec<Mention>)]) -> Vec<String> {
             found.push(format!("import-circle: {} files{arrows}", circle.len()));
         }
         let rank = |file: &Module| {
-            rooms
+            layers
                 .split_whitespace()
-                .position(|room| file.first().is_some_and(|f| f == room))
+                .position(|layer| file.first().is_some_and(|f| f == layer))
         };
         for (from, targets) in &graph {
             let later = |to: &&Module| {
@@ -64,8 +65,7 @@ pub fn complaints(files: &[(PathBuf, Vec<Mention>)]) -> Vec<String> {
     found
 }
 
-/// An import of a child from the file of its own module, or from one above that, is no arrow: they are one module in
-/// several files.
+/// Returns the graph of imports. A child may import from the modules above it: they count as one module in several files.
 fn graph(files: &BTreeMap<Module, &[Mention]>) -> Graph {
     let mut graph = Graph::new();
     for (from, mentions) in files {
@@ -82,7 +82,7 @@ fn graph(files: &BTreeMap<Module, &[Mention]>) -> Graph {
     graph
 }
 
-/// Returns the file that defines what a path names, and the name. Follows re-exports.
+/// Returns the file that defines the target of a path, and its name. Follows re-exports.
 fn target(
     files: &BTreeMap<Module, &[Mention]>,
     from: &Module,
@@ -128,7 +128,7 @@ fn child(module: &Module, name: &str) -> Module {
     below
 }
 
-/// Returns the strongly connected components of more than one file: files that can be reached from each other.
+/// Returns the strongly connected components of the graph: sets of files that import each other, directly or not.
 fn circles(graph: &Graph) -> Vec<BTreeSet<&Module>> {
     let reached = |from| {
         let (mut seen, mut open) = (BTreeSet::new(), vec![from]);
@@ -153,7 +153,7 @@ fn circles(graph: &Graph) -> Vec<BTreeSet<&Module>> {
 mod tests {
     use super::*;
 
-    /// Each case: what is found, and below it files below reaper-user with their text.
+    /// Cases: the expected message, then files (relative to reaper-user) with their text.
     const CASES: &str = "
 import-circle: 2 files
     model/src/a     use crate::b::B; struct A;

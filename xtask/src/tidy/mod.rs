@@ -1,4 +1,4 @@
-//! `cargo xtask tidy`: what a reader of the sources may rely on, checked.
+//! `cargo xtask tidy`: checks import rules, the names in the root directory, formatting and lints.
 
 mod graph;
 mod rules;
@@ -15,12 +15,14 @@ use crate::shell::{self, cargo, run, say, workspace};
 use rules::{RULES, Rule};
 use scan::Mention;
 
-/// The names that may lie in the root of the repository: those of the architecture, and what every
-/// Rust project has there. What git ignores may lie there too.
+/// Names of files and directories that are allowed in the root of the repository, besides those that git ignores.
 const ROOT: &str = ".cargo .ci .gitattributes .github .gitignore CHANGELOG.md CONTRIBUTING.md Cargo.lock Cargo.toml \
     LICENSE-APACHE LICENSE-MIT README.md SECURITY.md reaper-common reaper-ebpf reaper-user tests xtask";
 
-/// Looks at everything before it fails, so that one run shows all there is to put right.
+/// Runs all checks even if one fails, so that one run shows all violations.
+///
+/// # Errors
+/// A check fails, or a file cannot be read.
 pub fn tidy() -> Result<()> {
     let files = shell::files()?;
     let mut complaints = names_in_root(&files);
@@ -37,7 +39,7 @@ pub fn tidy() -> Result<()> {
     }
     if complaints.is_empty() {
         say(format_args!(
-            "{} import rules hold, no import runs in a circle or against the flow, the root is clean",
+            "{} import rules hold, no circular imports, no imports against the flow, no unknown names in the root",
             RULES.len()
         ));
     }
@@ -60,7 +62,7 @@ fn names_in_root(files: &[PathBuf]) -> Vec<String> {
     unknown
         .map(|name| {
             format!(
-                "{}: root: no such name belongs into the root",
+                "{}: root: name not allowed in the root directory",
                 name.display()
             )
         })
@@ -71,7 +73,7 @@ fn has_rust(file: &Path) -> bool {
     file.extension().is_some_and(|extension| extension == "rs")
 }
 
-/// `path:line: rule: …` for each thing in a source that a rule forbids there.
+/// Returns `path:line: rule: …` for each mention in a source file that a rule forbids.
 fn violations(file: &Path, mentions: &[Mention]) -> Vec<String> {
     let mut found = Vec::new();
     let rules: Vec<&Rule> = RULES.iter().filter(|rule| rule.covers(file)).collect();
@@ -91,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_violation_names_file_line_and_rule() {
+    fn violation_names_file_line_and_rule() {
         let file = Path::new("reaper-user/model/src/tree.rs");
         let mentions = scan::scan(file, "//! Pure.\n\nuse std::fs::File;\n").unwrap();
         let found = violations(file, &mentions);

@@ -1,29 +1,29 @@
-//! The import rules of the architecture, as a table.
+//! Table of the import rules.
 
 use std::path::Path;
 
 use super::scan::Mention;
 
-/// What must not be mentioned where, and why. Lists are separated by white space.
+/// Rule that forbids paths or words in some files. Lists are separated by white space.
 pub struct Rule {
     pub name: &'static str,
-    /// Files that it covers, by the beginning of their path.
+    /// Path prefixes of the files that the rule covers.
     within: &'static str,
-    /// Files among them that it does not cover.
+    /// Path prefixes of exceptions.
     except: &'static str,
-    /// Whether it holds in `#[cfg(test)]` too.
+    /// Whether the rule also covers `#[cfg(test)]` code.
     in_tests: bool,
-    /// `a::b` is that path and all below it, `f()` a call of something of that name, whatever its
-    /// path, and a bare word that word.
+    /// Forbidden mentions: `a::b` is that path and all below it, `f()` a call of any function of that name, and a bare word
+    /// that word.
     forbidden: &'static str,
-    /// Paths among the forbidden ones that are fine.
+    /// Allowed paths below the forbidden ones.
     allowed: &'static str,
     pub why: &'static str,
 }
 
 const PRODUCT: &str = "reaper-user/host/src reaper-user/model/src reaper-user/src";
 
-/// A rule without exceptions; the fields that each rule has are empty.
+/// Defaults for the fields of a rule.
 const RULE: Rule = Rule {
     name: "",
     within: "",
@@ -34,7 +34,7 @@ const RULE: Rule = Rule {
     why: "",
 };
 
-/// All rules. What a crate does not depend on needs none.
+/// All rules. Cargo already prevents imports from crates that are no dependency.
 pub const RULES: &[Rule] = &[
     Rule {
         name: "pure-model",
@@ -50,7 +50,7 @@ pub const RULES: &[Rule] = &[
         within: "reaper-user/host/src",
         in_tests: true,
         forbidden: "reaper_model::policy reaper_model::session",
-        why: "a source says what happened; what is done about it is decided elsewhere",
+        why: "a source only reports events; the policy decides about them",
         ..RULE
     },
     Rule {
@@ -71,19 +71,19 @@ pub const RULES: &[Rule] = &[
                     reaper_host::source::selection reaper_host::sys::after reaper_host::sys::boot_time \
                     reaper_host::sys::cgroup reaper_host::sys::monotonic reaper_host::sys::pidfd std::env std::fs \
                     std::process tokio::time",
-        why: "the engine reaches the machine through reaper_host::kernel and Source alone, so that it also runs on a simulated kernel",
+        why: "the engine uses only reaper_host::kernel and Source, so that it also runs on a simulated kernel",
         ..RULE
     },
     Rule {
         name: "unsafe-has-its-places",
         within: "reaper-common/src reaper-user/host/src reaper-user/model/src reaper-user/src xtask/src",
-        // In xtask children without a copy of memory, 30,000 of them: nothing safe makes these. In the tests of decode
-        // the bytes of the records as the probes write them.
+        // xtask/src/bench/raw creates 30,000 children that share memory, which no safe function does. The tests of decode
+        // read the bytes of records as the probes write them.
         except: "reaper-user/host/src/source/ebpf reaper-user/host/src/sys xtask/src/bench/raw \
                  reaper-common/src/decode/tests",
         in_tests: true,
         forbidden: "unsafe",
-        why: "unsafe code lives in sys/, source/ebpf/, bench/raw.rs and reaper-ebpf, where it is reviewed as such",
+        why: "unsafe code is confined to sys/, source/ebpf/, bench/raw.rs and reaper-ebpf",
         ..RULE
     },
     Rule {
@@ -91,7 +91,7 @@ pub const RULES: &[Rule] = &[
         within: PRODUCT,
         except: "reaper-user/src/export/terminal",
         forbidden: "anstream println eprintln",
-        why: "names of processes and files command a terminal; export/terminal.rs escapes what goes there",
+        why: "names of processes and files may contain terminal escape sequences; export/terminal.rs escapes them",
         ..RULE
     },
     Rule {
@@ -99,7 +99,7 @@ pub const RULES: &[Rule] = &[
         within: "reaper-user/src/api reaper-user/src/cli reaper-user/src/export reaper-user/src/run",
         forbidden: "serde_json::to_string serde_json::to_string_pretty serde_json::to_vec serde_json::to_vec_pretty \
                     serde_json::to_writer serde_json::to_writer_pretty",
-        why: "export/json.rs escapes what commands a terminal or hides text, which serde_json does not",
+        why: "export/json.rs escapes control and invisible characters, which serde_json does not",
         ..RULE
     },
     Rule {
@@ -107,15 +107,15 @@ pub const RULES: &[Rule] = &[
         within: "reaper-user/src/api reaper-user/src/cli",
         in_tests: true,
         forbidden: "reaper_model::policy reaper_model::session reaper_model::tree",
-        why: "the engine owns the model; who talks to users talks to the engine",
+        why: "the engine owns the model; API and CLI send requests to the engine",
         ..RULE
     },
 ];
 
 impl Rule {
-    /// Whether the rule holds in a file, given relative to the root.
+    /// Returns whether the rule covers a file, given relative to the root.
     pub fn covers(&self, file: &Path) -> bool {
-        // `a/b` stands for the module in both its shapes, a/b/… and a/b.rs.
+        // `a/b` matches both forms of a module, a/b/… and a/b.rs.
         let lies_in =
             |place: &str| file.starts_with(place) || file.with_extension("") == Path::new(place);
         self.within.split_whitespace().any(lies_in) && !self.except.split_whitespace().any(lies_in)
@@ -139,7 +139,7 @@ fn matches(pattern: &str, mention: &Mention) -> bool {
     loop {
         match (pattern.next(), path.next()) {
             (None, _) => return true,
-            // A glob brings in whatever lies below.
+            // A glob import covers everything below.
             (Some(_), Some("*")) => return true,
             (Some(wanted), Some(segment)) if wanted == segment => {}
             _ => return false,
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
     use crate::tidy::scan::scan;
 
-    /// Names of the rules that a snippet in `file` violates.
+    /// Returns the names of the rules that `source` as content of `file` violates.
     fn violated(file: &str, source: &str) -> Vec<&'static str> {
         let file = Path::new(file);
         let mentions = scan(file, source).unwrap();
@@ -160,7 +160,7 @@ mod tests {
         RULES.iter().filter(broken).map(|rule| rule.name).collect()
     }
 
-    /// File below reaper-user, the rule that its text violates, and the text.
+    /// Cases: file (relative to reaper-user), the violated rule, and the text of the file.
     const CASES: &str = r#"
 model/src/tree.rs         | pure-model | use std::{collections::HashMap, fs::File};
 model/src/tree.rs         | pure-model | use std::time::*;
@@ -201,7 +201,7 @@ src/modelling.rs          |            | use std::fs;
 "#;
 
     #[test]
-    fn every_rule_finds_its_violation_and_spares_the_neighbour() {
+    fn each_rule_finds_its_violations_only() {
         for case in CASES.trim().lines() {
             let [file, expected, source] = [0, 1, 2].map(|n| case.splitn(3, '|').nth(n).unwrap());
             let file = format!("reaper-user/{}", file.trim());

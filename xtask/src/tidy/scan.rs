@@ -1,7 +1,6 @@
-//! What a source file mentions: every path and word of it, as tokens have them.
+//! Finds the paths and words that a source file mentions.
 //!
-//! Tokens and not text, so that comments and strings say nothing; tokens and not a syntax tree, so
-//! that what stands inside of macros is seen like everything else.
+//! It reads tokens: comments and strings do not count, and the arguments of macros do, unlike in a syntax tree.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -10,11 +9,11 @@ use std::str::FromStr;
 use anyhow::{Result, anyhow};
 use proc_macro2::{Delimiter, Spacing, TokenStream, TokenTree};
 
-/// A path or word at one place of a file.
+/// Path or word at one place of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mention {
-    /// Segments from the crate on, as far as the file's own imports tell: `crate` is the package's
-    /// library, `core` and `alloc` count as `std`, a glob ends with `*`.
+    /// Segments, resolved by the imports of the file. `crate` is the library of the package, `core` and `alloc` count as
+    /// `std`, and a glob ends with `*`.
     pub path: Vec<String>,
     pub line: usize,
     /// Whether arguments in parentheses follow.
@@ -23,10 +22,10 @@ pub struct Mention {
     pub test: bool,
 }
 
-/// Finds all mentions in a file, whose name tells which module it is.
+/// Returns all mentions in a file. Its path determines its module.
 ///
 /// # Errors
-/// The source is not made of Rust's tokens.
+/// The source cannot be split into Rust tokens.
 pub fn scan(file: &Path, source: &str) -> Result<Vec<Mention>> {
     let tokens = TokenStream::from_str(source)
         .map_err(|error| anyhow!("{}:{}: {error}", file.display(), error.span().start().line))?;
@@ -61,17 +60,17 @@ pub fn module(inside: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Where a block of tokens stands.
+/// Context of a block of tokens.
 #[derive(Clone)]
 struct Scope {
     module: Vec<String>,
     test: bool,
-    /// What its `use` items bring in: name and path.
+    /// Paths by the names that `use` items import.
     imports: HashMap<String, Vec<String>>,
 }
 
 impl Scope {
-    /// The path from the crate on.
+    /// Returns the full path of a path in this scope.
     fn resolve(&self, path: &[String]) -> Vec<String> {
         let [first, rest @ ..] = path else {
             return Vec::new();
@@ -102,7 +101,7 @@ impl Scope {
 fn block(tokens: TokenStream, outside: &Scope, mentions: &mut Vec<Mention>) {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     let mut scope = outside.clone();
-    // A `use` holds for the whole block, what stands before it included.
+    // A `use` applies to the whole block, even to the tokens before it.
     for (at, token) in tokens.iter().enumerate() {
         if is_word(token, "use") {
             for (path, name, _) in use_paths(&tokens[at + 1..]).0 {
@@ -111,7 +110,7 @@ fn block(tokens: TokenStream, outside: &Scope, mentions: &mut Vec<Mention>) {
             }
         }
     }
-    // Whether an attribute says that the item at hand is for tests.
+    // Whether the current item has `#[cfg(test)]`.
     let mut test_item = false;
     let mut at = 0;
     while let Some(token) = tokens.get(at) {
@@ -173,7 +172,7 @@ fn block(tokens: TokenStream, outside: &Scope, mentions: &mut Vec<Mention>) {
     }
 }
 
-/// The paths of a `use` item, each with the name it brings in and its line, and the item's length in tokens.
+/// Returns the paths of a `use` item, each with its imported name and line, and the length of the item in tokens.
 fn use_paths(tokens: &[TokenTree]) -> (Vec<(Vec<String>, String, usize)>, usize) {
     let length = tokens
         .iter()
@@ -184,7 +183,7 @@ fn use_paths(tokens: &[TokenTree]) -> (Vec<(Vec<String>, String, usize)>, usize)
     (paths, length)
 }
 
-/// One comma-separated list of use trees below a prefix.
+/// Adds the paths of a comma-separated list of use trees below a prefix.
 fn use_tree(
     tokens: &[TokenTree],
     prefix: &[String],
@@ -218,7 +217,7 @@ fn use_tree(
     }
 }
 
-/// The path that begins at the first token, a word, and its length in tokens.
+/// Returns the path that begins at the first token, a word, and its length in tokens.
 fn path(tokens: &[TokenTree]) -> (Vec<String>, usize) {
     let mut path = Vec::new();
     let mut at = 0;

@@ -1,4 +1,4 @@
-//! Archives as the kernel unpacks them into its first root file system: `cpio -H newc`.
+//! Archives for the kernel's initramfs: `cpio -H newc`.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 const DIRECTORY: u32 = 0o040_755;
 const FILE: u32 = 0o100_000;
 
-/// An archive being written. Everything in it is root's.
+/// Archive that is being written. Root owns all files in it.
 pub struct Archive {
     out: BufWriter<File>,
     path: PathBuf,
@@ -33,7 +33,7 @@ impl Archive {
         })
     }
 
-    /// A file of this host, at `place`; nothing if there is one already.
+    /// Adds a file of this host at `place`, unless the archive already has one there.
     pub fn copy(&mut self, file: &Path, place: &Path) -> Result<()> {
         let name = || format!("cannot read {}", file.display());
         let mode = fs::metadata(file).with_context(name)?.mode() & 0o7777;
@@ -41,13 +41,13 @@ impl Archive {
         self.file(place, mode, &bytes)
     }
 
-    /// A file; nothing if there is one already.
+    /// Adds a file, unless the archive already has one at `place`.
     pub fn file(&mut self, place: &Path, mode: u32, bytes: &[u8]) -> Result<()> {
         self.directory(place.parent().unwrap_or(Path::new("/")))?;
         self.entry(place, FILE | mode, bytes)
     }
 
-    /// A directory, and those that it is in.
+    /// Adds a directory and its parents.
     pub fn directory(&mut self, place: &Path) -> Result<()> {
         let above: Vec<&Path> = place.ancestors().filter(|a| a.parent().is_some()).collect();
         above
@@ -78,7 +78,7 @@ impl Archive {
         self.entries += 1;
         let size = u32::try_from(bytes.len()).map_err(io::Error::other)?;
         let name_size = u32::try_from(name.len() + 1).map_err(io::Error::other)?;
-        // Number, mode, owner, group, links, time, size, four device numbers, length of the name, no checksum.
+        // Inode, mode, uid, gid, links, time, size, four device numbers, length of the name, no checksum.
         let fields = [
             self.entries,
             mode,
@@ -106,7 +106,7 @@ impl Archive {
         self.pad(bytes.len())
     }
 
-    /// Each part begins at a multiple of four.
+    /// Pads a part of this length to a multiple of four bytes.
     fn pad(&mut self, length: usize) -> io::Result<()> {
         self.out
             .write_all(&[0; 3][..length.next_multiple_of(4) - length])
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_archive_has_each_directory_once_and_before_what_is_in_it() {
+    fn archive_has_each_directory_once_before_its_content() {
         let path = std::env::temp_dir().join(format!("xtask-cpio-{}", std::process::id()));
         let mut archive = Archive::create(&path).unwrap();
         for place in ["/a/b/one", "/a/two", "/a/two"] {

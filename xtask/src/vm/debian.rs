@@ -1,5 +1,4 @@
-//! Debian's kernel packages, through apt with lists of its own: what this host has in its lists and what it has
-//! installed stay as they are.
+//! Debian's kernel packages, through apt with separate lists. Lists and packages of the host do not change.
 
 use std::fmt;
 use std::fs;
@@ -10,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::shell::{find_program, install, output, run, say};
 
-/// Suites with kernels: name, archive.
+/// Suites with kernels: name and archive.
 const SUITES: &[(&str, &str)] = &[
     ("bullseye-security", "http://deb.debian.org/debian-security"),
     ("bookworm-security", "http://deb.debian.org/debian-security"),
@@ -19,10 +18,10 @@ const SUITES: &[(&str, &str)] = &[
 
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Kernels for virtual machines: they have compiled in what others have as modules.
+/// Suffix of kernels for virtual machines, whose drivers are built in.
 const FLAVOUR: &str = "-cloud-amd64";
 
-/// A package with a kernel.
+/// Package with a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Package {
     pub name: String,
@@ -31,7 +30,7 @@ pub struct Package {
 }
 
 impl Package {
-    /// Major, minor, and what is left of the numbers in its name.
+    /// Returns the version in the package name: major, minor, and the other numbers.
     pub fn release(&self) -> (u64, u64, Vec<u64>) {
         let release = self.name.strip_suffix(FLAVOUR).unwrap_or(&self.name);
         let mut numbers = release
@@ -48,10 +47,10 @@ impl fmt::Display for Package {
     }
 }
 
-/// What can be reached of it.
+/// Available kernel packages.
 pub struct Debian {
     dir: PathBuf,
-    /// Read when it is first asked for.
+    /// Suites; `None` until they are needed.
     suites: Option<Vec<Suite>>,
 }
 
@@ -68,10 +67,10 @@ impl Debian {
         }
     }
 
-    /// The newest release that `which` takes.
+    /// Returns the newest release that `which` accepts.
     ///
     /// # Errors
-    /// There is none; the error tells of suites that cannot be reached, where it may be.
+    /// No release matches. The error lists the suites that cannot be read.
     pub fn find(&mut self, which: impl Fn(&Package) -> bool) -> Result<Package> {
         let found = self
             .packages()
@@ -92,7 +91,7 @@ impl Debian {
         )
     }
 
-    /// Every kernel that there is.
+    /// Returns all kernels.
     pub fn packages(&mut self) -> impl Iterator<Item = &Package> {
         let dir = &self.dir;
         let suites = self.suites.get_or_insert_with(|| {
@@ -109,7 +108,7 @@ impl Debian {
             .flat_map(|suite| suite.packages.iter().flatten())
     }
 
-    /// Suites that cannot be reached, each with the reason.
+    /// Returns the suites that cannot be read, with the reason.
     pub fn unreachable(&self) -> impl Iterator<Item = String> {
         let suites = self.suites.iter().flatten();
         suites.filter_map(|suite| {
@@ -118,10 +117,10 @@ impl Debian {
         })
     }
 
-    /// Puts the package's vmlinuz there.
+    /// Downloads a package and moves its vmlinuz to `image`.
     ///
     /// # Errors
-    /// It cannot be fetched, or there is none in it.
+    /// The download fails, or the package contains no kernel.
     pub fn fetch(&self, package: &Package, image: &Path) -> Result<()> {
         let dir = self.dir.join("unpacked");
         let _ = fs::remove_dir_all(&dir);
@@ -131,7 +130,7 @@ impl Debian {
             .arg("download")
             .arg(format!("{}={}", package.name, package.version));
         run(download.current_dir(&dir))?;
-        let deb = file_in(&dir, ".deb").context("apt-get has fetched no package")?;
+        let deb = file_in(&dir, ".deb").context("apt-get has downloaded no package")?;
         run(Command::new("dpkg-deb").arg("--extract").arg(deb).arg(&dir))?;
         let modules = file_in(&dir.join("usr/lib/modules"), "");
         let places = [Some(dir.join("boot")), modules];
@@ -146,7 +145,7 @@ impl Debian {
     }
 }
 
-/// The first file with this in its name.
+/// Returns the first file whose name contains `part`.
 fn file_in(dir: &Path, part: &str) -> Option<PathBuf> {
     let files = fs::read_dir(dir)
         .ok()?
@@ -158,7 +157,7 @@ fn file_in(dir: &Path, part: &str) -> Option<PathBuf> {
     files.into_iter().find(named)
 }
 
-/// A program of apt's on one suite alone.
+/// Returns an apt command for one suite only.
 fn apt(program: &str, dir: &Path, suite: &str) -> Command {
     let mut command = Command::new(program);
     command.arg(format!(
@@ -168,7 +167,7 @@ fn apt(program: &str, dir: &Path, suite: &str) -> Command {
     command
 }
 
-/// All kernels of a suite.
+/// Returns all kernels of a suite.
 fn read(dir: &Path, suite: &'static str, archive: &str) -> Result<Vec<Package>> {
     ensure!(find_program("apt-get").is_some(), "there is no apt-get");
     if !Path::new(KEYRING).is_file() {
@@ -190,7 +189,7 @@ fn read(dir: &Path, suite: &'static str, archive: &str) -> Result<Vec<Package>> 
     write("apt.conf", configuration(&own))?;
     say(format_args!("reading the list of {suite}'s packages"));
     let mut update = apt("apt-get", dir, suite);
-    // Without this option it is content with old lists, or none.
+    // Without this option, apt-get ignores download errors.
     run(update.args(["--quiet=2", "--error-on=any", "update"]))?;
     let all = output(apt("apt-cache", dir, suite).arg("dumpavail"))?;
     Ok(kernels(&all, suite))
@@ -208,7 +207,7 @@ fn configuration(own: &Path) -> String {
     )
 }
 
-/// Picks the packages that hold a kernel out of a list of packages.
+/// Returns the packages with a kernel among all packages of a suite.
 fn kernels(all: &str, suite: &'static str) -> Vec<Package> {
     let packages = all.split("\n\n").filter_map(|stanza| {
         let field = |key: &str| stanza.lines().find_map(|line| line.strip_prefix(key));
@@ -219,7 +218,7 @@ fn kernels(all: &str, suite: &'static str) -> Vec<Package> {
         })
     });
     let flavoured = packages.filter(|p| p.name.ends_with(FLAVOUR));
-    // Newer ones have the kernel in a package of its own; of both kinds, some only depend on another.
+    // Newer releases have the kernel in `linux-binary-*`. Packages without a full version only depend on others.
     let (binary, image): (Vec<_>, Vec<_>) = flavoured
         .filter(|p| !p.release().2.is_empty() && !p.name.contains("unsigned"))
         .partition(|p| p.name.starts_with("linux-binary-"));
@@ -240,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn packages_with_a_kernel_are_told_from_their_neighbours() {
+    fn only_packages_with_a_kernel_are_selected() {
         let all = list(&[
             "linux-image-cloud-amd64",
             "linux-image-6.12-cloud-amd64",
@@ -263,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn releases_are_ordered_by_their_numbers() {
+    fn releases_are_ordered_numerically() {
         let all = list(&[
             "linux-image-6.1.0-9-cloud-amd64",
             "linux-image-6.1.0-56-cloud-amd64",

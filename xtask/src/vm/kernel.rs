@@ -1,4 +1,4 @@
-//! Which kernels there are, and getting them.
+//! Lists and downloads kernels.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,22 +8,22 @@ use anyhow::{Context, Result, bail, ensure};
 use super::debian::Debian;
 use crate::shell::say;
 
-/// The kernels to be run when none is named: each that a supported Debian has, the first whose exit hook tells of the
-/// death of the whole process, and what comes next.
+/// Kernels that are used if none is named: those of supported Debian releases, the first whose exit tracepoint reports the
+/// exit of the whole process, and the newest.
 pub const USUAL: [&str; 5] = ["5.10", "6.1", "6.12", "6.16", NEWEST];
 
 const NEWEST: &str = "newest";
 
-/// A kernel that can be booted.
+/// Kernel image.
 pub struct Kernel {
-    /// What the user calls it.
+    /// Name that the user specified.
     pub name: String,
     pub image: PathBuf,
-    /// Where it is from.
+    /// Package or path of the kernel.
     pub origin: String,
 }
 
-/// All that can be had of these, and of the rest the name and why not.
+/// Returns the available kernels, and the names of the others with the reason.
 pub fn get_all(
     wanted: &[String],
     dir: &Path,
@@ -34,7 +34,7 @@ pub fn get_all(
     let mut missing = Vec::new();
     for name in wanted {
         match get(name, dir, update, &mut debian) {
-            // The newest may be one that is among them by its version.
+            // The newest may be in the list by its version, too.
             Ok(kernel) if kernels.iter().any(|known| known.origin == kernel.origin) => {}
             Ok(kernel) => {
                 say(format_args!("{}: {}", kernel.name, kernel.origin));
@@ -61,11 +61,11 @@ fn get(name: &str, dir: &Path, update: bool, debian: &mut Debian) -> Result<Kern
         });
     }
     if name != NEWEST && version(name).is_none() {
-        bail!("neither a version as in 6.1, nor `{NEWEST}`, nor a path with a slash in it");
+        bail!("not a version such as 6.1, not `{NEWEST}`, and not a path with a slash");
     }
     let kept = dir.join("kernels").join(name);
     let (image, origin) = (kept.join("vmlinuz"), kept.join("package"));
-    // Written last, so a kernel whose origin is known is whole.
+    // Written last, so a kernel with this file is complete.
     if update || !origin.is_file() {
         let package = debian.find(|package| {
             let (major, minor, _) = package.release();
@@ -83,13 +83,16 @@ fn get(name: &str, dir: &Path, update: bool, debian: &mut Debian) -> Result<Kern
     })
 }
 
-/// `6.1`, and nothing longer: a release is chosen by its version.
+/// Parses a version such as `6.1`; `None` for anything longer.
 fn version(name: &str) -> Option<(u64, u64)> {
     let (major, minor) = name.split_once('.')?;
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// Prints which versions there are, and which are run when none is named.
+/// Prints the available versions, which are usual, and which are downloaded.
+///
+/// # Errors
+/// There is no kernel.
 pub fn list(dir: &Path) -> Result<()> {
     let mut debian = Debian::new(dir);
     let newest = debian.find(|_| true)?;
@@ -113,7 +116,7 @@ pub fn list(dir: &Path) -> Result<()> {
         println!(
             "{name:6} {package}{}{}",
             if usual { ", usual" } else { "" },
-            if kept { ", fetched" } else { "" }
+            if kept { ", downloaded" } else { "" }
         );
     }
     debian

@@ -1,4 +1,4 @@
-//! A virtual machine that runs the tests and is gone.
+//! Virtual machine that runs the tests and powers off.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -15,33 +15,34 @@ use crate::shell::{find_program, line, say};
 
 pub const QEMU: &str = "qemu-system-x86_64";
 
-/// As much as ten thousand processes need, which one of the tests has.
+/// Memory of the machine. One of the tests starts ten thousand processes.
 const MEMORY: &str = "3G";
 
-/// A test gives up by itself long before; what is silent for so long is hung.
+/// Time without output after which the machine is killed. Tests time out much earlier.
 const SILENCE: Duration = Duration::from_secs(900);
+/// Time limit for all tests.
 const ALL: Duration = Duration::from_secs(5400);
 
-/// KVM is there on many machines where it does not work.
+/// Time limit for the first output with KVM, which many hosts have although it does not work.
 const FIRST_WORD: Duration = Duration::from_secs(20);
 
-/// How much of the console is shown when the tests do not come to their end.
+/// Number of lines of the console that are printed if the tests do not finish.
 const TAIL: usize = 40;
 
-/// Tests that are not run in an emulated machine, because what they ask of it is speed: name and reason.
+/// Tests that are too slow for an emulated machine: name and reason.
 pub const EMULATED: &[(&str, &str)] = &[
     ("soak::ten-thousand-children", LIFETIME),
     ("enforce::two-threads-give-away", LIFETIME),
     (
         "enforce::recycled-pid",
-        "an emulated machine hardly ever gives a pid away again within a clock tick of 10 ms",
+        "an emulated machine hardly ever reuses a pid within a clock tick of 10 ms",
     ),
 ];
 
-const LIFETIME: &str = "so many processes take an emulated machine longer than the 180 s after which the tests' \
-                        processes end by themselves";
+const LIFETIME: &str = "an emulated machine needs longer for so many processes than the 180 s after which they exit \
+                        by themselves";
 
-/// How a processor is made, and how many times longer the tests wait on it.
+/// Accelerator of QEMU, and the factor for the time limits of tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Accelerator {
     option: &'static str,
@@ -60,9 +61,9 @@ const EMULATION: Accelerator = Accelerator {
 #[derive(Clone)]
 pub struct Machine<'a> {
     root: PathBuf,
-    /// Tests with one of these words in their name are run; all if there is none.
+    /// Words of which one must be in a test's name; empty for all tests.
     names: &'a [String],
-    /// Whether tests are run that are left out where processors are emulated.
+    /// Whether to run the tests that are skipped on emulated processors.
     all: bool,
     accelerator: Accelerator,
 }
@@ -78,20 +79,20 @@ impl Machine<'_> {
         }
     }
 
-    /// Runs the tests on one kernel, whose console goes to the file `log`.
+    /// Runs the tests on one kernel and writes its console to the file `log`.
     ///
     /// # Errors
     /// QEMU cannot be started.
     pub fn run(&mut self, kernel: &Kernel, log: &Path) -> Result<Run> {
         let mut run = self.boot(kernel, log)?;
         if self.accelerator == KVM && run.release.is_none() {
-            say("KVM cannot be used here, so processors are emulated, which is slow");
+            say("KVM does not work here: emulating processors, which is slow");
             self.accelerator = EMULATION;
             run = self.boot(kernel, log)?;
         }
         if let Some(trouble) = &run.trouble {
             say(format_args!(
-                "{}: {trouble}; its console, {}, ends with:",
+                "{}: {trouble}; last lines of its console, {}:",
                 kernel.name,
                 log.display()
             ));
@@ -112,8 +113,8 @@ impl Machine<'_> {
         let mut qemu = self.command(kernel, log);
         println!("$ {}", line(&qemu));
         let mut qemu = qemu.spawn().context("cannot start QEMU")?;
-        run.trouble = self.listen(&mut qemu, &mut run);
-        // It has powered itself off, or is to be gone.
+        run.trouble = self.read_report(&mut qemu, &mut run);
+        // The machine has powered off, or must be stopped.
         let _ = qemu.kill();
         qemu.wait().context("waiting for QEMU")?;
         run.trouble = run.trouble.take().or_else(|| run.missing());
@@ -121,11 +122,11 @@ impl Machine<'_> {
         Ok(run)
     }
 
-    /// Takes in the machine's report to its end; tells what was wrong if that does not come.
-    fn listen(&self, qemu: &mut Child, run: &mut Run) -> Option<String> {
+    /// Reads the report of the machine. Returns what was wrong if the report does not end.
+    fn read_report(&self, qemu: &mut Child, run: &mut Run) -> Option<String> {
         let report = qemu.stdout.take()?;
         let (sender, lines) = channel();
-        // Ends with the report, which ends with QEMU.
+        // The thread exits at the end of the report, at the latest with QEMU.
         std::thread::spawn(move || {
             for line in BufReader::new(report).split(b'\n').map_while(Result::ok) {
                 if sender.send(line).is_err() {
@@ -139,7 +140,7 @@ impl Machine<'_> {
             let patience = if unsure { FIRST_WORD } else { SILENCE };
             match lines.recv_timeout(patience) {
                 Ok(line) => {
-                    if let Some(shown) = run.take(String::from_utf8_lossy(&line).trim()) {
+                    if let Some(shown) = run.read_line(String::from_utf8_lossy(&line).trim()) {
                         println!("{shown}");
                     }
                 }
@@ -156,7 +157,7 @@ impl Machine<'_> {
 
     fn command(&self, kernel: &Kernel, log: &Path) -> Command {
         let mut command = match find_program("setpriv") {
-            // So that it does not outlive this program, whatever ends that.
+            // The kernel kills QEMU when this program exits.
             Some(setpriv) => {
                 let mut command = Command::new(setpriv);
                 command.args(["--pdeathsig", "KILL", QEMU]);
@@ -174,7 +175,7 @@ impl Machine<'_> {
             .arg(&self.root)
             .arg("-append")
             .arg(self.kernel_arguments())
-            // The console, and what the tests report.
+            // The console, and the report of the tests.
             .arg("-serial")
             .arg(format!("file:{}", log.display()))
             .args(["-serial", "stdio"]);
@@ -190,8 +191,8 @@ impl Machine<'_> {
         command
     }
 
-    /// What stands before `--` and is not known to the kernel is the init's environment, what stands behind it its
-    /// arguments.
+    /// Returns the kernel command line. The kernel passes unknown variables before `--` to init as environment, and words
+    /// after it as arguments.
     fn kernel_arguments(&self) -> String {
         let mut tests = vec!["--format=json".to_owned(), "--test-threads=1".to_owned()];
         tests.extend(self.left_out().map(|test| format!("--skip={test}")));
@@ -203,7 +204,7 @@ impl Machine<'_> {
         )
     }
 
-    /// Tests that are not run of those that are meant.
+    /// Returns the selected tests that are skipped.
     fn left_out(&self) -> impl Iterator<Item = &'static str> {
         let is_emulated = self.accelerator == EMULATION && !self.all;
         let is_meant = |test: &&str| {
@@ -214,7 +215,7 @@ impl Machine<'_> {
     }
 }
 
-/// The end of a console.
+/// Returns the last lines of a console.
 fn tail(log: &Path) -> String {
     let text = fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);

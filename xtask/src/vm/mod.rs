@@ -1,7 +1,7 @@
-//! `cargo xtask vm`: the tests of real process trees on other kernels, each in a virtual machine.
+//! `cargo xtask vm`: runs the tests with real process trees on other kernels, each in a virtual machine.
 //!
-//! In the machine is nothing but the kernel, the test binary as its init (`tests/init.rs`), `reaper`, and the few
-//! programs that tests drive. It is emulated where KVM cannot be used, which is slow and otherwise the same.
+//! The machine contains only the kernel, the test binary as init (`tests/init.rs`), `reaper`, and the programs that tests
+//! use. Without KVM, QEMU emulates it, which is slow.
 
 mod cpio;
 mod debian;
@@ -25,48 +25,50 @@ use report::{LEFT_OUT, Run};
 
 const EXAMPLES: &str = "\
 Examples:
-  cargo xtask vm                          every usual kernel that can be had, every test
-  cargo xtask vm 5.10 6.12                these kernels
-  cargo xtask vm 6.1 --filter enforce::   only the tests with this in their name
-  cargo xtask vm ./vmlinuz-6.5.0          a kernel of your own
-  cargo xtask vm --list                   which kernels there are
+  # All tests on all usual kernels
+  cargo xtask vm
+  # These kernels
+  cargo xtask vm 5.10 6.12
+  # Only tests with this word in their name
+  cargo xtask vm 6.1 --filter enforce::
+  # A kernel of your own
+  cargo xtask vm ./vmlinuz-6.5.0
+  # List the available kernels
+  cargo xtask vm --list
 
-The newest release of a version is taken from Debian's packages and kept in target/vm. A kernel of your own needs
-compiled in what the tests need: BPF with BTF, cgroups, devtmpfs, two serial ports. A kernel that cannot be had is
-named, and fails only those who asked for it.";
+The command takes the newest release of a version from Debian's packages and keeps it in target/vm. A kernel of your own needs built-in BPF with BTF, cgroups, devtmpfs and two serial ports. A kernel that is not available is an error only if you name it.";
 
 #[derive(clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_long_help = EXAMPLES)]
 pub struct Args {
-    /// Only these: versions as in `6.1`, `newest`, or paths of a vmlinuz
+    /// Kernels: versions such as `6.1`, `newest`, or paths of a vmlinuz
     #[arg(value_name = "KERNEL")]
     kernels: Vec<String>,
-    /// Only the tests whose name contains this; may be given several times
+    /// Run only tests whose name contains this; may be given several times
     #[arg(long, value_name = "NAME")]
     filter: Vec<String>,
-    /// Also the tests that are left out where processors are emulated
+    /// Also run the tests that are skipped on emulated processors
     #[arg(long)]
     all: bool,
-    /// List the kernels that there are, and run nothing
+    /// List the available kernels, and run nothing
     #[arg(long)]
     list: bool,
-    /// Fetch again what was fetched before, should there be a newer release
+    /// Download kernels again, in case there is a newer release
     #[arg(long)]
     update: bool,
 }
 
-/// Kernels of `cargo xtask test` in CI: the oldest one, whose probes have a walk of their own, and the newest that is no
-/// moving target.
+/// Kernels of `cargo xtask test` in CI: the oldest one, for which the probes have separate code, and a recent fixed version.
 const CI_KERNELS: &str = "5.10 6.16";
 
-/// Trees of `cargo xtask test` in CI: those whose events or signals another kernel could report or handle otherwise. All
-/// others run on the machine itself.
+/// Tests of `cargo xtask test` in CI: those in which events or signals can depend on the kernel version. The others run on
+/// the machine itself.
 const CI_TREES: &str = "enforce::setsid enforce::short-lived-intermediates enforce::clone-parent enforce::stopped \
     enforce::fork-bomb enforce::leader-thread-first enforce::exec-from-a-thread enforce::segfault \
     enforce::subreaper-inside enforce::zombie-below enforce::namespace-init enforce::cgroup-scope enforce::other-uid";
 
 impl Args {
-    /// What `cargo xtask test` runs: a few trees on two kernels, or with `full` all trees on each usual one.
+    /// Returns the arguments for `cargo xtask test`: some tests on two kernels, or with `full` all on each usual kernel.
     pub fn of_tests(full: bool) -> Args {
         let owned = |names: &str| names.split_whitespace().map(str::to_owned).collect();
         Args {
@@ -79,11 +81,11 @@ impl Args {
     }
 }
 
-/// Boots the kernels, as many at a time as there are processors, and prints a table. Builds what runs there, unless it
-/// has been built.
+/// Runs the tests on the kernels, as many at a time as there are processors, and prints a table. Builds the tests unless
+/// `built` is given.
 ///
 /// # Errors
-/// A test failed or none was run, or a kernel cannot be had that was asked for by name.
+/// A test failed, none was run, or a named kernel is not available.
 pub fn vm(args: &Args, built: Option<&Binaries>) -> Result<()> {
     let dir = target_dir().join("vm");
     fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
@@ -94,13 +96,13 @@ pub fn vm(args: &Args, built: Option<&Binaries>) -> Result<()> {
     let by_name = !args.kernels.is_empty();
     let wanted: &[String] = if by_name { &args.kernels } else { &usual };
 
-    say("1/3 kernels, from Debian's packages");
+    say("1/3 getting kernels from Debian's packages");
     let (kernels, missing) = kernel::get_all(wanted, &dir, args.update);
-    say("2/3 what is in the machine: the tests as init, reaper, and programs that tests drive");
+    say("2/3 building the root file system: tests as init, reaper, and programs that tests use");
     if find_program(machine::QEMU).is_none() {
         install(
             &["qemu-system-x86", "seabios"],
-            "other kernels are run in virtual machines",
+            "other kernels run in virtual machines",
         )?;
     }
     let root = dir.join("root.cpio");
@@ -108,7 +110,7 @@ pub fn vm(args: &Args, built: Option<&Binaries>) -> Result<()> {
         Some(binaries) => root::build(&root, binaries)?,
         None => root::build(&root, &Binaries::build()?)?,
     }
-    say("3/3 real process trees on each kernel");
+    say("3/3 running real process trees on each kernel");
     let machine = Machine::new(root, &args.filter, args.all);
     let runs = run_all(&machine, &kernels, &dir)?;
 
@@ -117,7 +119,7 @@ pub fn vm(args: &Args, built: Option<&Binaries>) -> Result<()> {
     for test in &left_out {
         let mut emulated = machine::EMULATED.iter();
         let why = emulated.find(|(name, _)| name == test);
-        let why = why.map_or("it ignores itself", |(_, why)| why);
+        let why = why.map_or("ignored by the test binary", |(_, why)| why);
         println!("left out: {test}: {why}");
     }
     for (name, why) in &missing {
@@ -126,7 +128,7 @@ pub fn vm(args: &Args, built: Option<&Binaries>) -> Result<()> {
     let count = |outcome| runs.iter().map(|run| run.named(outcome).count()).sum();
     let (passed, failed): (usize, usize) = (count("ok"), count("failed"));
     if failed > 0 {
-        println!("what the tests said: {}/console-*.log", dir.display());
+        println!("output of the tests: {}/console-*.log", dir.display());
     }
     let broken = runs.iter().filter(|run| run.trouble.is_some()).count();
     println!(
@@ -137,12 +139,12 @@ pub fn vm(args: &Args, built: Option<&Binaries>) -> Result<()> {
     );
     ensure!(
         failed == 0 && broken == 0,
-        "{failed} tests failed, {broken} machines did not come to their end"
+        "{failed} tests failed, {broken} machines did not finish"
     );
     ensure!(passed > 0, "no test was run");
     ensure!(
         !by_name || missing.is_empty(),
-        "not every kernel that was asked for can be had"
+        "a requested kernel is not available"
     );
     Ok(())
 }

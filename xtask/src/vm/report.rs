@@ -1,51 +1,51 @@
-//! What the machine tells, line by line, and what came of its tests.
+//! Parses the report of a machine: JSON lines of its init and of libtest.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::Value;
 
-/// The outcome of a test that was not run on purpose, in libtest's words.
+/// Outcome of a skipped test, as libtest names it.
 pub const LEFT_OUT: &str = "ignored";
 
-/// A kernel's tests, as far as they came.
+/// Results of the tests on one kernel.
 #[derive(Default)]
 pub struct Run {
-    /// What the user calls the kernel.
+    /// Name of the kernel that the user specified.
     pub name: String,
-    /// What it calls itself, once it has run the tests' init.
+    /// Release of the kernel; `None` until init has started.
     pub release: Option<String>,
-    /// Test and outcome in libtest's words: `ok`, `failed`, `ignored`.
+    /// Outcomes by test, as libtest names them: `ok`, `failed`, `ignored`.
     pub tests: BTreeMap<String, String>,
-    /// Whether the tests came to their end.
+    /// Whether all tests were run.
     pub ended: bool,
-    /// How their process ended, in the init's words.
+    /// Exit status of the tests, as init reports it.
     pub status: Option<String>,
-    /// Why the tests did not come to their end.
+    /// Reason why the tests did not finish.
     pub trouble: Option<String>,
     pub took: Duration,
 }
 
 impl Run {
-    /// The tests of this outcome.
+    /// Returns the tests with this outcome.
     pub fn named(&self, outcome: &str) -> impl Iterator<Item = &String> {
         let tests = self.tests.iter().filter(move |(_, o)| *o == outcome);
         tests.map(|(test, _)| test)
     }
 
-    /// What is wrong with a report that is over.
+    /// Returns what a complete report lacks.
     pub fn missing(&self) -> Option<String> {
         let run = self.tests.values().filter(|outcome| *outcome != LEFT_OUT);
         match &self.status {
-            None => Some("the machine ended before its tests did".to_owned()),
-            Some(status) if !self.ended => Some(format!("the tests broke off: {status}")),
+            None => Some("the machine stopped before its tests finished".to_owned()),
+            Some(status) if !self.ended => Some(format!("the tests did not finish: {status}")),
             Some(status) if run.count() == 0 => Some(format!("no test was run: {status}")),
             Some(_) => None,
         }
     }
 
-    /// Takes in one line, and gives what of it is to be shown.
-    pub fn take(&mut self, line: &str) -> Option<String> {
+    /// Reads a line and returns the text to print.
+    pub fn read_line(&mut self, line: &str) -> Option<String> {
         let report: Value = serde_json::from_str(line).ok()?;
         let text = |key: &str| report[key].as_str();
         match (text("type")?, text("event")) {
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reports_are_taken_in_and_noise_is_not() {
+    fn report_lines_are_read_and_noise_is_ignored() {
         let mut run = Run::default();
         for line in [
             r#"{"type":"guest","kernel":"6.1.0"}"#,
@@ -94,7 +94,7 @@ mod tests {
             r#"{ "type": "test", "name": "a::c", "event": "failed", "stdout": "Error: no" }"#,
             r#"{ "type": "suite", "event": "failed", "passed": 1, "failed": 1 }"#,
         ] {
-            run.take(line);
+            run.read_line(line);
         }
         assert_eq!(run.release.as_deref(), Some("6.1.0"));
         assert_eq!(
@@ -103,14 +103,14 @@ mod tests {
         );
         assert_eq!(
             run.missing().as_deref(),
-            Some("the machine ended before its tests did")
+            Some("the machine stopped before its tests finished")
         );
-        run.take(r#"{"type":"guest","ended":"Exited(Pid(2), 101)"}"#);
+        run.read_line(r#"{"type":"guest","ended":"Exited(Pid(2), 101)"}"#);
         assert_eq!(run.missing(), None);
         run.ended = false;
         assert_eq!(
             run.missing().as_deref(),
-            Some("the tests broke off: Exited(Pid(2), 101)")
+            Some("the tests did not finish: Exited(Pid(2), 101)")
         );
     }
 }

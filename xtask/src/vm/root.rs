@@ -1,4 +1,4 @@
-//! What is in the machine besides the kernel.
+//! Root file system of the machine.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,7 +9,7 @@ use super::cpio::Archive;
 use crate::shell::{find_program, install, workspace};
 use crate::test::Binaries;
 
-/// Debian packages, and which of their programs tests and the demo call.
+/// Debian packages, and their programs that tests and the demo call.
 const PROGRAMS: &[(&str, &str)] = &[
     ("dash", "sh"),
     ("bash", "bash"),
@@ -28,16 +28,15 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("util-linux", "nsenter setpriv setsid unshare"),
 ];
 
-/// The tests look for it at its path in the workspace.
+/// Path of the BPF object in the workspace. The tests read it there.
 const OBJECT: &str = "reaper-user/host/src/source/ebpf/reaper.bpf.o";
 
-/// tmux asks who it is and takes nothing but UTF-8.
+/// Content of /etc/passwd, and a UTF-8 locale: tmux needs both.
 const PASSWD: &str =
     "root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n";
 const LOCALE: &str = "/usr/lib/locale/C.utf8/LC_CTYPE";
 
-/// Writes the archive that the kernel unpacks and starts `/init` in: the executables that run on this machine too, with
-/// the libraries that they need.
+/// Writes the initramfs: the tests as `/init`, `reaper`, and programs of this host, each with its shared libraries.
 ///
 /// # Errors
 /// A program is missing and cannot be installed, or a file cannot be read or written.
@@ -49,13 +48,13 @@ pub fn build(path: &Path, binaries: &Binaries) -> Result<()> {
         let mut libraries = libraries(program)?.into_iter();
         libraries.try_for_each(|library| archive.copy(&library, &library))
     };
-    // `reaper` at its path here: that is compiled into the tests.
+    // `reaper` at the same path as here, because that path is compiled into the tests.
     add(tests, Path::new("/init"))?;
     add(reaper, reaper)?;
     for (package, names) in PROGRAMS {
         for name in names.split(' ') {
             if find_program(name).is_none() {
-                install(&[package], &format!("tests drive {name}"))?;
+                install(&[package], &format!("tests use {name}"))?;
             }
             let program = find_program(name).with_context(|| format!("{name} is not on PATH"))?;
             add(&program, &Path::new("/bin").join(name))?;
@@ -72,18 +71,19 @@ pub fn build(path: &Path, binaries: &Binaries) -> Result<()> {
     archive.finish()
 }
 
-/// The shared libraries of a program, its loader included.
+/// Returns the shared libraries of a program, and its loader.
 fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
     let ldd = Command::new("ldd")
         .arg(program)
         .output()
         .context("cannot start `ldd`")?;
-    // For what is not dynamic it fails, and says so.
+    // ldd fails for a static executable, and prints no path.
     let lines = String::from_utf8_lossy(&ldd.stdout).into_owned();
     Ok(paths(&lines))
 }
 
-/// `libc.so.6 => /lib/libc.so.6 (0x7f…)` and `/lib64/ld-linux.so.2 (0x7f…)`, but not `linux-vdso.so.1 (0x7f…)`.
+/// Returns the paths in lines such as `libc.so.6 => /lib/libc.so.6 (0x7f…)` and `/lib64/ld-linux.so.2 (0x7f…)`, but not
+/// `linux-vdso.so.1 (0x7f…)`.
 fn paths(lines: &str) -> Vec<PathBuf> {
     let path = |line: &str| {
         let mut words = line.split_whitespace().filter(|word| word.starts_with('/'));
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn libraries_are_where_ldd_says() {
+    fn libraries_are_read_from_ldd_output() {
         let lines = "\tlinux-vdso.so.1 (0x7f1)\n\tlibc.so.6 => /lib/libc.so.6 (0x7f2)\n\t/lib64/ld.so.2 (0x7f3)\n";
         assert_eq!(
             paths(lines),

@@ -1,10 +1,10 @@
-//! The outcome of each test on each kernel, and of each group of tests.
+//! Prints the outcome of each test on each kernel, and a summary by group of tests.
 
 use std::collections::BTreeSet;
 
 use super::report::Run;
 
-/// Prints a row for each test, and one for each kernel in which the groups are summed up.
+/// Prints a row for each test, and a summary with a row for each kernel.
 pub fn print(runs: &[Run]) {
     let tests: BTreeSet<&String> = runs.iter().flat_map(|run| run.tests.keys()).collect();
     let width = tests.iter().map(|test| test.len()).max().unwrap_or(0);
@@ -27,7 +27,7 @@ pub fn print(runs: &[Run]) {
     println!();
 }
 
-/// A table for the README: kernels × groups.
+/// Returns a Markdown table of kernels and groups of tests.
 fn summary(runs: &[Run]) -> Vec<String> {
     let groups: BTreeSet<&str> = runs
         .iter()
@@ -52,12 +52,12 @@ fn summary(runs: &[Run]) -> Vec<String> {
     lines
 }
 
-/// What stands before `::`.
+/// Returns the group of a test: the part before `::`.
 fn group(test: &str) -> &str {
     test.split("::").next().unwrap_or(test)
 }
 
-/// `3 passed, 1 failed`; what is none is not told.
+/// Returns counts such as `3 passed, 1 failed`, without zeros.
 fn counts(run: &Run, wanted: &str) -> String {
     let count = |outcome: &str| {
         run.tests
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn groups_are_summed_up_for_each_kernel() {
+    fn summary_counts_groups_for_each_kernel() {
         let mut run = Run {
             name: "6.1".into(),
             ..Run::default()
