@@ -251,9 +251,9 @@ fn time_is_up(place: &RunWorld, home: &DelegatedCgroup) {
 fn below(place: &RunWorld, home: &DelegatedCgroup) {
     let script = "cd $(ls -d \"$0\"/reaper-run-*) && mkdir -p a/b t/threads || exit 1
         echo threaded > t/threads/cgroup.type || exit 2
-        deaf='trap \"\" TERM; echo $$; while :; do sleep 0.05; done'
-        (setsid sh -c \"echo 0 > a/b/cgroup.procs && $deaf\" > \"$1/first\" &)
-        (setsid sh -c \"echo 0 > t/cgroup.procs && echo 0 > t/threads/cgroup.threads && $deaf\" > \"$1/second\" &)
+        ignores_term='trap \"\" TERM; echo $$; while :; do sleep 0.05; done'
+        (setsid sh -c \"echo 0 > a/b/cgroup.procs && $ignores_term\" > \"$1/first\" &)
+        (setsid sh -c \"echo 0 > t/cgroup.procs && echo 0 > t/threads/cgroup.threads && $ignores_term\" > \"$1/second\" &)
         until [ -s \"$1/first\" ] && [ -s \"$1/second\" ]; do sleep 0.01; done; exit 5";
     let places = [home.path(), place.dir.path()];
     let [own, dir] = places.map(|path| path.to_str().expect("UTF-8"));

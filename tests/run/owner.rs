@@ -1,4 +1,4 @@
-//! Unattended runs: success, failure, timeout and cancellation, with the hooks, clean-up and report of each.
+//! Unattended runs: success, failure, death, timeout and cancellation, with hooks, clean-up and report of each.
 
 use std::fs;
 

@@ -67,7 +67,7 @@ enum Command {
     DemoSvg(demo_svg::Args),
     /// Run a small tree under a daemon that observes, and refresh the output in README.md
     DocsOutput(docs_output::Args),
-    /// Run the tests with real process trees on other kernels, in virtual machines
+    /// Run the tests of real process trees on other kernels, in virtual machines
     Vm(vm::Args),
     /// Put small faults into the model and reap/, and count those that the unit tests find
     ///

@@ -262,7 +262,7 @@ impl Form {
             // The agent has exited, or its program does not run yet.
             return Ok(Vec::new());
         };
-        // As npm does.
+        // Replaces the package as npm does.
         let name = package.file_name().context("a package without a name")?;
         let aside = package.with_file_name(format!(".{}-Zx81sQ2k", name.display()));
         fs::rename(&package, &aside).context("cannot rename the package")?;

@@ -45,7 +45,7 @@ impl Toolchain {
     /// Returns the recorded toolchain.
     ///
     /// # Errors
-    /// It is not installed and cannot be installed.
+    /// The toolchain is not installed and cannot be installed.
     pub fn recorded(wanted: &Identity) -> Result<Toolchain> {
         let same = |toolchain: &Toolchain| toolchain.identity == *wanted;
         let found = match wanted.0[0].as_str() {

@@ -219,7 +219,7 @@ impl World {
     /// Runs a tmux command on the person's server.
     ///
     /// # Errors
-    /// It fails.
+    /// tmux cannot be started or fails.
     pub fn tmux(&self, arguments: &[&str]) -> Result<String> {
         let output = Command::new("tmux")
             .env("LANG", "C.UTF-8")
@@ -389,7 +389,7 @@ impl WorldProcess {
     /// Sends a signal to the process.
     ///
     /// # Errors
-    /// It is gone.
+    /// The process is gone.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         let same = WorldProcess::read(self.pid).is_some_and(|now| now.is(self));
         ensure!(same, "{} is gone", self.label());
