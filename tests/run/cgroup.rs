@@ -51,7 +51,6 @@ pub const SCENARIOS: &[(&str, ScenarioFn)] = &[
     }),
 ];
 
-/// Scenarios that need root.
 pub const ROOT_SCENARIOS: &[(&str, ScenarioFn)] = &[
     ("cgroup-not-mounted", |place| {
         with_delegated_cgroup(place, not_mounted)

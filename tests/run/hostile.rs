@@ -17,7 +17,6 @@ pub const SCENARIOS: &[(&str, ScenarioFn)] = &[
     ("hostile_name_of_damaged_record_is_escaped", damaged),
 ];
 
-/// Scenarios that need root.
 pub const ROOT_SCENARIOS: &[(&str, ScenarioFn)] =
     &[("hostile_name_of_survivor_is_escaped", survivor)];
 

@@ -22,7 +22,6 @@ pub const SCENARIOS: &[(&str, ScenarioFn)] = &[
     ("damaged-record", damaged_record),
 ];
 
-/// Scenarios that need root.
 pub const ROOT_SCENARIOS: &[(&str, ScenarioFn)] = &[
     ("records-full", records_full),
     ("disk-full-during-run", disk_full),

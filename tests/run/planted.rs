@@ -20,7 +20,6 @@ pub const SCENARIOS: &[(&str, ScenarioFn)] = &[
     ("paths-with-parent-components", parent_components),
 ];
 
-/// Scenarios that need root.
 pub const ROOT_SCENARIOS: &[(&str, ScenarioFn)] = &[
     ("mount-inside-the-workspace", mount_inside),
     ("root-refuses-directories-of-others", roots_refusals),

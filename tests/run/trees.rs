@@ -22,7 +22,6 @@ pub const SCENARIOS: &[(&str, ScenarioFn)] = &[
     ("run-outlives-its-parent", parent_dies),
 ];
 
-/// Scenarios that need root.
 pub const ROOT_SCENARIOS: &[(&str, ScenarioFn)] = &[
     ("other-users", other_users),
     ("namespaces", namespaces),
