@@ -29,13 +29,7 @@ static DEADLINE: LazyLock<Duration> = LazyLock::new(|| {
 });
 
 /// Files in the directory of a test that the report of a failure shows.
-const OUTPUT_FILES: [&str; 5] = [
-    "stdout",
-    "stderr",
-    "errors",
-    "report.json",
-    "events.jsonl",
-];
+const OUTPUT_FILES: [&str; 5] = ["stdout", "stderr", "errors", "report.json", "events.jsonl"];
 /// Limit on the lines of each file, and on the processes, in a report.
 const REPORTED_LINES: usize = 60;
 

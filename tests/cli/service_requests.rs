@@ -141,11 +141,7 @@ fn requests() {
     assert_eq!(reply["process"]["decision"]["reason"], "root_alive");
     assert_eq!(reply["lineage"][0]["pid"], agent.pid);
     let untracked = ask(&world, &["explain", &canary.to_string()]);
-    assert!(
-        untracked.out.contains("Not tracked"),
-        "{}",
-        untracked.out
-    );
+    assert!(untracked.out.contains("Not tracked"), "{}", untracked.out);
 
     world.kill("agent");
     world.await_event("a decision", |e| e.is("decision", leaf));

@@ -135,7 +135,11 @@ fn stopped(place: &RunWorld) {
     assert!(!place.path("hook").exists(), "a hook ran after a stop");
     let said = place.ask(&["stop", "x"]);
     assert_eq!(said.code, Some(0), "{}", said.err);
-    assert!(said.out.contains("had already ended: cancelled"), "{}", said.out);
+    assert!(
+        said.out.contains("had already ended: cancelled"),
+        "{}",
+        said.out
+    );
     // The command ignores SIGTERM, and its owner is stopped by SIGSTOP.
     let script = "trap '' TERM; echo $$ > pid; while :; do sleep 0.05; done";
     let mut run = place.start(&["--grace", "200ms", "--", "sh", "-c", script]);
