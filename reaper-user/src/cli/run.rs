@@ -40,7 +40,7 @@ Time limits: when --timeout or --idle ends the run, the whole tree is ended. If 
 Cgroup: with --cgroup the command starts in a new cgroup (v2) below the current one. Everything in it is ended at the \
     end, finally with cgroup.kill (Linux 5.14): also processes of other user ids and, if `reaper run` is killed, processes \
     that have lost their parents. You must be allowed to create a cgroup there, as under `systemd-run --user --scope -p \
-    Delegate=yes`; otherwise nothing is started. The start takes about 10 ms longer.
+    Delegate=yes`; otherwise nothing is started.
 
 Records: each run is recorded in $XDG_STATE_HOME/reaper/runs (default: ~/.local/state/reaper/runs; for root: \
     /var/lib/reaper/runs). `reaper ps`, `stop`, `wait` and `logs` find it there by its id or --name. If the directory \
