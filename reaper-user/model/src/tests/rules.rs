@@ -79,7 +79,7 @@ pub(super) fn set_unit(w: &mut World, key: ProcessKey, unit: &str) {
 
 pub(super) fn set_markers(w: &mut World, key: ProcessKey, markers: Fact<u64>) {
     let found = Facts {
-        markers: markers,
+        markers,
         ..Facts::NOTHING
     };
     set_facts(w, key, FactSet::MARKERS, found);
