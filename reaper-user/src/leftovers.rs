@@ -42,7 +42,7 @@ pub struct ScanOptions {
     pub recorded: Vec<RecordedSession>,
     pub kept: Vec<ProcessKey>,
     pub waited: HashMap<ProcessKey, u64>,
-    pub by_order: bool,
+    pub requested_by_user: bool,
 }
 
 /// Result of a scan.
@@ -91,7 +91,7 @@ pub fn find_leftovers(
     Ok(FoundLeftovers { table, leftovers })
 }
 
-/// Adds living owners of environment markers that /proc hides (mount option `hidepid`).
+/// Adds living pids of environment markers that /proc hides (mount option `hidepid`).
 fn find_hidden(table: &mut ProcessTable) {
     let markers = table
         .rows
@@ -100,13 +100,13 @@ fn find_hidden(table: &mut ProcessTable) {
             Fact::Known(markers) => Some(markers),
             Fact::Unread | Fact::Unreadable => None,
         });
-    let owners: HashSet<u32> = markers.flat_map(|markers| markers.owners()).collect();
+    let pids: HashSet<u32> = markers.flat_map(|markers| markers.agent_pids()).collect();
     let is_hidden = |pid: &u32| {
         // pidfd_open(2) finds processes that /proc hides.
         let is_alive = Pidfd::open(*pid).err() != Some(Errno::ESRCH);
         is_alive && !sys::is_visible(*pid)
     };
-    let hidden = owners.into_iter().filter(is_hidden);
+    let hidden = pids.into_iter().filter(is_hidden);
     table.unread.extend(hidden.map(|pid| (pid, None)));
 }
 
@@ -138,7 +138,7 @@ impl ScanOptions {
             now: sys::boot_time(),
             honor_keep: self.rules.honors_keep(),
             waited: &waited,
-            by_order: self.by_order,
+            requested_by_user: self.requested_by_user,
         };
         leftover::find(table, &query)
     }

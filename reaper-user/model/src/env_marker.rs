@@ -180,7 +180,7 @@ impl EnvMarkers {
     }
 
     /// Returns the pids of agents in the markers.
-    pub fn owners(&self) -> impl Iterator<Item = u32> {
+    pub fn agent_pids(&self) -> impl Iterator<Item = u32> {
         self.markers.iter().filter_map(|marker| marker.agent_pid)
     }
 
@@ -207,7 +207,7 @@ impl EnvMarkers {
                 })
         };
         // If there are pids, only they are compared.
-        let has_pid = self.owners().next().is_some();
+        let has_pid = self.agent_pids().next().is_some();
         self.markers
             .iter()
             .filter(|marker| marker.agent_pid.is_some() == has_pid)

@@ -12,31 +12,28 @@ use super::{Model, Node};
 impl Model {
     /// Applies facts that were read on request. `at` is the start of the read, in ns since boot. Facts about an earlier
     /// program are ignored.
-    pub fn set_facts(&mut self, key: ProcessKey, asked: FactSet, found: Facts, at: u64) {
+    pub fn set_facts(&mut self, key: ProcessKey, requested: FactSet, found: Facts, at: u64) {
         let Some(node) = self.tree.get_mut(key) else {
-            return self.sessions.update_exited_root(key, asked, &found);
+            return self.sessions.update_exited_root(key, requested, &found);
         };
-        let asked = if node.is_current_at(at) {
-            asked
+        let mut requested = if node.is_current_at(at) {
+            requested
         } else {
-            asked.without(PROGRAM_FACTS)
+            requested.without(PROGRAM_FACTS)
         };
-        let asked = if at >= node.state.cached.moved_at {
-            asked
-        } else {
-            asked.without(FactSet::UNIT)
-        };
-        let mut asked = asked;
+        if at < node.state.cached.moved_at {
+            requested = requested.without(FactSet::UNIT);
+        }
         for (needs, read) in [
             (FactSet::ARGUMENTS, &found.arguments),
             (FactSet::SCRIPT, &found.script),
         ] {
             // The process has executed another program since the request.
             if matches!(read, Fact::Known(read) if !Arc::ptr_eq(&read.image, &node.image)) {
-                asked = asked.without(needs);
+                requested = requested.without(needs);
             }
         }
-        if asked.contains(FactSet::UNIT) && node.state.cached.has_moved_unseen(&found.unit) {
+        if requested.contains(FactSet::UNIT) && node.state.cached.has_moved_unseen(&found.unit) {
             self.tree.set_cgroup(key, 0, at);
         }
         let Some(node) = self.tree.get_mut(key) else {
@@ -44,24 +41,24 @@ impl Model {
         };
         let read = node.state.cached.readings.get_or_insert_default();
         let awake = self.clock.to_monotonic(at);
-        if asked.contains(FactSet::ACTIVITY)
+        if requested.contains(FactSet::ACTIVITY)
             && let Fact::Known(activity) = &found.activity
         {
             read.idle = Some(Idle::after(read.idle, activity, awake));
         }
-        if asked.contains(FactSet::STDIO) {
+        if requested.contains(FactSet::STDIO) {
             let since = read.hung_up_since.unwrap_or(awake);
             read.hung_up_since = (found.stdio == Fact::Known(Stdio::HungUp)).then_some(since);
         }
-        read.facts.update(asked, found);
-        if asked.intersects(PROGRAM_FACTS) {
+        read.facts.update(requested, found);
+        if requested.intersects(PROGRAM_FACTS) {
             read.at = read.at.max(at);
         }
         let (unit, inherited) = (read.facts.unit.clone(), read.facts.inherited.clone());
-        if asked.contains(FactSet::INHERITED) {
+        if requested.contains(FactSet::INHERITED) {
             self.sessions.update_inherited(key, &inherited);
         }
-        if asked.contains(FactSet::UNIT)
+        if requested.contains(FactSet::UNIT)
             && let Some(node) = self.tree.get(key)
         {
             self.sessions.update_unit(node, &unit);

@@ -104,41 +104,41 @@ impl Facts {
     };
 
     /// Replaces the requested facts by those that were found.
-    pub fn update(&mut self, asked: FactSet, found: Facts) {
-        if asked.contains(FactSet::MARKERS) {
+    pub fn update(&mut self, requested: FactSet, found: Facts) {
+        if requested.contains(FactSet::MARKERS) {
             self.markers = found.markers;
         }
-        if asked.contains(FactSet::UNIT) {
+        if requested.contains(FactSet::UNIT) {
             self.unit = found.unit;
         }
-        if asked.contains(FactSet::LISTENING) {
+        if requested.contains(FactSet::LISTENING) {
             self.listening = found.listening;
         }
-        if asked.contains(FactSet::CPU) {
+        if requested.contains(FactSet::CPU) {
             self.cpu = found.cpu;
         }
-        if asked.contains(FactSet::KERNEL_SESSION) {
+        if requested.contains(FactSet::KERNEL_SESSION) {
             self.kernel_session = found.kernel_session;
         }
-        if asked.contains(FactSet::STDIN) {
+        if requested.contains(FactSet::STDIN) {
             self.stdin_is_terminal = found.stdin_is_terminal;
         }
-        if asked.contains(FactSet::INHERITED) {
+        if requested.contains(FactSet::INHERITED) {
             self.inherited = found.inherited;
         }
-        if asked.contains(FactSet::CONVERSATIONS) {
+        if requested.contains(FactSet::CONVERSATIONS) {
             self.conversations = found.conversations;
         }
-        if asked.contains(FactSet::ACTIVITY) {
+        if requested.contains(FactSet::ACTIVITY) {
             self.activity = found.activity;
         }
-        if asked.contains(FactSet::STDIO) {
+        if requested.contains(FactSet::STDIO) {
             self.stdio = found.stdio;
         }
-        if asked.contains(FactSet::ARGUMENTS) {
+        if requested.contains(FactSet::ARGUMENTS) {
             self.arguments = found.arguments;
         }
-        if asked.contains(FactSet::SCRIPT) {
+        if requested.contains(FactSet::SCRIPT) {
             self.script = found.script;
         }
     }

@@ -138,20 +138,20 @@ pub struct LeftoverQuery<'a> {
     pub waited: &'a HashMap<ProcessKey, u64>,
     /// Whether a user has seen the result and ordered the reap. Otherwise a marker counts only if its agent was the
     /// root of a recorded session.
-    pub by_order: bool,
+    pub requested_by_user: bool,
 }
 
 /// Evidence that a process is a leftover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeftoverEvidence {
     /// This variable names an agent that has exited.
-    DeadOwner { variable: &'static str, pid: u32 },
+    ExitedAgent { variable: &'static str, pid: u32 },
     /// It runs the shell of a Claude tool.
     ToolShell,
     /// It was recorded as a member of the session with this root.
     Recorded { root: u32 },
     /// This variable, which names no agent that could be checked.
-    Mark { variable: &'static str },
+    Marker { variable: &'static str },
 }
 
 /// Reason why the evidence is not sufficient.
@@ -218,17 +218,17 @@ pub enum LeftoverVerdict {
         /// Name of the rule with the delay.
         rule: Arc<str>,
         /// Remaining delay in ns, without suspends.
-        rest: u64,
+        remaining_ns: u64,
         /// Pid of the relative that the rule matches; `None` if it matches the process itself.
-        kin: Option<u32>,
+        relative: Option<u32>,
     },
     Keep {
-        spare: KeepReason,
+        reason: KeepReason,
         /// Name of the rule or unit that is the reason.
         rule: Option<Arc<str>>,
         /// Pid of the ancestor, or of the descendant that needs it, that is kept for this reason; `None` if it is the
         /// process itself.
-        kin: Option<u32>,
+        relative: Option<u32>,
     },
 }
 
@@ -249,19 +249,18 @@ impl LeftoverEvidence {
     /// Returns the name in JSON.
     pub fn name(self) -> &'static str {
         match self {
-            LeftoverEvidence::DeadOwner { .. } => "dead_agent",
+            LeftoverEvidence::ExitedAgent { .. } => "dead_agent",
             LeftoverEvidence::ToolShell => "tool_shell",
             LeftoverEvidence::Recorded { .. } => "recorded_session",
-            LeftoverEvidence::Mark { .. } => "marker",
+            LeftoverEvidence::Marker { .. } => "marker",
         }
     }
 
     /// Returns the environment variable that is the evidence.
     pub fn variable(self) -> Option<&'static str> {
         match self {
-            LeftoverEvidence::DeadOwner { variable, .. } | LeftoverEvidence::Mark { variable } => {
-                Some(variable)
-            }
+            LeftoverEvidence::ExitedAgent { variable, .. }
+            | LeftoverEvidence::Marker { variable } => Some(variable),
             LeftoverEvidence::ToolShell | LeftoverEvidence::Recorded { .. } => None,
         }
     }
@@ -269,9 +268,9 @@ impl LeftoverEvidence {
     /// Returns the pid of the agent that the evidence names.
     pub fn owner(self) -> Option<u32> {
         match self {
-            LeftoverEvidence::DeadOwner { pid, .. } => Some(pid),
+            LeftoverEvidence::ExitedAgent { pid, .. } => Some(pid),
             LeftoverEvidence::Recorded { root } => Some(root).filter(|root| *root > 0),
-            LeftoverEvidence::ToolShell | LeftoverEvidence::Mark { .. } => None,
+            LeftoverEvidence::ToolShell | LeftoverEvidence::Marker { .. } => None,
         }
     }
 }
@@ -326,7 +325,7 @@ impl Leftover {
             LeftoverVerdict::Reap => self.evidence.name(),
             LeftoverVerdict::Report(doubt) => doubt.name(),
             LeftoverVerdict::Wait { .. } => "rule_delay",
-            LeftoverVerdict::Keep { spare, .. } => spare.name(),
+            LeftoverVerdict::Keep { reason, .. } => reason.name(),
         }
     }
 }

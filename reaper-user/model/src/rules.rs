@@ -57,7 +57,7 @@ pub struct Rules {
     pub honor_keep: bool,
     pub defaults: Defaults,
     /// Rules of the file itself, in its order, including disabled ones.
-    pub own: Vec<RuleEntry>,
+    pub user_rules: Vec<RuleEntry>,
     /// Enabled rules of the file, then those of the catalogue.
     ///
     /// A rule of the catalogue is in force if `defaults` or `enable` selects it and no rule of the file has its name.
@@ -71,12 +71,12 @@ impl Rules {
     /// Lists the first problem of each rule and the first one of the other keys.
     pub fn read(root: &DeTable<'_>) -> Result<Rules, Vec<Problem>> {
         let mut problems = Vec::new();
-        let own = read::read(root, &mut problems);
+        let user_rules = read::read(root, &mut problems);
         let (honor_keep, defaults, enable) = switches(root).unwrap_or_else(|problem| {
             problems.push(problem);
             (true, Defaults::default(), Vec::new())
         });
-        let all = catalogue::merge_user_rules(&own, defaults, &enable);
+        let all = catalogue::merge_user_rules(&user_rules, defaults, &enable);
         problems.extend(too_many_markers(&all));
         if !problems.is_empty() {
             return Err(problems);
@@ -84,15 +84,15 @@ impl Rules {
         Ok(Rules {
             honor_keep,
             defaults,
-            own,
-            in_force: Ruleset::new(all).honoring_keep(honor_keep),
+            user_rules,
+            in_force: Ruleset::new(all).with_honor_keep(honor_keep),
         })
     }
 }
 
 /// Returns the rules in force with an empty config file.
 pub fn built_in() -> Ruleset {
-    Ruleset::new(catalogue::rules()).honoring_keep(true)
+    Ruleset::new(catalogue::rules()).with_honor_keep(true)
 }
 
 /// Reads `honor_keep`, `defaults` and `enable` (names of built-in rules).

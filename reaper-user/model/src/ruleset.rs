@@ -41,7 +41,7 @@ pub use names::NameTable;
 pub use pattern::{COMM_MAX, Pattern, PatternError};
 pub use script::path as script_path;
 pub(crate) use when::LONGEST;
-pub use when::{SessionIs, UidIs, When};
+pub use when::{SessionCondition, UidCondition, When};
 
 /// Limit on environment markers, the first of which is `KEEP_MARKER`: the fact has one bit for each.
 pub const MARKERS_MAX: usize = 64;
@@ -153,7 +153,7 @@ pub struct Rule {
     ///
     /// It starts when the member becomes due. While the root is alive, it starts when the member becomes an orphan, or
     /// else at its own start.
-    pub after: u64,
+    pub delay_ns: u64,
     /// Where to find the ids of an agent's conversations, if the agent can hand one over to another process.
     pub conversation: Option<Arc<ConversationSource>>,
 }
@@ -166,7 +166,7 @@ impl Rule {
             action,
             matchers,
             when: When::default(),
-            after: 0,
+            delay_ns: 0,
             conversation: None,
         }
     }
@@ -175,7 +175,7 @@ impl Rule {
     pub fn may_keep(&self) -> bool {
         let keeps = match self.action {
             Action::Keep | Action::Report => true,
-            Action::Reap => self.after > 0,
+            Action::Reap => self.delay_ns > 0,
             Action::Boundary | Action::Server | Action::Agent => false,
         };
         keeps && self.when.is_of(false)
@@ -223,7 +223,7 @@ pub struct Ruleset {
     agents: Index,
     member_rules: Index,
     /// Session conditions of the rules that keep relatives.
-    keeping_relatives: Vec<SessionIs>,
+    keeping_relatives: Vec<SessionCondition>,
     /// Member rules without conditions on the program. For most programs no others match.
     any_program: Arc<[RuleId]>,
     markers: Vec<Pattern>,
@@ -262,7 +262,7 @@ impl Ruleset {
     }
 
     /// Sets whether a process with `REAPER_KEEP=1` in its environment (marker 0) is kept.
-    pub fn honoring_keep(mut self, honor_keep: bool) -> Ruleset {
+    pub fn with_honor_keep(mut self, honor_keep: bool) -> Ruleset {
         self.honor_keep = honor_keep;
         self
     }
@@ -314,7 +314,7 @@ impl Ruleset {
 
     /// Returns whether a rule may keep relatives in a session whose root exited with this status.
     pub fn may_keep_relatives(&self, status: ExitStatus) -> bool {
-        let may = |session: &SessionIs| session.holds(Some(status)) != Some(false);
+        let may = |session: &SessionCondition| session.holds(Some(status)) != Some(false);
         self.keeping_relatives.iter().any(may)
     }
 

@@ -185,7 +185,7 @@ impl Model {
     }
 
     #[cfg(test)]
-    pub(super) fn wishes(&self) -> usize {
+    pub(super) fn keep_request_count(&self) -> usize {
         self.keep_requests.len()
     }
 

@@ -150,7 +150,7 @@ fn named_process(name: &ProcessName) -> NamedProcess {
 
 fn facts(snapshot: &ExplainSnapshot) -> BTreeMap<String, Value> {
     let Facts {
-        markers: marks,
+        markers,
         unit,
         listening,
         cpu,
@@ -173,7 +173,10 @@ fn facts(snapshot: &ExplainSnapshot) -> BTreeMap<String, Value> {
         };
         facts.insert(name.to_owned(), value);
     };
-    put("keep_marker", map(marks, |marks| (marks & 1 != 0).into()));
+    put(
+        "keep_marker",
+        map(markers, |markers| (markers & 1 != 0).into()),
+    );
     put("unit", map(unit, |unit| (**unit).into()));
     put("listening", map(listening, |is| (*is).into()));
     put("cpu_percent", map(cpu, |cpu| (*cpu).into()));
@@ -190,8 +193,8 @@ fn facts(snapshot: &ExplainSnapshot) -> BTreeMap<String, Value> {
     };
     put("cwd", map(inherited, place));
     let variables = |all: &Arc<InheritedFacts>| {
-        let marks = all.env_markers.markers.iter();
-        marks.map(|mark| Value::from(mark.variable)).collect()
+        let markers = all.env_markers.markers.iter();
+        markers.map(|marker| Value::from(marker.variable)).collect()
     };
     put("agent_markers", map(inherited, variables));
     let ids = |all: &Arc<Conversations>| {

@@ -142,7 +142,7 @@ fn scan_here(args: &ScanArgs) -> Result<ScanReport, Failure> {
         uid: Some(nix::unistd::geteuid().as_raw()).filter(|uid| *uid != 0),
         min_age: args.min_age.unwrap_or(MIN_AGE),
         kept,
-        by_order: true,
+        requested_by_user: true,
         ..ScanOptions::default()
     };
     let found = find_leftovers(&options, &HashSet::new()).map_err(failed)?;

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::Config;
 use reaper_model::rules::{catalogue, conversation};
-use reaper_model::ruleset::{Action, Condition, Pattern, Rule, SessionIs, Syntax};
+use reaper_model::ruleset::{Action, Condition, Pattern, Rule, SessionCondition, Syntax};
 use reaper_model::value::show_duration;
 
 /// Returns the settings, and the rules in force in the order of their evaluation, as TOML.
@@ -78,8 +78,8 @@ fn toml_settings(config: &Config) -> String {
 fn is_plain_keep(rule: &Rule) -> bool {
     let when = &rule.when;
     rule.action == Action::Keep
-        && rule.after == 0
-        && when.session == SessionIs::Any
+        && rule.delay_ns == 0
+        && when.session == SessionCondition::Any
         && when.agents.is_empty()
         && when.inferred.is_none()
         && when.is_lasting()
@@ -99,8 +99,8 @@ fn table_of(rule: &Rule) -> &'static str {
 fn keys_of(rule: &Rule) -> Map<String, Value> {
     let mut keys = fields(&rule.when);
     let default = match rule.action {
-        Action::Keep => SessionIs::Any,
-        _ => SessionIs::Gone,
+        Action::Keep => SessionCondition::Any,
+        _ => SessionCondition::Gone,
     };
     if rule.when.session == default {
         keys.remove("session");
@@ -109,8 +109,8 @@ fn keys_of(rule: &Rule) -> Map<String, Value> {
     if table_of(rule) == "rule" {
         keys.insert("action".into(), rule.action.name().into());
     }
-    if rule.after > 0 {
-        let after = show_duration(Duration::from_nanos(rule.after));
+    if rule.delay_ns > 0 {
+        let after = show_duration(Duration::from_nanos(rule.delay_ns));
         keys.insert("after".into(), after.into());
     }
     if let Some(source) = &rule.conversation {

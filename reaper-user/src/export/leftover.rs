@@ -8,7 +8,7 @@ use reaper_model::leftover::{
 /// Returns why a leftover is reaped or not, with the evidence that it is one.
 pub fn leftover_text(leftover: &Leftover) -> String {
     let evidence = match leftover.evidence {
-        LeftoverEvidence::DeadOwner { variable, pid } => {
+        LeftoverEvidence::ExitedAgent { variable, pid } => {
             format!("{variable}={pid}, and that process has exited")
         }
         LeftoverEvidence::ToolShell => "orphaned shell of a tool".into(),
@@ -16,7 +16,7 @@ pub fn leftover_text(leftover: &Leftover) -> String {
         LeftoverEvidence::Recorded { root } => {
             format!("recorded member of the session of {root}, which has exited")
         }
-        LeftoverEvidence::Mark { variable } => format!("{variable} in its environment"),
+        LeftoverEvidence::Marker { variable } => format!("{variable} in its environment"),
     };
     let reason = match &leftover.verdict {
         LeftoverVerdict::Reap => return evidence,
@@ -58,14 +58,22 @@ pub fn leftover_text(leftover: &Leftover) -> String {
             }
             Uncertainty::Agent => "it is an agent, or a living agent descends from it".into(),
         },
-        LeftoverVerdict::Wait { rule, rest, kin } => {
-            let rest = duration(*rest);
-            let waits = format!("rule {rule} delays the decision, {rest} more");
-            with_relative(*kin, waits)
+        LeftoverVerdict::Wait {
+            rule,
+            remaining_ns,
+            relative,
+        } => {
+            let remaining = duration(*remaining_ns);
+            let waits = format!("rule {rule} delays the decision, {remaining} more");
+            with_relative(*relative, waits)
         }
-        LeftoverVerdict::Keep { spare, rule, kin } => {
+        LeftoverVerdict::Keep {
+            reason,
+            rule,
+            relative,
+        } => {
             let rule = rule.as_deref().unwrap_or_default();
-            let kept = match spare {
+            let kept = match reason {
                 KeepReason::NeverSelf => "this program descends from it".into(),
                 KeepReason::KeepMarker => "REAPER_KEEP=1".into(),
                 KeepReason::KeptByUser => "a user keeps it".into(),
@@ -78,7 +86,7 @@ pub fn leftover_text(leftover: &Leftover) -> String {
                 KeepReason::OwnUnit => format!("runs in its own unit {rule}"),
                 KeepReason::Unreadable => "facts that might keep it cannot be read".into(),
             };
-            with_relative(*kin, kept)
+            with_relative(*relative, kept)
         }
     };
     format!("{reason} ({evidence})")

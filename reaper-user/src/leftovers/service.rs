@@ -149,7 +149,9 @@ impl Scanner {
             .leftovers
             .iter()
             .filter_map(|leftover| match leftover.verdict {
-                LeftoverVerdict::Wait { rest, .. } => Some(Duration::from_nanos(rest)),
+                LeftoverVerdict::Wait { remaining_ns, .. } => {
+                    Some(Duration::from_nanos(remaining_ns))
+                }
                 // After that time it is old enough.
                 LeftoverVerdict::Report(Uncertainty::Young) => Some(MIN_AGE),
                 _ => None,
@@ -227,7 +229,7 @@ impl Scanner {
         watched: &ScanContext,
         uid: Option<u32>,
         min_age: Duration,
-        by_order: bool,
+        requested_by_user: bool,
         (recorded, kept): JournalRecords,
     ) -> ScanOptions {
         ScanOptions {
@@ -240,7 +242,7 @@ impl Scanner {
             recorded,
             kept,
             waited: self.waited(),
-            by_order,
+            requested_by_user,
         }
     }
 
@@ -251,7 +253,8 @@ impl Scanner {
         options: &ScanOptions,
         found: &FoundLeftovers,
     ) -> Result<Option<LeftoverReapResult>, ScanError> {
-        let (uid, min_age, by_order) = (options.uid, options.min_age, options.by_order);
+        let (uid, min_age, requested_by_user) =
+            (options.uid, options.min_age, options.requested_by_user);
         let is_due = |leftover: &&Leftover| leftover.verdict == LeftoverVerdict::Reap;
         // All others are reported only for the head of each tree.
         let is_reported = |leftover: &&Leftover| match leftover.verdict {
@@ -277,7 +280,7 @@ impl Scanner {
             let is_unsure = records.is_err();
             let records =
                 records.unwrap_or_else(|_| (options.recorded.clone(), options.kept.clone()));
-            let options = self.options(&watched, uid, min_age, by_order, records);
+            let options = self.options(&watched, uid, min_age, requested_by_user, records);
             let mut found = find_leftovers(&options, claimed)?;
             if watched.gap || is_unsure || !watched.enforce {
                 let is_claimed =

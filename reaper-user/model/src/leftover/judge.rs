@@ -323,9 +323,9 @@ impl<'a> Judge<'a> {
         let relative = |of: u32| Some(of).filter(|of| *of != pid);
         let doubt = if let Some(kept) = &state.kept {
             return LeftoverVerdict::Keep {
-                spare: kept.reason,
+                reason: kept.reason,
                 rule: kept.rule.clone(),
-                kin: relative(kept.pid),
+                relative: relative(kept.pid),
             };
         } else if claim.doubt.is_some() {
             claim.doubt
@@ -340,8 +340,8 @@ impl<'a> Judge<'a> {
             (Some(doubt), _) => LeftoverVerdict::Report(doubt),
             (None, Some(waiting)) => LeftoverVerdict::Wait {
                 rule: Arc::clone(&waiting.rule),
-                rest: waiting.rest,
-                kin: relative(waiting.pid),
+                remaining_ns: waiting.remaining_ns,
+                relative: relative(waiting.pid),
             },
             (None, None) => LeftoverVerdict::Reap,
         }

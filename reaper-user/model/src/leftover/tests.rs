@@ -9,7 +9,9 @@ mod work;
 
 use super::*;
 use crate::event::{Image, Uids};
-use crate::ruleset::{Action, Condition, Field, Matcher, Pattern, Rule, SessionIs, UidIs};
+use crate::ruleset::{
+    Action, Condition, Field, Matcher, Pattern, Rule, SessionCondition, UidCondition,
+};
 
 const S: u64 = 1_000_000_000;
 const SHELL: &str =
@@ -110,10 +112,10 @@ fn rules() -> Ruleset {
         Rule::new(name, action, vec![Matcher::new(vec![condition])])
     };
     let mut other_uid = Rule::new("other-uid", Action::Keep, Vec::new());
-    other_uid.when.uid = Some(UidIs::Other);
+    other_uid.when.uid = Some(UidCondition::Other);
     let mut servers = Rule::new("servers", Action::Reap, Vec::new());
-    servers.after = 600 * S;
-    servers.when.session = SessionIs::Ok;
+    servers.delay_ns = 600 * S;
+    servers.when.session = SessionCondition::Ok;
     servers.when.listening = Some(true);
     Ruleset::new(vec![
         other_uid,
@@ -154,7 +156,7 @@ struct Options {
     kept: Vec<ProcessKey>,
     min_age: u64,
     waited: HashMap<ProcessKey, u64>,
-    by_order: bool,
+    requested_by_user: bool,
 }
 
 fn scan(table: &ProcessTable, change: impl FnOnce(&mut Options)) -> Vec<Leftover> {
@@ -174,7 +176,7 @@ fn scan_recorded(
         kept: Vec::new(),
         min_age: 600 * S,
         waited: HashMap::new(),
-        by_order: true,
+        requested_by_user: true,
     };
     change(&mut options);
     let query = LeftoverQuery {
@@ -190,7 +192,7 @@ fn scan_recorded(
         now: 10_000 * S,
         honor_keep: true,
         waited: &options.waited,
-        by_order: options.by_order,
+        requested_by_user: options.requested_by_user,
     };
     find(table, &query)
 }
@@ -499,5 +501,8 @@ fn env_markers_contain_no_values() {
     );
     assert!(!text.contains("secret"), "{text}");
     assert!(!EnvMarkers::of(b"REAPER_KEEP=0\0", true).keep);
-    assert_eq!(EnvMarkers::of(b"CLAUDE_PID=1\0", true).owners().count(), 0);
+    assert_eq!(
+        EnvMarkers::of(b"CLAUDE_PID=1\0", true).agent_pids().count(),
+        0
+    );
 }

@@ -9,7 +9,7 @@ use crate::Model;
 use crate::Node;
 use crate::event::ProcessKey;
 use crate::facts::{Fact, FactSet, Facts};
-use crate::ruleset::{Action, Rule, RuleId, SessionIs, SessionKind, UidIs, When};
+use crate::ruleset::{Action, Rule, RuleId, SessionCondition, SessionKind, UidCondition, When};
 use crate::session::{RootExit, Session};
 
 /// Input of an evaluation.
@@ -158,7 +158,7 @@ impl<'a> Case<'a> {
         match rule.action {
             Action::Reap => self.reap(),
             Action::Report => RuleDecision::new(Verdict::Report, Reason::ReportRule),
-            _ if rule.when.uid == Some(UidIs::Other) => {
+            _ if rule.when.uid == Some(UidCondition::Other) => {
                 RuleDecision::new(Verdict::Keep, Reason::OtherUid)
             }
             _ => RuleDecision::new(Verdict::Keep, Reason::KeepRule),
@@ -180,8 +180,8 @@ impl<'a> Case<'a> {
         if !self.state_matches(when) || !self.is_of_age(when, until) {
             return RuleResult::NoMatch;
         }
-        let over = self.since().saturating_add(rule.after);
-        let waits = rule.after > 0 && self.model.monotonic_now() < over;
+        let over = self.since().saturating_add(rule.delay_ns);
+        let waits = rule.delay_ns > 0 && self.model.monotonic_now() < over;
         // While the root is alive, facts are read only after the delay.
         if waits && self.due.is_none() {
             return RuleResult::Wait(over);
@@ -223,7 +223,7 @@ impl<'a> Case<'a> {
     pub fn permanent_keep(&self) -> Option<RuleId> {
         for id in self.matched_rules.rules.iter().copied() {
             let rule = self.model.rules.rule(id);
-            if !rule.when.is_lasting() || rule.after > 0 || !self.state_matches(&rule.when) {
+            if !rule.when.is_lasting() || rule.delay_ns > 0 || !self.state_matches(&rule.when) {
                 continue;
             }
             if !self.evidence_suffices(rule) {
@@ -250,7 +250,7 @@ impl<'a> Case<'a> {
             let over = self
                 .due
                 .map_or(0, |due| self.model.clock.to_monotonic(due.at));
-            let over = over.saturating_add(rule.after);
+            let over = over.saturating_add(rule.delay_ns);
             let reaps = rule.action == Action::Reap;
             let holds = rule.keeps_relatives() && (!reaps || self.model.monotonic_now() < over);
             if !holds && !reaps {
@@ -333,7 +333,7 @@ impl<'a> Case<'a> {
     }
 
     /// Returns whether the condition on the root's exit holds; `None` if the exit was not observed.
-    fn is_session(&self, wanted: SessionIs) -> Option<bool> {
+    fn is_session(&self, wanted: SessionCondition) -> Option<bool> {
         wanted.holds(self.due.map(|due| due.cause()))
     }
 
@@ -341,7 +341,7 @@ impl<'a> Case<'a> {
         when.agents.is_empty() || when.agents.contains(&self.session.agent)
     }
 
-    fn has_uids(&self, wanted: Option<UidIs>) -> bool {
+    fn has_uids(&self, wanted: Option<UidCondition>) -> bool {
         let (own, root) = (self.node.uids, self.session.uids);
         wanted.is_none_or(|wanted| wanted.holds(own, root))
     }

@@ -33,11 +33,14 @@ pub fn rules() -> Vec<Rule> {
 ///
 /// `enable` lists built-in rules that are in force whatever `defaults` says.
 pub(super) fn merge_user_rules(
-    own: &[RuleEntry],
+    user_rules: &[RuleEntry],
     defaults: Defaults,
     enable: &[String],
 ) -> Vec<Rule> {
-    let names: HashSet<_> = own.iter().map(|entry| entry.rule.name.clone()).collect();
+    let names: HashSet<_> = user_rules
+        .iter()
+        .map(|entry| entry.rule.name.clone())
+        .collect();
     let is_in_force = |RuleEntry { rule, enabled, .. }: &RuleEntry| {
         let by_default = match rule.action {
             Action::Agent | Action::Server => defaults.agents,
@@ -47,7 +50,7 @@ pub(super) fn merge_user_rules(
         let enabled = *enabled && by_default || enable.iter().any(|name| **name == *rule.name);
         enabled && !names.contains(&rule.name)
     };
-    let own = own.iter().filter(|entry| entry.enabled).cloned();
+    let user_rules = user_rules.iter().filter(|entry| entry.enabled).cloned();
     let built_in = entries().into_iter().filter(is_in_force);
-    own.chain(built_in).map(|entry| entry.rule).collect()
+    user_rules.chain(built_in).map(|entry| entry.rule).collect()
 }

@@ -70,7 +70,8 @@ use toml::de::{DeTable, DeValue};
 
 use super::conversation;
 use crate::ruleset::{
-    Action, Condition, Field, LONGEST, Matcher, Pattern, PatternError, Rule, SessionIs, Syntax,
+    Action, Condition, Field, LONGEST, Matcher, Pattern, PatternError, Rule, SessionCondition,
+    Syntax,
 };
 use crate::value::{self, Problem, choice, get, list, nanoseconds, number, text, unknown_key};
 
@@ -104,7 +105,7 @@ const SYNTAX: [&str; 2] = ["value_options", "command_at"];
 pub struct RuleEntry {
     pub rule: Rule,
     /// Byte offset in the text.
-    pub at: usize,
+    pub offset: usize,
     /// Whether the rule is on. A disabled rule still replaces a built-in one of the same name.
     pub enabled: bool,
 }
@@ -126,13 +127,16 @@ pub(super) fn read(root: &DeTable<'_>, problems: &mut Vec<Problem>) -> Vec<RuleE
             Err(problem) => problems.push(problem),
         }
     }
-    rules.sort_by_key(|entry: &RuleEntry| entry.at);
+    rules.sort_by_key(|entry: &RuleEntry| entry.offset);
     let mut names = HashSet::new();
-    for RuleEntry { rule, at, .. } in &rules {
+    for RuleEntry {
+        rule, offset: at, ..
+    } in &rules
+    {
         if !names.insert(&rule.name) {
             let name = &rule.name;
             let what = format!("`{name}` is the name of two rules: rename one of them");
-            problems.push((*at, what));
+            problems.push((*offset, what));
         }
     }
     rules
@@ -177,10 +181,10 @@ fn rule(kind: &str, at: usize, table: &DeTable<'_>) -> Result<RuleEntry, Problem
     rule.when = value::read(table, at, &known, &place)?;
     if action == Action::Keep && !table.contains_key("session") {
         // A process that is kept after its agent's exit must not be reaped by a later rule about living agents.
-        rule.when.session = SessionIs::Any;
+        rule.when.session = SessionCondition::Any;
     }
-    let after = get(table, "after", nanoseconds::<_, 0, LONGEST>)?;
-    rule.after = after.flatten().unwrap_or(0);
+    let delay = get(table, "after", nanoseconds::<_, 0, LONGEST>)?;
+    rule.delay_ns = delay.flatten().unwrap_or(0);
     rule.conversation = get(table, "conversation", conversation::read)?;
     if let Some(problem) = contradiction(&rule, table) {
         return Err(problem);
@@ -190,7 +194,11 @@ fn rule(kind: &str, at: usize, table: &DeTable<'_>) -> Result<RuleEntry, Problem
         return Err((at, format!("[[{kind}]] `{name}` {what}")));
     }
     let enabled = get(table, "enabled", bool::deserialize)?.unwrap_or(true);
-    Ok(RuleEntry { rule, at, enabled })
+    Ok(RuleEntry {
+        rule,
+        offset: at,
+        enabled,
+    })
 }
 
 /// Reads the conditions on the program, as alternatives. An empty result matches every program.
@@ -365,7 +373,7 @@ fn too_broad(rule: &Rule, has_member_conditions: bool) -> Option<&'static str> {
         Some("has no condition: add `comm`, `exe`, `script`, `args` or `options`")
     } else if !positive && !has_member_conditions {
         Some("has only `not_` conditions: add `comm`, `exe`, `script`, `args` or `options`")
-    } else if when.is_of_root() && when.session != SessionIs::Alive {
+    } else if when.is_of_root() && when.session != SessionCondition::Alive {
         Some("uses `idle` or `server`, which need a living root: add `session = \"alive\"`")
     } else if living && when.server && when.idle.is_none() {
         Some("would reap servers that are in use: add `idle = \"30min\"`")

@@ -24,7 +24,7 @@ fn read_any(text: &str) -> Result<Rules, Vec<String>> {
 #[track_caller]
 fn warnings(text: &str) -> String {
     let rules = read(text);
-    let found = warn::of(&rules.own, rules.in_force.rules()).into_iter();
+    let found = warn::warnings(&rules.user_rules, rules.in_force.rules()).into_iter();
     found.map(|(_, what)| what).collect::<Vec<_>>().join("\n")
 }
 
@@ -251,8 +251,8 @@ fn pattern_that_matches_everything_is_rejected() {
 #[test]
 fn more_environment_globs_than_bits_are_rejected() {
     let with = |count: usize| {
-        let marks: String = (0..count).map(|n| format!("'A{n}=1', ")).collect();
-        read_any(&rule("a", "keep", &format!("environment = [{marks}]")))
+        let markers: String = (0..count).map(|n| format!("'A{n}=1', ")).collect();
+        read_any(&rule("a", "keep", &format!("environment = [{markers}]")))
     };
     assert!(with(60).is_ok());
     assert_eq!(

@@ -7,12 +7,12 @@ use crate::ruleset::{Action, Condition, Field, Matcher, Pattern, Rule, When};
 /// Returns warnings about a file's rules, each with its byte offset.
 ///
 /// `all` are the rules in force, in the order of evaluation.
-pub fn of(own: &[RuleEntry], all: &[Rule]) -> Vec<(usize, String)> {
+pub fn warnings(user_rules: &[RuleEntry], all: &[Rule]) -> Vec<(usize, String)> {
     let built_in = catalogue::entries();
     let mut warnings = Vec::new();
-    for RuleEntry { rule, at, .. } in own.iter().filter(|entry| entry.enabled) {
+    for RuleEntry { rule, offset, .. } in user_rules.iter().filter(|entry| entry.enabled) {
         let name = &rule.name;
-        let mut warn = |what: String| warnings.push((*at, what));
+        let mut warn = |message: String| warnings.push((*offset, message));
         if let Some(other) = built_in.iter().find(|other| other.rule.name == *name)
             && kind(other.rule.action) != kind(rule.action)
         {
@@ -42,7 +42,7 @@ pub fn of(own: &[RuleEntry], all: &[Rule]) -> Vec<(usize, String)> {
         let changing = changing.into_iter().find(|(_, is_used)| *is_used);
         if let Some((key, _)) = changing
             && rule.action != Action::Keep
-            && rule.after == 0
+            && rule.delay_ns == 0
             && rule.when.is_of(true)
         {
             warn(format!(

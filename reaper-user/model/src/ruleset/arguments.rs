@@ -91,7 +91,7 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Words<'a, I> {
                 None => {
                     let is_option = |arg: &&[u8]| !self.options_ended && arg.starts_with(b"-");
                     let last = self.last.take().filter(|arg| !is_option(arg));
-                    last.and_then(|arg| pattern.is_match_from(arg))
+                    last.and_then(|arg| pattern.matches_prefix(arg))
                 }
             };
             if matches != Some(true) {

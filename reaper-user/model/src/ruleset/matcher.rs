@@ -274,7 +274,7 @@ impl<'a> Subject<'a> {
 fn any_match_from(patterns: &[Pattern], front: &[u8]) -> Option<bool> {
     let mut known = Some(false);
     for pattern in patterns {
-        match pattern.is_match_from(front) {
+        match pattern.matches_prefix(front) {
             Some(true) => return Some(true),
             Some(false) => {}
             None => known = None,

@@ -203,7 +203,7 @@ impl Pattern {
     }
 
     /// Returns whether the pattern matches bytes that begin with `front`, `None` if that depends on what follows.
-    pub(super) fn is_match_from(&self, front: &[u8]) -> Option<bool> {
+    pub(super) fn matches_prefix(&self, front: &[u8]) -> Option<bool> {
         let start = match &self.test {
             Test::Exact(text) => text,
             Test::AbsoluteTail(_) => &b"/"[..],

@@ -195,7 +195,7 @@ fn pattern_decides_early_if_no_rest_can_change_it() {
         (regex(r"a\b"), "a", None),
     ] {
         let pattern = pattern.unwrap();
-        let found = pattern.is_match_from(front.as_bytes());
+        let found = pattern.matches_prefix(front.as_bytes());
         assert_eq!(found, expected, "{pattern:?} {front}");
     }
 }
@@ -210,7 +210,7 @@ proptest::proptest! {
         let text = format!("{front}{rest}");
         for pattern in [Pattern::argv(&pattern), Pattern::argv_regex(&pattern), Pattern::script(&pattern)] {
             let Ok(pattern) = pattern else { continue };
-            if let Some(decided) = pattern.is_match_from(front.as_bytes()) {
+            if let Some(decided) = pattern.matches_prefix(front.as_bytes()) {
                 proptest::prop_assert_eq!(pattern.is_match(text.as_bytes()), decided);
             }
         }
@@ -382,7 +382,7 @@ fn markers_of_several_rules_share_bits() {
 
 #[test]
 fn reap_and_report_rules_can_be_for_living_roots() {
-    use SessionIs::{Alive, Any, Ok};
+    use SessionCondition::{Alive, Any, Ok};
     for (action, session, orphan, idle, expected) in [
         (Action::Reap, Ok, None, None, [false, false]),
         (Action::Keep, Alive, None, None, [false, false]),

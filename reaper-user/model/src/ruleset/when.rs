@@ -14,7 +14,7 @@ pub(crate) const LONGEST: u64 = 3650 * 24 * 3_600_000;
 /// Condition on the state of a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum SessionIs {
+pub enum SessionCondition {
     /// The root has exited, in whatever way.
     #[default]
     Gone,
@@ -36,7 +36,7 @@ pub enum SessionIs {
     rename_all = "lowercase",
     expecting = "write \"other\", \"same\" or a number"
 )]
-pub enum UidIs {
+pub enum UidCondition {
     /// The real or the effective uid differs from that of the session's root.
     Other,
     Same,
@@ -45,13 +45,13 @@ pub enum UidIs {
     Id(u32),
 }
 
-impl UidIs {
+impl UidCondition {
     /// Returns whether the condition holds for a member with the uids `own` in a session whose root has `root`.
     pub fn holds(self, own: Uids, root: Uids) -> bool {
         match self {
-            UidIs::Other => own != root,
-            UidIs::Same => own == root,
-            UidIs::Id(uid) => own.effective == uid,
+            UidCondition::Other => own != root,
+            UidCondition::Same => own == root,
+            UidCondition::Id(uid) => own.effective == uid,
         }
     }
 }
@@ -61,7 +61,7 @@ impl UidIs {
 #[serde(default, deny_unknown_fields)]
 pub struct When {
     #[serde(deserialize_with = "choice")]
-    pub session: SessionIs,
+    pub session: SessionCondition,
     /// Names of agents, one of which opened the session.
     #[serde(rename = "agent", deserialize_with = "names")]
     pub agents: Vec<Arc<str>>,
@@ -74,7 +74,7 @@ pub struct When {
     /// Nanoseconds since the process started.
     #[serde(deserialize_with = "age", serialize_with = "write_nanoseconds")]
     pub max_age: Option<u64>,
-    pub uid: Option<UidIs>,
+    pub uid: Option<UidCondition>,
     /// Globs over the name of the innermost systemd unit.
     #[serde(rename = "unit", deserialize_with = "units")]
     pub units: Vec<Pattern>,
@@ -146,30 +146,37 @@ fn narrowing(
     compile(glob).map_err(|error| format!("{glob:?} is not a valid glob: {error}"))
 }
 
-impl SessionIs {
+impl SessionCondition {
     /// Returns whether the condition holds for a session whose root has this exit status, `None` for a living root.
     ///
     /// Returns `None` if the exit status is needed and unknown.
     pub fn holds(self, status: Option<ExitStatus>) -> Option<bool> {
         Some(match (self, status) {
-            (SessionIs::Any, _) => true,
-            (SessionIs::Alive, _) => status.is_none(),
-            (SessionIs::Gone, _) => status.is_some(),
+            (SessionCondition::Any, _) => true,
+            (SessionCondition::Alive, _) => status.is_none(),
+            (SessionCondition::Gone, _) => status.is_some(),
             (_, Some(ExitStatus::Unknown)) => return None,
-            (SessionIs::Exited, _) => matches!(status, Some(ExitStatus::Exited(_))),
-            (SessionIs::Ok, _) => status == Some(ExitStatus::Exited(0)),
-            (SessionIs::Failed, _) => matches!(status, Some(ExitStatus::Exited(1..))),
-            (SessionIs::Signalled, _) => matches!(status, Some(ExitStatus::Signalled { .. })),
+            (SessionCondition::Exited, _) => matches!(status, Some(ExitStatus::Exited(_))),
+            (SessionCondition::Ok, _) => status == Some(ExitStatus::Exited(0)),
+            (SessionCondition::Failed, _) => matches!(status, Some(ExitStatus::Exited(1..))),
+            (SessionCondition::Signalled, _) => {
+                matches!(status, Some(ExitStatus::Signalled { .. }))
+            }
         })
     }
 
     /// Returns whether the condition holds in every case in which `other` does.
-    pub fn covers(self, other: SessionIs) -> bool {
+    pub fn covers(self, other: SessionCondition) -> bool {
         match self {
-            SessionIs::Any => true,
-            SessionIs::Gone => !matches!(other, SessionIs::Any | SessionIs::Alive),
-            SessionIs::Exited => {
-                matches!(other, SessionIs::Exited | SessionIs::Ok | SessionIs::Failed)
+            SessionCondition::Any => true,
+            SessionCondition::Gone => {
+                !matches!(other, SessionCondition::Any | SessionCondition::Alive)
+            }
+            SessionCondition::Exited => {
+                matches!(
+                    other,
+                    SessionCondition::Exited | SessionCondition::Ok | SessionCondition::Failed
+                )
             }
             _ => self == other,
         }
@@ -180,8 +187,8 @@ impl When {
     /// Returns whether the conditions can hold for a member whose root is alive or, if `alive` is false, has exited.
     pub fn is_of(&self, alive: bool) -> bool {
         match self.session {
-            SessionIs::Any => true,
-            SessionIs::Alive => alive,
+            SessionCondition::Any => true,
+            SessionCondition::Alive => alive,
             _ => !alive,
         }
     }

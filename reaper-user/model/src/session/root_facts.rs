@@ -57,16 +57,21 @@ impl Sessions {
     }
 
     /// Applies facts of a root that has exited since they were requested. Its members are still compared with them.
-    pub(crate) fn update_exited_root(&mut self, root: ProcessKey, asked: FactSet, found: &Facts) {
+    pub(crate) fn update_exited_root(
+        &mut self,
+        root: ProcessKey,
+        requested: FactSet,
+        found: &Facts,
+    ) {
         let all: Vec<SessionId> = self.open.ids(IndexKey::Root(root)).collect();
         for id in all {
             self.open.update(id, |session| {
-                if session.root_exit.is_some() && asked.contains(FactSet::UNIT) {
+                if session.root_exit.is_some() && requested.contains(FactSet::UNIT) {
                     session.set_unit(&found.unit);
                 }
             });
         }
-        if asked.contains(FactSet::INHERITED) {
+        if requested.contains(FactSet::INHERITED) {
             self.update_inherited(root, &found.inherited);
         }
     }

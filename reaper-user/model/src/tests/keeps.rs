@@ -431,19 +431,23 @@ fn keeps_are_dropped_after_expiry_or_session_close() {
         w.exit(shell);
         w.exit(agent);
         // The keeps of recently closed sessions stay, because members may still be reported late.
-        assert!(w.model.wishes() <= 2 * 64, "{} after {n}", w.model.wishes());
+        assert!(
+            w.model.keep_request_count() <= 2 * 64,
+            "{} after {n}",
+            w.model.keep_request_count()
+        );
         advance(&mut w, MINUTE);
     }
     // A keep that is stored for many members is one keep.
     let agent = w.spawn(INIT, "claude");
     let all: Vec<ProcessKey> = (0..100).map(|_| w.fork(agent)).collect();
     w.model.keep(agent, keep_made_at(1_000));
-    let before = w.model.wishes();
+    let before = w.model.keep_request_count();
     let all = all
         .iter()
         .map(|key| stored_keep(*key, agent, false, keep_made_at(1_001)));
     w.model.restore_keeps(all.collect());
-    assert_eq!(w.model.wishes(), before + 1);
+    assert_eq!(w.model.keep_request_count(), before + 1);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::event::{
     Event, EventKind, ExitStatus, Image, ProcEntry, ProcessKey, Provenance, TICK_NS, Uids,
 };
 use crate::policy::Decision;
-use crate::ruleset::{Action, Condition, Field, Matcher, Pattern, Rule, Ruleset, UidIs};
+use crate::ruleset::{Action, Condition, Field, Matcher, Pattern, Rule, Ruleset, UidCondition};
 use crate::session::SessionEvent;
 use crate::{Model, Output, Scope};
 
@@ -38,7 +38,7 @@ pub fn rules() -> Ruleset {
             vec![Matcher::new(vec![condition])]
         };
         let mut rule = Rule::new(name, action, matchers);
-        rule.when.uid = other_uid.then_some(UidIs::Other);
+        rule.when.uid = other_uid.then_some(UidCondition::Other);
         rule
     };
     Ruleset::new(vec![

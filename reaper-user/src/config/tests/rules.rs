@@ -1,5 +1,5 @@
 use super::*;
-use reaper_model::ruleset::{SessionIs, UidIs};
+use reaper_model::ruleset::{SessionCondition, UidCondition};
 
 fn named<'a>(config: &'a Config, name: &str) -> &'a reaper_model::ruleset::Rule {
     let mut rules = config.rules.rules().iter();
@@ -44,10 +44,13 @@ fn all_keys_of_a_rule_are_read() {
     .unwrap();
     let rule = named(&config, "all");
     let when = &rule.when;
-    assert_eq!((rule.action, rule.after), (Action::Report, 600_000_000_000));
+    assert_eq!(
+        (rule.action, rule.delay_ns),
+        (Action::Report, 600_000_000_000)
+    );
     assert_eq!(
         (when.session, when.uid),
-        (SessionIs::Failed, Some(UidIs::Id(1000)))
+        (SessionCondition::Failed, Some(UidCondition::Id(1000)))
     );
     assert_eq!(when.agents.len(), 2);
     assert_eq!(
@@ -68,7 +71,7 @@ fn all_keys_of_a_rule_are_read() {
     assert_eq!(flags, expected.map(Some));
     assert!(when.units[0].is_match(b"docker-a.scope"));
     assert_eq!(when.marker_bits, 0b110);
-    assert_eq!(named(&config, "kept").when.session, SessionIs::Any);
+    assert_eq!(named(&config, "kept").when.session, SessionCondition::Any);
     assert_eq!(names(&config, Action::Boundary)[0], "stop");
 }
 

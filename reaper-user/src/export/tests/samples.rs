@@ -378,19 +378,19 @@ fn leftovers() -> Vec<EventBody> {
             verdict,
         },
     };
-    let owner = LeftoverEvidence::DeadOwner {
+    let owner = LeftoverEvidence::ExitedAgent {
         variable: "CLAUDE_PID",
         pid: 40,
     };
     let keep = LeftoverVerdict::Keep {
-        spare: KeepReason::KeepRule,
+        reason: KeepReason::KeepRule,
         rule: Some("mine".into()),
-        kin: Some(44),
+        relative: Some(44),
     };
     let wait = LeftoverVerdict::Wait {
         rule: "slow".into(),
-        rest: 5_000_000_000,
-        kin: None,
+        remaining_ns: 5_000_000_000,
+        relative: None,
     };
     let report = LeftoverVerdict::Report(Uncertainty::Young);
     vec![

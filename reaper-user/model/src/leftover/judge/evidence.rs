@@ -54,7 +54,7 @@ impl<'a> Judge<'a> {
         }
         let marker = trace.markers.first();
         let named = marker.and_then(|marker| Some((marker, marker.agent_pid?)));
-        let weak = marker.map(|marker| LeftoverEvidence::Mark {
+        let weak = marker.map(|marker| LeftoverEvidence::Marker {
             variable: marker.variable,
         });
         let (agent, evidence, doubt) = if let Some((marker, pid)) = named {
@@ -63,7 +63,7 @@ impl<'a> Judge<'a> {
             match self.owner_doubt(row, trace, marker.agent).or_else(alone) {
                 Some(doubt) => (marker.agent, weak?, Some(doubt)),
                 None => {
-                    let evidence = LeftoverEvidence::DeadOwner { variable, pid };
+                    let evidence = LeftoverEvidence::ExitedAgent { variable, pid };
                     (
                         marker.agent,
                         evidence,
@@ -122,8 +122,8 @@ impl<'a> Judge<'a> {
         let mut markers = trace.markers.iter();
         let unknown =
             |marker: &EnvMarker| marker.agent_pid.filter(|pid| !is_recorded(marker, *pid));
-        let asked = !self.query.by_order;
-        asked.then(|| markers.find_map(unknown)).flatten()
+        let needs_record = !self.query.requested_by_user;
+        needs_record.then(|| markers.find_map(unknown)).flatten()
     }
 
     fn shell_doubt(&self, row: &'a LeftoverRow, trace: &EnvMarkers) -> Option<Uncertainty> {
@@ -227,7 +227,7 @@ impl<'a> Judge<'a> {
         };
         let uncertain = || {
             trace
-                .owners()
+                .agent_pids()
                 .find(uncertain)
                 .map(Uncertainty::OwnerUncertain)
         };
@@ -238,7 +238,7 @@ impl<'a> Judge<'a> {
     /// Like [`Judge::owner_doubt`], but only for pids that are in use.
     fn named_owner_doubt(&self, row: &LeftoverRow, trace: &EnvMarkers) -> Option<Uncertainty> {
         let mut uncertain = None;
-        for pid in trace.owners().filter(|_| !row.nested) {
+        for pid in trace.agent_pids().filter(|_| !row.nested) {
             match self.table.rows.get(&pid) {
                 // The pid was reused: this process is younger than the leftover.
                 Some(owner) if owner.entry.key.start > row.entry.key.start => {}
@@ -281,7 +281,7 @@ impl<'a> Judge<'a> {
         };
         is_adopted
             && !self.is_agent(parent)
-            && trace.owners().all(|pid| pid != parent.entry.key.pid)
+            && trace.agent_pids().all(|pid| pid != parent.entry.key.pid)
     }
 
     /// Returns whether the leader of its kernel session has exited, and neither it nor its parent created that session.

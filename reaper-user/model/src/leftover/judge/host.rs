@@ -73,7 +73,7 @@ impl Hosts {
 
     /// Returns whether an older program has, or may have, the same marker (see [`EnvMarkers::shares_marker`]).
     fn may_have_passed_on(&self, row: &LeftoverRow, trace: &EnvMarkers) -> bool {
-        let mut owners = trace.owners().peekable();
+        let mut owners = trace.agent_pids().peekable();
         let is_older = |host: Option<&Eldest>| host.is_some_and(|host| host.is_older(row));
         let uids = row.entry.uids;
         let both = [uids.real, uids.effective];

@@ -6,7 +6,7 @@ use super::{Judge, file_name, tick};
 use crate::event::Image;
 use crate::facts::Fact;
 use crate::leftover::{KeepReason, LeftoverRow};
-use crate::ruleset::{Action, Rule, UidIs};
+use crate::ruleset::{Action, Rule, UidCondition};
 
 /// Terminal emulators, by the file name or the `comm` of their program.
 const TERMINALS: &[&[u8]] = &[
@@ -77,7 +77,7 @@ pub(super) struct Kept {
 pub(super) struct Waiting {
     pub(super) rule: Arc<str>,
     /// Remaining delay in ns.
-    pub(super) rest: u64,
+    pub(super) remaining_ns: u64,
     /// Pid of the process that the rule matches.
     pub(super) pid: u32,
 }
@@ -129,7 +129,7 @@ impl<'a> Judge<'a> {
             keeps && rule.may_keep() && !rule.when.is_of_units_alone() && may_hold(rule, row, head)
         };
         if let Some(rule) = judging.iter().map(|id| rules.rule(*id)).find(keeps) {
-            let reason = if rule.when.uid == Some(UidIs::Other) {
+            let reason = if rule.when.uid == Some(UidCondition::Other) {
                 KeepReason::OtherUid
             } else {
                 KeepReason::KeepRule
@@ -168,11 +168,11 @@ impl<'a> Judge<'a> {
         let judging = rules.matching_member_rules(&row.entry.image);
         judging.iter().find_map(|id| {
             let rule = rules.rule(*id);
-            let rest = rule.after.saturating_sub(waited.unwrap_or(0));
+            let rest = rule.delay_ns.saturating_sub(waited.unwrap_or(0));
             let waits = rule.action == Action::Reap && rule.may_keep() && rest > 0;
             (waits && may_hold(rule, row, head)).then(|| Waiting {
                 rule: Arc::clone(&rule.name),
-                rest,
+                remaining_ns: rest,
                 pid: row.entry.key.pid,
             })
         })

@@ -43,13 +43,16 @@ fn without_order_only_recorded_agents_count() {
             "reap",
         ),
     ] {
-        let alone = scan_recorded(all, &recorded, |q| q.by_order = false);
+        let alone = scan_recorded(all, &recorded, |q| q.requested_by_user = false);
         assert_eq!(why(&alone, 200), expected, "{recorded:?}");
         assert_eq!(why(&scan_recorded(all, &recorded, |_| {}), 200), "reap");
     }
     // A tool's shell names no agent.
     let shell = table(&[p(200, 1, 100, SHELL, BARE)]);
-    assert_eq!(why(&scan(&shell, |q| q.by_order = false), 200), "reap");
+    assert_eq!(
+        why(&scan(&shell, |q| q.requested_by_user = false), 200),
+        "reap"
+    );
 }
 
 #[test]

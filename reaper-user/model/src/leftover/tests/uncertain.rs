@@ -138,7 +138,7 @@ fn kept_program_may_have_passed_the_marker_on() {
             now: 10_000 * S,
             honor_keep: true,
             waited: &HashMap::new(),
-            by_order: true,
+            requested_by_user: true,
         };
         why(&find(&all, &query), 312)
     };

@@ -21,8 +21,8 @@ fn server_delay_runs_from_its_discovery() {
     };
     let wait = |rest: u64| LeftoverVerdict::Wait {
         rule: "servers".into(),
-        rest: rest * S,
-        kin: None,
+        remaining_ns: rest * S,
+        relative: None,
     };
     for (listening, seconds, expected) in [
         (Fact::Known(true), None, wait(600)),
@@ -75,7 +75,10 @@ fn ancestors_and_descendants_wait_with_server() {
     assert!(
         matches!(
             waiting.verdict,
-            LeftoverVerdict::Wait { kin: Some(202), .. }
+            LeftoverVerdict::Wait {
+                relative: Some(202),
+                ..
+            }
         ),
         "{waiting:?}"
     );
@@ -101,16 +104,16 @@ fn verdict_has_its_name_in_json() {
         (
             LeftoverVerdict::Wait {
                 rule,
-                rest: 1,
-                kin: None,
+                remaining_ns: 1,
+                relative: None,
             },
             "wait",
         ),
         (
             LeftoverVerdict::Keep {
-                spare: KeepReason::Boundary,
+                reason: KeepReason::Boundary,
                 rule: None,
-                kin: None,
+                relative: None,
             },
             "keep",
         ),

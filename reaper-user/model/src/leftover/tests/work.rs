@@ -42,7 +42,7 @@ proptest! {
         prop_assert!(trace.cut || whole);
         let kept = environ.split(|byte| *byte == 0).any(|entry| entry == b"REAPER_KEEP=1");
         prop_assert_eq!(trace.keep, kept);
-        prop_assert!(trace.owners().all(|owner| owner > 0));
+        prop_assert!(trace.agent_pids().all(|owner| owner > 0));
     }
 }
 
@@ -73,7 +73,7 @@ fn environment_full_of_markers_is_read_in_part() {
     let found = scan(&all, |_| {});
     assert_eq!(why(&found, 200), "unreadable");
     assert!(
-        matches!(found[0].evidence, LeftoverEvidence::Mark { .. }),
+        matches!(found[0].evidence, LeftoverEvidence::Marker { .. }),
         "no strong evidence"
     );
 }
@@ -83,9 +83,9 @@ fn environment_full_of_markers_is_read_in_part() {
 #[test]
 fn long_chains_and_many_hosts_take_linear_time() {
     let environ = |n: u32| -> EnvMarkers {
-        let marks = (0..40).map(|m| format!("CLAUDE_PID={}\0", 200_000 + n % 7 * 100 + m));
-        let marks: String = marks.chain(["ZELLIJ=0\0".to_owned()]).collect();
-        EnvMarkers::of(marks.as_bytes(), true)
+        let markers = (0..40).map(|m| format!("CLAUDE_PID={}\0", 200_000 + n % 7 * 100 + m));
+        let markers: String = markers.chain(["ZELLIJ=0\0".to_owned()]).collect();
+        EnvMarkers::of(markers.as_bytes(), true)
     };
     let count = 30_000;
     let mut rows = table(&[]).rows;

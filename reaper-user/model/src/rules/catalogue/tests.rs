@@ -9,7 +9,7 @@ mod recorded;
 
 use crate::event::Image;
 use crate::rules::{self, catalogue};
-use crate::ruleset::{Action, Class, Field, Ruleset, UidIs};
+use crate::ruleset::{Action, Class, Field, Ruleset, UidCondition};
 
 /// Returns an image. The arguments are separated by `|`.
 fn image(comm: &str, exe: &str, argv: &str) -> Image {
@@ -543,7 +543,7 @@ fn other_uid_is_the_first_keep() {
             "unused-servers"
         ]
     );
-    assert_eq!(rules.rule(matching[0]).when.uid, Some(UidIs::Other));
+    assert_eq!(rules.rule(matching[0]).when.uid, Some(UidCondition::Other));
 }
 
 #[test]
