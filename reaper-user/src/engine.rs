@@ -360,7 +360,7 @@ impl Engine {
 
     fn emit(&mut self, body: EventBody) {
         self.ingest.out.push(EventRecord {
-            time: self.kernel.clock.boot_time(),
+            boot_ns: self.kernel.clock.boot_time(),
             body,
         });
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::peer::{Peer, SignalTarget};
-use super::{ErrorResponse, KeepDone, Status};
+use super::{ErrorResponse, KeepResult, Status};
 use crate::export::{EventRecord, EvidenceRef, SessionRef};
 use crate::reap::Times;
 use reaper_model::Scope;
@@ -21,8 +21,8 @@ use reaper_model::ruleset::{Action, Ruleset, SessionKind};
 #[derive(Debug)]
 pub struct EngineRequest {
     pub peer: Peer,
-    pub question: RequestKind,
-    pub answer: oneshot::Sender<EngineReply>,
+    pub kind: RequestKind,
+    pub reply: oneshot::Sender<EngineReply>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ pub enum RequestKind {
         reap: bool,
     },
     /// Returns the context for a scan of untracked processes. Made by the server, as is `Emit`.
-    Watched,
+    ScanContext,
     /// Emits and counts records of leftovers that were reaped on another thread.
     Emit(Vec<EventRecord>),
     /// Rereads the config file.
@@ -76,10 +76,10 @@ pub enum EngineReply {
     Explain(Box<ExplainSnapshot>),
     Agents(Vec<AgentSnapshot>),
     Keeps(Vec<KeepSnapshot>),
-    Keep(KeepDone),
+    Keep(KeepResult),
     /// Members, and the context for a scan of untracked processes.
     Scan(Vec<ProcessSnapshot>, Box<ScanContext>),
-    Watched(Box<ScanContext>),
+    ScanContext(Box<ScanContext>),
     Emitted,
     /// Summary of the new config, or why the old config stays.
     Reload(Result<String, String>),
@@ -109,7 +109,7 @@ impl std::fmt::Debug for ScanContext {
             started_ns: began,
             ..
         } = self;
-        let mut debug = f.debug_struct("Watched");
+        let mut debug = f.debug_struct("ScanContext");
         debug.field("members", members).field("began", began);
         debug.finish_non_exhaustive()
     }
@@ -130,7 +130,7 @@ pub struct ProcessSnapshot {
     pub due: bool,
     pub boundary: Option<Arc<str>>,
     /// Decision about a member.
-    pub judged: Option<DecisionSnapshot>,
+    pub decision: Option<DecisionSnapshot>,
     /// Evidence that made a late-discovered process a member.
     pub evidence: Option<EvidenceRef>,
 }
@@ -138,7 +138,7 @@ pub struct ProcessSnapshot {
 /// Decision in the terms of the event stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DecisionSnapshot {
-    pub verdict: &'static str,
+    pub decision: &'static str,
     pub reason: &'static str,
     pub rule: Option<Arc<str>>,
     /// End of the rule's delay (CLOCK_MONOTONIC, ns).
@@ -162,7 +162,7 @@ pub struct SessionSnapshot {
     pub kept: usize,
     pub outer: Option<SessionRef>,
     /// Exit time (ns since boot) and status of the root, if it has exited.
-    pub gone: Option<(u64, ExitStatus)>,
+    pub root_exit: Option<(u64, ExitStatus)>,
 }
 
 /// Rule that recognises an agent or an agent's server.
@@ -205,7 +205,7 @@ pub struct ExplainSnapshot {
     pub session: Option<SessionSnapshot>,
     /// Outermost of its sessions whose root has exited, with the time (ns since boot) and status of the first such
     /// exit.
-    pub due: Option<(SessionSnapshot, u64, ExitStatus)>,
+    pub exited_root: Option<(SessionSnapshot, u64, ExitStatus)>,
     /// Decision that would follow if its living agent were killed by a signal.
     pub if_killed: Option<DecisionSnapshot>,
     /// Decision that would follow if its living agent exited with status 0.
@@ -222,7 +222,7 @@ pub struct ExplainSnapshot {
     /// Whether events are missing, so that nothing new is decided.
     pub gap: bool,
     /// Whether it is older than a service that reaps leftovers.
-    pub unwatched: bool,
+    pub predates_service: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -240,7 +240,7 @@ pub struct Ancestor {
     /// Whether the user may see it.
     pub visible: bool,
     pub alive: bool,
-    pub ended: Option<ExitStatus>,
+    pub exit_status: Option<ExitStatus>,
     pub agent: Option<Arc<str>>,
     pub boundary: Option<Arc<str>>,
     pub adopter: Option<ProcessName>,

@@ -315,7 +315,7 @@ pub struct KeepParams {
 
 /// Result of a keep or unkeep request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KeepDone {
+pub struct KeepResult {
     pub pid: u32,
     /// Number of processes affected.
     pub processes: u64,

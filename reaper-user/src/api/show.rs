@@ -134,7 +134,7 @@ fn ancestor_info(ancestor: &Ancestor) -> AncestorInfo {
         start_ns: ancestor.key.start,
         command,
         alive: ancestor.alive,
-        ended: ancestor.ended.map(exit_status_text),
+        ended: ancestor.exit_status.map(exit_status_text),
         agent: ancestor.agent.as_deref().map(str::to_owned),
         boundary: ancestor.boundary.as_deref().map(str::to_owned),
         adopter: ancestor.adopter.as_ref().map(named_process),
@@ -249,13 +249,13 @@ pub(super) fn keeps(mut keeps: Vec<KeepSnapshot>) -> KeepsResponse {
 pub(super) fn scan(mut rows: Vec<ProcessSnapshot>) -> ScanReport {
     rows.sort_unstable_by_key(|row| (row.key.start, row.key.pid));
     let procfs = Procfs::default();
-    let mut report = ScanReport::by("service");
+    let mut report = ScanReport::new("service");
     for row in &rows {
-        let (Some(judged), Some(session)) = (&row.judged, &row.session) else {
+        let (Some(decision), Some(session)) = (&row.decision, &row.session) else {
             continue;
         };
         // Nothing to report: the agent is alive.
-        if judged.reason == "root_alive" {
+        if decision.reason == "root_alive" {
             continue;
         }
         let finding = finding(row, session, &procfs);
@@ -270,10 +270,10 @@ pub(super) fn scan(mut rows: Vec<ProcessSnapshot>) -> ScanReport {
 
 fn finding(row: &ProcessSnapshot, session: &SessionRef, procfs: &Procfs) -> Finding {
     let process = process(row, SHORT, procfs);
-    let judged = process.decision.unwrap_or_default();
-    let rule = judged.rule.as_ref().map(|rule| format!(" ({rule})"));
-    let time = judged.remaining_s.map(|s| format!(", {s} s left"));
-    let why = match judged.decision.as_str() {
+    let decision = process.decision.unwrap_or_default();
+    let rule = decision.rule.as_ref().map(|rule| format!(" ({rule})"));
+    let time = decision.remaining_s.map(|s| format!(", {s} s left"));
+    let why = match decision.decision.as_str() {
         "reap" => "to be reaped",
         "wait" => "waits",
         _ => "kept",
@@ -288,10 +288,10 @@ fn finding(row: &ProcessSnapshot, session: &SessionRef, procfs: &Procfs) -> Find
         command: process.command,
         agent: session.agent.to_string(),
         session_id: process.session_id,
-        why: format!("{why}: {}{rule}{time}", reason_text(&judged.reason)),
-        decision: judged.decision,
-        reason: judged.reason,
-        rule: judged.rule,
+        why: format!("{why}: {}{rule}{time}", reason_text(&decision.reason)),
+        decision: decision.decision,
+        reason: decision.reason,
+        rule: decision.rule,
         evidence: process.evidence,
         evidence_variable: process.evidence_variable,
         evidence_directory: process.evidence_directory,
@@ -302,11 +302,11 @@ fn finding(row: &ProcessSnapshot, session: &SessionRef, procfs: &Procfs) -> Find
 }
 
 fn process(row: &ProcessSnapshot, longest: usize, procfs: &Procfs) -> ProcessInfo {
-    let judged = row.judged.as_ref().map(|judged| DecisionInfo {
-        decision: judged.verdict.into(),
-        reason: judged.reason.into(),
-        rule: judged.rule.as_deref().map(str::to_owned),
-        remaining_s: judged.until.map(seconds_until),
+    let decision = row.decision.as_ref().map(|decision| DecisionInfo {
+        decision: decision.decision.into(),
+        reason: decision.reason.into(),
+        rule: decision.rule.as_deref().map(str::to_owned),
+        remaining_s: decision.until.map(seconds_until),
     });
     let (session, by) = (row.session.as_ref(), row.evidence.as_ref());
     ProcessInfo {
@@ -327,7 +327,7 @@ fn process(row: &ProcessSnapshot, longest: usize, procfs: &Procfs) -> ProcessInf
         evidence: by.map(|by| by.evidence.to_owned()),
         evidence_variable: by.and_then(|by| by.variable).map(str::to_owned),
         evidence_directory: by.and_then(|by| by.directory.clone()),
-        decision: judged,
+        decision: decision,
     }
 }
 
@@ -344,8 +344,8 @@ fn session(group: &SessionSnapshot) -> SessionInfo {
             .outer
             .as_ref()
             .map(|outer| SessionIdText(outer).to_string()),
-        root_exit: group.gone.map(|(_, how)| exit_status_text(how)),
-        since_root_exit_s: group.gone.map(|(at, _)| seconds_since(at)),
+        root_exit: group.root_exit.map(|(_, how)| exit_status_text(how)),
+        since_root_exit_s: group.root_exit.map(|(at, _)| seconds_since(at)),
     }
 }
 

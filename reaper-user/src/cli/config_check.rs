@@ -11,7 +11,7 @@ pub(super) fn run(file: &Path) -> Result<(), Failure> {
     let path = file.display();
     for warning in &config.warnings {
         let (line, column) = warning.place.unwrap_or((1, 1));
-        message!("{path}:{line}:{column}: warning: {}", warning.what);
+        message!("{path}:{line}:{column}: warning: {}", warning.message);
     }
     let (mode, summary) = (config.mode.name(), config.summary());
     let summary_line = printable(&format!("{path}: ok; mode {mode}, {summary}"), usize::MAX);

@@ -192,7 +192,7 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     };
     let serve = |socket: Socket| socket.serve(backend);
     let _server = socket.map(serve).transpose()?;
-    let started = scanner.begin(config.reap_leftovers);
+    let started = scanner.start(config.reap_leftovers);
     started.context("cannot start the leftover scanner")?;
     let own = scope.uid.map(|uid| format!("uid:{uid}"));
     let names_of_scope = args.scope.iter().cloned().chain(own).collect();
@@ -205,7 +205,7 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
             .map_or(Vec::new(), |journal| journal.keeps().to_vec()),
         keep_store: journal
             .as_ref()
-            .map(|journal| Arc::new(journal.keeper()) as Arc<dyn KeepStore>),
+            .map(|journal| Arc::new(journal.keep_writer()) as Arc<dyn KeepStore>),
         ..settings(config, scope, names_of_scope)
     };
     let log = args.bpf_log;
@@ -249,7 +249,7 @@ fn load_config(args: &DaemonArgs) -> Result<Config, Failure> {
     for warning in &config.warnings {
         let file = args.config.as_deref().unwrap_or(Path::new(""));
         let (line, column) = warning.place.unwrap_or((1, 1));
-        tracing::warn!("{}:{line}:{column}: {}", file.display(), warning.what);
+        tracing::warn!("{}:{line}:{column}: {}", file.display(), warning.message);
     }
     if args.observe {
         config.mode = Mode::Observe;
@@ -399,11 +399,11 @@ fn reload_at_hangup(requests: mpsc::Sender<EngineRequest>) -> Result<(), Failure
     let mut hangup = signal(SignalKind::hangup()).context("cannot catch SIGHUP")?;
     tokio::spawn(async move {
         while hangup.recv().await.is_some() {
-            let (answer, _) = oneshot::channel();
+            let (reply, _) = oneshot::channel();
             let ask = EngineRequest {
                 peer: Peer { uid: 0 },
-                question: RequestKind::Reload,
-                answer,
+                kind: RequestKind::Reload,
+                reply,
             };
             if requests.send(ask).await.is_err() {
                 break;

@@ -8,7 +8,7 @@ use clap::Args;
 use super::client::{BOLD, DIM, client, print, span};
 use super::show::{count, fit, time as time_text, user, width};
 use super::{Failure, ServiceArgs, pid};
-use crate::api::{KEEP_MAX_S, KeepDone, KeepParams, KeepsResponse};
+use crate::api::{KEEP_MAX_S, KeepParams, KeepResult, KeepsResponse};
 
 /// Characters before the command in the list.
 const BEFORE: usize = 39;
@@ -70,7 +70,7 @@ pub(super) fn run(args: &KeepArgs) -> Result<(), Failure> {
         tree: args.tree,
     };
     let response = client.post("/v1/keeps", &params)?;
-    print(service, &response, |done: KeepDone| {
+    print(service, &response, |done: KeepResult| {
         let time = for_s.map_or_else(|| "until it exits".into(), |s| format!("for {}", span(s)));
         let note = if done.durable {
             ""
@@ -84,7 +84,7 @@ pub(super) fn run(args: &KeepArgs) -> Result<(), Failure> {
 /// Runs `reaper unkeep`.
 pub(super) fn undo(pid: u32, service: &ServiceArgs) -> Result<(), Failure> {
     let response = client(service).delete(&format!("/v1/keeps/{pid}"))?;
-    print(service, &response, |done: KeepDone| {
+    print(service, &response, |done: KeepResult| {
         format!("no longer kept: {}\n", processes(&done))
     })
 }
@@ -100,7 +100,7 @@ pub(super) fn keep_time(text: &str) -> Result<Duration, String> {
     Ok(keep_time)
 }
 
-fn processes(done: &KeepDone) -> String {
+fn processes(done: &KeepResult) -> String {
     match done.processes {
         0 | 1 => format!("process {}", done.pid),
         n => format!(

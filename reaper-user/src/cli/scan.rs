@@ -146,8 +146,8 @@ fn scan_here(args: &ScanArgs) -> Result<ScanReport, Failure> {
         ..ScanOptions::default()
     };
     let found = find_leftovers(&options, &HashSet::new()).map_err(failed)?;
-    let mut report = ScanReport::by("command");
-    report.add(&found.table, &found.leftovers);
+    let mut report = ScanReport::new("command");
+    report.add_leftovers(&found.table, &found.leftovers);
     if args.reap && !report.reapable.is_empty() {
         let times = Times {
             grace: config.grace,
@@ -155,7 +155,7 @@ fn scan_here(args: &ScanArgs) -> Result<ScanReport, Failure> {
         };
         let outcome =
             reap_found(&found, times, |held| find_leftovers(&options, held)).map_err(failed)?;
-        report.done(&outcome);
+        report.add_outcomes(&outcome);
     }
     Ok(report)
 }

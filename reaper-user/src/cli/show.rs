@@ -164,33 +164,35 @@ impl ProcessTags {
 }
 
 /// Returns a tag for the decision, `None` if it only follows from the other tags.
-fn decision_tag(judged: &DecisionInfo) -> Option<String> {
-    let rule = judged.rule.as_deref();
-    let named = || rule.unwrap_or(&judged.reason);
-    let remaining = judged.remaining_s.map(time);
-    Some(match (judged.decision.as_str(), judged.reason.as_str()) {
-        ("keep", "root_alive" | "detached")
-        | ("reap", "root_exited" | "forked_after_root_exit") => {
-            return None;
-        }
-        ("wait", "unread") => "undecided".into(),
-        ("wait", _) => match remaining {
-            Some(time) => format!("waits {time}: {}", named()),
-            None => format!("waits: {}", named()),
+fn decision_tag(decision: &DecisionInfo) -> Option<String> {
+    let rule = decision.rule.as_deref();
+    let named = || rule.unwrap_or(&decision.reason);
+    let remaining = decision.remaining_s.map(time);
+    Some(
+        match (decision.decision.as_str(), decision.reason.as_str()) {
+            ("keep", "root_alive" | "detached")
+            | ("reap", "root_exited" | "forked_after_root_exit") => {
+                return None;
+            }
+            ("wait", "unread") => "undecided".into(),
+            ("wait", _) => match remaining {
+                Some(time) => format!("waits {time}: {}", named()),
+                None => format!("waits: {}", named()),
+            },
+            ("keep", "keep_marker") => "kept: REAPER_KEEP".into(),
+            ("keep", "kept_by_user") => match remaining {
+                Some(time) => format!("kept by a user for {time}"),
+                None => "kept by a user".into(),
+            },
+            ("keep", "keep_rule" | "other_uid") => format!("kept: {}", named()),
+            ("keep", reason) => match rule {
+                Some(rule) => format!("kept: {reason}, {rule}"),
+                None => format!("kept: {reason}"),
+            },
+            ("report", _) => format!("report: {}", named()),
+            (decision, _) => format!("{decision}: {}", named()),
         },
-        ("keep", "keep_marker") => "kept: REAPER_KEEP".into(),
-        ("keep", "kept_by_user") => match remaining {
-            Some(time) => format!("kept by a user for {time}"),
-            None => "kept by a user".into(),
-        },
-        ("keep", "keep_rule" | "other_uid") => format!("kept: {}", named()),
-        ("keep", reason) => match rule {
-            Some(rule) => format!("kept: {reason}, {rule}"),
-            None => format!("kept: {reason}"),
-        },
-        ("report", _) => format!("report: {}", named()),
-        (verdict, _) => format!("{verdict}: {}", named()),
-    })
+    )
 }
 
 #[cfg(test)]
@@ -232,9 +234,9 @@ mod tests {
 
     #[test]
     fn decision_tag_names_rule_and_time() {
-        let tag = |verdict: &str, reason: &str, rule: Option<&str>, for_s| {
+        let tag = |decision: &str, reason: &str, rule: Option<&str>, for_s| {
             decision_tag(&DecisionInfo {
-                decision: verdict.into(),
+                decision: decision.into(),
                 reason: reason.into(),
                 rule: rule.map(Into::into),
                 remaining_s: for_s,

@@ -11,7 +11,7 @@ use crate::export::printable;
 pub struct Diagnostic {
     /// Line and column in characters, both from 1; `None` if the problem concerns the whole file.
     pub place: Option<(usize, usize)>,
-    pub what: String,
+    pub message: String,
 }
 
 /// All problems that make a config unusable. Displayed as one line for each, in the order of the file.
@@ -26,12 +26,12 @@ impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Line breaks in names are escaped, so that each problem stays on its line.
         let path = printable(&self.path.to_string_lossy(), usize::MAX);
-        for (nth, Diagnostic { place, what }) in self.problems.iter().enumerate() {
-            let what = printable(what, usize::MAX);
+        for (nth, Diagnostic { place, message }) in self.problems.iter().enumerate() {
+            let message = printable(message, usize::MAX);
             let end = if nth == 0 { "" } else { "\n" };
             match place {
-                Some((line, column)) => write!(f, "{end}{path}:{line}:{column}: {what}")?,
-                None => write!(f, "{end}{path}: {what}")?,
+                Some((line, column)) => write!(f, "{end}{path}:{line}:{column}: {message}")?,
+                None => write!(f, "{end}{path}: {message}")?,
             }
         }
         Ok(())
@@ -42,7 +42,7 @@ impl std::error::Error for ConfigError {}
 
 impl ConfigError {
     pub(super) fn unreadable(path: &Path, error: &io::Error) -> ConfigError {
-        let what = match error.kind() {
+        let message = match error.kind() {
             io::ErrorKind::NotFound => {
                 "no such file: create it, or omit `--config` to use the defaults".into()
             }
@@ -55,47 +55,51 @@ impl ConfigError {
                 error.to_string().to_lowercase()
             ),
         };
-        ConfigError::of_file(path, what)
+        ConfigError::of_file(path, message)
     }
 
     pub(super) fn not_trusted(path: &Path, uid: u32, mode: u32) -> ConfigError {
-        let what = format!(
+        let message = format!(
             "users other than root may change or replace this file (owner {uid}, mode {:04o}), and it decides which \
              processes are killed: apply `chown root` and `chmod go-w` to it and its directory",
             mode & 0o7777
         );
-        ConfigError::of_file(path, what)
+        ConfigError::of_file(path, message)
     }
 
     pub(super) fn not_utf8(path: &Path, bytes: &[u8], at: usize) -> ConfigError {
         let good = String::from_utf8_lossy(&bytes[..at]);
-        let what = format!(
+        let message = format!(
             "byte 0x{:02x} is not UTF-8: save the file as UTF-8",
             bytes[at]
         );
-        ConfigError::at(path, &good, vec![(at, what)])
+        ConfigError::at(path, &good, vec![(at, message)])
     }
 
     pub(super) fn not_toml(path: &Path, text: &str, errors: &[toml::de::Error]) -> ConfigError {
-        let what = |e: &toml::de::Error| format!("not TOML: {}", e.message().replace('\n', ": "));
+        let message =
+            |e: &toml::de::Error| format!("not TOML: {}", e.message().replace('\n', ": "));
         let errors = errors.iter();
-        let problems = errors.map(|e| (e.span().map_or(0, |s| s.start), what(e)));
+        let problems = errors.map(|e| (e.span().map_or(0, |s| s.start), message(e)));
         ConfigError::at(path, text, problems.collect())
     }
 
-    fn of_file(path: &Path, what: String) -> ConfigError {
+    fn of_file(path: &Path, message: String) -> ConfigError {
         ConfigError {
             path: path.into(),
-            problems: vec![Diagnostic { place: None, what }],
+            problems: vec![Diagnostic {
+                place: None,
+                message,
+            }],
         }
     }
 
     /// Creates the error for problems at byte offsets in `text`.
     pub(super) fn at(path: &Path, text: &str, mut problems: Vec<(usize, String)>) -> ConfigError {
         problems.sort_by_key(|(at, _)| *at);
-        let problem = |(at, what)| Diagnostic {
+        let problem = |(at, message)| Diagnostic {
             place: Some(line_and_column(text, at)),
-            what,
+            message,
         };
         ConfigError {
             path: path.into(),

@@ -602,14 +602,14 @@ impl Ingest {
         model: &Model,
         node: &Node,
         time: u64,
-        what: Lifecycle,
+        event: Lifecycle,
         provenance: Provenance,
     ) {
         if self.is_emitted(node) {
             self.emit(
                 time,
                 EventBody::Lifecycle {
-                    what,
+                    event,
                     process: ProcessRef::new(model, node),
                     provenance,
                 },
@@ -618,6 +618,9 @@ impl Ingest {
     }
 
     fn emit(&mut self, time: u64, body: EventBody) {
-        self.out.push(EventRecord { time, body });
+        self.out.push(EventRecord {
+            boot_ns: time,
+            body,
+        });
     }
 }

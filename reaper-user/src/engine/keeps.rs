@@ -6,7 +6,7 @@ use hashbrown::HashSet;
 use tokio::sync::oneshot;
 
 use super::Engine;
-use crate::api::KeepDone;
+use crate::api::KeepResult;
 use crate::api::messages::EngineReply;
 use crate::journal::{JournalError, JournalKeep, KeepExpiry, KeepWriter};
 use reaper_host::source::procfs::Liveness;
@@ -62,7 +62,7 @@ impl UnsavedKeep {
 
 impl Engine {
     /// Answers a request. If a keep has changed, a worker thread stores the change before it answers.
-    pub(super) fn send_reply(&mut self, reply: EngineReply, answer: oneshot::Sender<EngineReply>) {
+    pub(super) fn send_reply(&mut self, reply: EngineReply, sender: oneshot::Sender<EngineReply>) {
         // The client may have disconnected.
         match (
             reply,
@@ -72,10 +72,10 @@ impl Engine {
             (EngineReply::Keep(done), Some(change), Some(store)) => {
                 tokio::task::spawn_blocking(move || {
                     let durable = change.write(&*store);
-                    answer.send(EngineReply::Keep(KeepDone { durable, ..done }))
+                    sender.send(EngineReply::Keep(KeepResult { durable, ..done }))
                 });
             }
-            (reply, _, _) => drop(answer.send(reply)),
+            (reply, _, _) => drop(sender.send(reply)),
         }
     }
 

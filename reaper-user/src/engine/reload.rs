@@ -26,25 +26,25 @@ pub type ConfigLoader = Arc<dyn Fn() -> Result<LoadedConfig, String> + Send + Sy
 pub struct Reloading {
     read: oneshot::Receiver<Result<LoadedConfig, String>>,
     /// Recipient of the result.
-    answer: oneshot::Sender<EngineReply>,
+    sender: oneshot::Sender<EngineReply>,
 }
 
 impl Engine {
     /// Starts to read the config again.
-    pub(super) fn reload(&mut self, answer: oneshot::Sender<EngineReply>) {
+    pub(super) fn reload(&mut self, sender: oneshot::Sender<EngineReply>) {
         let refuse = |what: &str| EngineReply::Refused(ErrorResponse::new("conflict", what));
         if self.reloading.is_some() {
-            let _ = answer.send(refuse("the config is already being reloaded"));
+            let _ = sender.send(refuse("the config is already being reloaded"));
             return;
         }
         let load = Arc::clone(&self.settings.load);
         let (done, read) = oneshot::channel();
         let thread = std::thread::Builder::new().name("reload".into());
         match thread.spawn(move || drop(done.send(load()))) {
-            Ok(_) => self.reloading = Some(Reloading { read, answer }),
+            Ok(_) => self.reloading = Some(Reloading { read, sender }),
             Err(error) => {
                 let what = format!("cannot start a thread to read the config: {error}");
-                let _ = answer.send(refuse(&what));
+                let _ = sender.send(refuse(&what));
             }
         }
     }
@@ -64,16 +64,16 @@ impl Engine {
     /// Applies the new config if it is valid, and reports the result. Returns the number of records read.
     pub(super) fn on_config_loaded(&mut self, loaded: Result<LoadedConfig, String>) -> u64 {
         let result = loaded.and_then(|loaded| self.change_rules(loaded));
-        let (done, message) = match &result {
+        let (applied, message) = match &result {
             Ok(message) => (true, message.clone()),
             Err(message) => (false, message.clone()),
         };
-        self.emit(EventBody::ConfigReload { done, message });
+        self.emit(EventBody::ConfigReload { applied, message });
         // The probes must use the new rules before the reload is reported as done.
         let read = self.settle();
-        if let Some(Reloading { answer, .. }) = self.reloading.take() {
+        if let Some(Reloading { sender, .. }) = self.reloading.take() {
             // The client may have disconnected.
-            let _ = answer.send(EngineReply::Reload(result));
+            let _ = sender.send(EngineReply::Reload(result));
         }
         read
     }

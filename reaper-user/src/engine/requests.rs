@@ -1,6 +1,6 @@
 //! Answers requests of the API with copies of the model's state.
 //!
-//! Reads no file and formats no text, as a slow answer would delay signals. The API's thread does both.
+//! Reads no file and formats no text, as a slow reply would delay signals. The API's thread does both.
 
 mod explanation;
 #[cfg(test)]
@@ -14,7 +14,7 @@ use super::ingest::Queued;
 use super::keeps::UnsavedKeep;
 use crate::api::messages::{EngineReply, EngineRequest, RequestKind, ScanContext};
 use crate::api::peer::{Peer, SignalTarget};
-use crate::api::{ErrorResponse, KeepDone, Status};
+use crate::api::{ErrorResponse, KeepResult, Status};
 use crate::config::Mode;
 use crate::export::{EventBody, EventRecord, KeepDuration, ProcessRef};
 use crate::reap::ReapOutcome;
@@ -31,29 +31,29 @@ impl Engine {
     pub(super) fn on_request(&mut self, request: EngineRequest) -> u64 {
         let EngineRequest {
             peer,
-            question,
-            answer,
+            kind,
+            reply: sender,
         } = request;
-        if question == RequestKind::Reload {
-            self.reload(answer);
+        if kind == RequestKind::Reload {
+            self.reload(sender);
             return 0;
         }
         // The client may have disconnected.
-        if answer.is_closed() {
+        if sender.is_closed() {
             return 0;
         }
         let mut read = self.settle();
         self.set_model_time();
-        let reply = self.reply(peer, question);
+        let reply = self.reply(peer, kind);
         // The probes must know of a change before it is reported as done.
         read += self.settle();
-        self.send_reply(reply.unwrap_or_else(EngineReply::Refused), answer);
+        self.send_reply(reply.unwrap_or_else(EngineReply::Refused), sender);
         read
     }
 
-    fn reply(&mut self, peer: Peer, question: RequestKind) -> Result<EngineReply, ErrorResponse> {
+    fn reply(&mut self, peer: Peer, kind: RequestKind) -> Result<EngineReply, ErrorResponse> {
         let view = View::new(&self.model, peer);
-        Ok(match question {
+        Ok(match kind {
             RequestKind::Status => EngineReply::Status {
                 status: Box::new(self.status(&view)),
                 began: self.started_at,
@@ -72,7 +72,7 @@ impl Engine {
                     mode_reason: self.settings.mode_reason.clone(),
                     grace,
                     gap: self.gap.is_some(),
-                    unwatched: self.settings.config.reap_leftovers
+                    predates_service: self.settings.config.reap_leftovers
                         && snapshot.row.key.start < self.started_at,
                     ..snapshot
                 }))
@@ -92,12 +92,12 @@ impl Engine {
                 }
                 EngineReply::Scan(rows, Box::new(self.scan_context()))
             }
-            RequestKind::Watched => EngineReply::Watched(Box::new(self.scan_context())),
+            RequestKind::ScanContext => EngineReply::ScanContext(Box::new(self.scan_context())),
             RequestKind::Emit(records) => {
                 self.emit_all(records);
                 EngineReply::Emitted
             }
-            // Handled by the caller, as the answer comes later.
+            // Handled by the caller, as the reply comes later.
             RequestKind::Reload => {
                 return Err(ErrorResponse::new("conflict", "a reload is in progress"));
             }
@@ -188,7 +188,7 @@ impl Engine {
         target: SignalTarget,
         lasts: Option<Duration>,
         tree: bool,
-    ) -> Result<KeepDone, ErrorResponse> {
+    ) -> Result<KeepResult, ErrorResponse> {
         let key = self.authorize_target(peer, &target)?;
         let keep = UserKeep {
             until_monotonic_ns: lasts.map(|lasts| self.kernel.clock.after(lasts)),
@@ -222,7 +222,7 @@ impl Engine {
         Ok(keep_done(key, processes))
     }
 
-    fn unkeep(&mut self, peer: Peer, target: SignalTarget) -> Result<KeepDone, ErrorResponse> {
+    fn unkeep(&mut self, peer: Peer, target: SignalTarget) -> Result<KeepResult, ErrorResponse> {
         let key = self.authorize_target(peer, &target)?;
         if let Some(top) = self.model.kept_with(key) {
             let message = format!(
@@ -369,8 +369,8 @@ impl Engine {
     }
 }
 
-fn keep_done(key: ProcessKey, processes: usize) -> KeepDone {
-    KeepDone {
+fn keep_done(key: ProcessKey, processes: usize) -> KeepResult {
+    KeepResult {
         durable: false,
         pid: key.pid,
         processes: processes as u64,

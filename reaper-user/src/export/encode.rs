@@ -122,8 +122,8 @@ pub fn leftover<S: Serializer>(leftover: &Leftover, serializer: S) -> Encoded<S>
     map.end()
 }
 
-pub fn reload_result<S: Serializer>(done: &bool, serializer: S) -> Encoded<S> {
-    serializer.serialize_str(if *done { "applied" } else { "rejected" })
+pub fn reload_result<S: Serializer>(applied: &bool, serializer: S) -> Encoded<S> {
+    serializer.serialize_str(if *applied { "applied" } else { "rejected" })
 }
 
 pub fn sent_signal<S: Serializer>(sent: &SentSignal, serializer: S) -> Encoded<S> {

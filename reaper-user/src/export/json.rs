@@ -29,8 +29,8 @@ pub fn write(out: &mut impl Write, record: &EventRecord, seq: u64) -> io::Result
     let line = Line {
         schema: SCHEMA,
         seq,
-        time: wall_time(record.time),
-        time_boot_ns: record.time,
+        time: wall_time(record.boot_ns),
+        time_boot_ns: record.boot_ns,
         event: record.body.name(),
         body: &record.body,
     };

@@ -47,7 +47,7 @@ pub fn is_shown(record: &EventRecord, lifecycle: bool) -> bool {
 
 /// Writes a record as one line with colours, which the writer may remove.
 pub fn write(out: &mut impl Write, record: &EventRecord) -> io::Result<()> {
-    let time = time_of_day(record.time);
+    let time = time_of_day(record.boot_ns);
     let (style, event, subject, detail) = columns(&record.body);
     // A line break in the name of a rule or agent, a scope or a reason would forge a line.
     let detail = printable(&detail, usize::MAX);
@@ -123,7 +123,7 @@ fn columns(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
             }
             (GOOD, "ready", NoSubject, detail)
         }
-        EventBody::Lifecycle { what, process, .. } => match what {
+        EventBody::Lifecycle { event, process, .. } => match event {
             Lifecycle::Fork => match &process.evidence {
                 Some(evidence) => {
                     let detail = format!("inferred by {}", evidence_ref_text(evidence));
@@ -428,8 +428,8 @@ fn columns(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
             };
             (BAD, "dropped", NoSubject, format!("{count} {cause}"))
         }
-        EventBody::ConfigReload { done, message } => {
-            let (style, event) = if *done {
+        EventBody::ConfigReload { applied, message } => {
+            let (style, event) = if *applied {
                 (GOOD, "config")
             } else {
                 (BAD, "config rejected")

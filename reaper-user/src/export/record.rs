@@ -23,7 +23,7 @@ use reaper_model::session::Session;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventRecord {
     /// Time of the event in nanoseconds since boot.
-    pub time: u64,
+    pub boot_ns: u64,
     pub body: EventBody,
 }
 
@@ -382,7 +382,7 @@ pub enum EventBody {
         process: ProcessRef,
         provenance: Provenance,
         #[serde(flatten)]
-        what: Lifecycle,
+        event: Lifecycle,
     },
     Orphan {
         #[serde(flatten)]
@@ -515,7 +515,7 @@ pub enum EventBody {
     /// The config was reloaded. `message` says what has changed, or why the config was rejected.
     ConfigReload {
         #[serde(rename = "result", serialize_with = "encode::reload_result")]
-        done: bool,
+        applied: bool,
         message: String,
     },
     /// A user has requested a keep, or has removed it.
@@ -607,7 +607,7 @@ impl EventBody {
     pub fn name(&self) -> &'static str {
         match self {
             EventBody::Ready { .. } => "ready",
-            EventBody::Lifecycle { what, .. } => match what {
+            EventBody::Lifecycle { event, .. } => match event {
                 Lifecycle::Fork => "fork",
                 Lifecycle::Exec => "exec",
                 Lifecycle::Move => "cgroup.migrate",

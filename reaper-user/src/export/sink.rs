@@ -286,7 +286,7 @@ fn emit_dropped(outputs: &mut StreamOutputs, shared: &SinkState) {
     let count = shared.dropped.load(Ordering::Relaxed);
     if count > 0 {
         outputs.write(&[EventRecord {
-            time: sys::boot_time(),
+            boot_ns: sys::boot_time(),
             body: EventBody::Dropped {
                 by: "stream",
                 count,

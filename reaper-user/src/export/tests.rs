@@ -47,7 +47,7 @@ fn text_lines_match_the_golden_file() {
     for record in samples::records() {
         let mut line = Vec::new();
         line::write(&mut anstream::StripStream::new(&mut line), &record).unwrap();
-        let time = clock::time_of_day(record.time).to_string();
+        let time = clock::time_of_day(record.boot_ns).to_string();
         let rest = line.strip_prefix(time.as_bytes()).unwrap();
         out.extend_from_slice(rest.trim_ascii_start());
     }

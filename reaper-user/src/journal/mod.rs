@@ -11,7 +11,7 @@
 
 mod files;
 pub mod history;
-mod keeper;
+mod keep_writer;
 mod keeps;
 mod message;
 mod prune;
@@ -26,7 +26,7 @@ mod writer;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub use keeper::KeepWriter;
+pub use keep_writer::KeepWriter;
 pub use keeps::{JournalKeep, KeepExpiry};
 pub use writer::Journal;
 

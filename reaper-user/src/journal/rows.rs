@@ -36,7 +36,7 @@ type Result<T> = rusqlite::Result<T>;
 impl RowWriter<'_> {
     /// Writes a record. A record that was written before changes nothing.
     pub(super) fn write(&self, record: &EventRecord) -> Result<()> {
-        let time = wall(record.time);
+        let time = wall(record.boot_ns);
         match &record.body {
             EventBody::SessionOpen { process, outer, .. } => {
                 let Some(session) = &process.session else {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashSet;
 
-use super::keeper::{ANSWER_TIMEOUT, KeepWriter};
+use super::keep_writer::{ANSWER_TIMEOUT, KeepWriter};
 use super::keeps::{JournalKeep, KeepUpdate};
 use super::message::{JournalCounters, KeepChange, Message};
 use super::prune::{self, INTERVAL};
@@ -102,7 +102,7 @@ impl Journal {
     }
 
     /// Returns a handle to store keeps.
-    pub fn keeper(&self) -> KeepWriter {
+    pub fn keep_writer(&self) -> KeepWriter {
         KeepWriter {
             sender: self.sender.clone(),
             changes: self.changes.clone(),
@@ -174,7 +174,7 @@ impl Consumer for Feed {
         let last = matches!(records.last(), Some(record) if matches!(record.body, EventBody::Summary { .. }));
         let must_report = self.unreported_drops > 0 && (!was_full || !self.full || last);
         must_report.then(|| EventRecord {
-            time: sys::boot_time(),
+            boot_ns: sys::boot_time(),
             body: EventBody::Dropped {
                 by: "journal",
                 count: std::mem::take(&mut self.unreported_drops),

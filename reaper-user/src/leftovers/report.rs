@@ -17,7 +17,7 @@ const COMMAND_BYTES: usize = 256;
 
 impl ScanReport {
     /// Creates an empty report. `scanned_by` names the scanning program.
-    pub fn by(scanned_by: &str) -> ScanReport {
+    pub fn new(scanned_by: &str) -> ScanReport {
         ScanReport {
             scanned_by: scanned_by.into(),
             ..ScanReport::default()
@@ -25,7 +25,7 @@ impl ScanReport {
     }
 
     /// Adds the leftovers that a scan found.
-    pub fn add(&mut self, table: &ProcessTable, leftovers: &[Leftover]) {
+    pub fn add_leftovers(&mut self, table: &ProcessTable, leftovers: &[Leftover]) {
         self.unreadable = table.unread.len() as u64;
         for leftover in leftovers {
             if let Some(row) = table.rows.get(&leftover.key.pid) {
@@ -44,7 +44,7 @@ impl ScanReport {
     }
 
     /// Adds the outcomes, and the leftovers that were discovered late.
-    pub fn done(&mut self, done: &LeftoverReapResult) {
+    pub fn add_outcomes(&mut self, done: &LeftoverReapResult) {
         for (row, leftover) in &done.late {
             self.add_one(row, leftover);
         }

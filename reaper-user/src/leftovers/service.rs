@@ -101,7 +101,7 @@ impl Scanner {
     ///
     /// # Errors
     /// No thread can be started.
-    pub fn begin(self, reap: bool) -> io::Result<()> {
+    pub fn start(self, reap: bool) -> io::Result<()> {
         let work = move || {
             let mut delay = self.scan_once(reap, true);
             while let Ok(Some(time)) = delay {
@@ -204,7 +204,7 @@ impl Scanner {
         let options = self.options(watched, uid, min_age.unwrap_or(MIN_AGE), true, records);
         let found = self.scan(&options)?;
         report.observes = !watched.enforce;
-        report.add(&found.table, &found.leftovers);
+        report.add_leftovers(&found.table, &found.leftovers);
         Ok((options, found))
     }
 
@@ -320,8 +320,8 @@ impl Scanner {
     }
 
     fn emit(&self, bodies: impl Iterator<Item = EventBody>) -> Result<(), ScanError> {
-        let time = sys::boot_time();
-        let records: Vec<_> = bodies.map(|body| EventRecord { time, body }).collect();
+        let boot_ns = sys::boot_time();
+        let records: Vec<_> = bodies.map(|body| EventRecord { boot_ns, body }).collect();
         if records.is_empty() {
             return Ok(());
         }
@@ -329,20 +329,16 @@ impl Scanner {
     }
 
     fn scan_context(&self) -> Result<ScanContext, ScanError> {
-        match self.request(RequestKind::Watched)? {
-            EngineReply::Watched(watched) => Ok(*watched),
+        match self.request(RequestKind::ScanContext)? {
+            EngineReply::ScanContext(watched) => Ok(*watched),
             _ => Err(ScanError::Stopping),
         }
     }
 
-    fn request(&self, question: RequestKind) -> Result<EngineReply, ScanError> {
-        let (answer, answered) = oneshot::channel();
+    fn request(&self, kind: RequestKind) -> Result<EngineReply, ScanError> {
+        let (reply, answered) = oneshot::channel();
         let peer = Peer { uid: 0 };
-        let request = EngineRequest {
-            peer,
-            question,
-            answer,
-        };
+        let request = EngineRequest { peer, kind, reply };
         let sent = self.requests.blocking_send(request);
         sent.map_err(|_| ScanError::Stopping)?;
         answered.blocking_recv().map_err(|_| ScanError::Stopping)
@@ -379,7 +375,7 @@ impl Leftovers for Scanner {
         let records = self.read_journal()?;
         let (options, found) = self.add_to_report(report, watched, peer, min_age, records)?;
         if let Some(done) = self.end(watched, &options, &found)? {
-            report.done(&done);
+            report.add_outcomes(&done);
         }
         Ok(())
     }

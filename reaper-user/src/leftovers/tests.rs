@@ -62,26 +62,21 @@ fn watched(members: Vec<ProcessKey>, gap: bool) -> ScanContext {
 }
 
 /// Returns a scanner without a journal, and the records that it sends.
-fn scanner(answer: ScanContext) -> (Scanner, Arc<Mutex<Vec<EventRecord>>>) {
-    scanner_with(answer, None)
+fn scanner(context: ScanContext) -> (Scanner, Arc<Mutex<Vec<EventRecord>>>) {
+    scanner_with(context, None)
 }
 
 fn scanner_with(
-    answer: ScanContext,
+    context: ScanContext,
     journal: Option<PathBuf>,
 ) -> (Scanner, Arc<Mutex<Vec<EventRecord>>>) {
     let (requests, mut received) = mpsc::channel::<EngineRequest>(1);
     let emitted = Arc::new(Mutex::new(Vec::new()));
     let records_of_thread = Arc::clone(&emitted);
     std::thread::spawn(move || {
-        while let Some(EngineRequest {
-            question,
-            answer: reply,
-            ..
-        }) = received.blocking_recv()
-        {
-            let _ = reply.send(match question {
-                RequestKind::Watched => EngineReply::Watched(Box::new(answer.clone())),
+        while let Some(EngineRequest { kind, reply, .. }) = received.blocking_recv() {
+            let _ = reply.send(match kind {
+                RequestKind::ScanContext => EngineReply::ScanContext(Box::new(context.clone())),
                 RequestKind::Emit(records) => {
                     records_of_thread.lock().unwrap().extend(records);
                     EngineReply::Emitted
@@ -111,7 +106,7 @@ fn scan_in_service_excludes_members() {
         std::thread::yield_now();
     }
     let scan = |watched: ScanContext| {
-        let mut report = ScanReport::by("service");
+        let mut report = ScanReport::new("service");
         let (scanner, _) = scanner(watched.clone());
         scanner.report(&mut report, &watched, ROOT, None).unwrap();
         find(&report, sleeper.key())
@@ -121,7 +116,7 @@ fn scan_in_service_excludes_members() {
     let mut older_service = watched(Vec::new(), false);
     older_service.started_ns = 0;
     assert_eq!(scan(older_service), None, "its lineage is known");
-    let mut report = ScanReport::by("service");
+    let mut report = ScanReport::new("service");
     let (scanner, _) = scanner(watched(Vec::new(), false));
     let other_user = Peer { uid: 4242 };
     let watched = watched(Vec::new(), false);
@@ -139,7 +134,7 @@ fn leftover_with_weak_evidence_is_reported_not_reaped() {
     while std::fs::read(format!("/proc/{}/comm", key.pid)).unwrap() != b"sleep\n" {
         std::thread::yield_now();
     }
-    let mut report = ScanReport::by("service");
+    let mut report = ScanReport::new("service");
     let context = watched(Vec::new(), false);
     scanner.reap(&mut report, &context, ROOT, None).unwrap();
     assert_eq!(find(&report, key), Some("kept"));
@@ -175,7 +170,7 @@ fn unknown_keeps_prevent_reaping() {
         with_damaged_journal,
         without_journal.with_keeps_error(Some("no journal")),
     ] {
-        let mut report = ScanReport::by("service");
+        let mut report = ScanReport::new("service");
         let refusal = scanner.reap(&mut report, &context, ROOT, None).unwrap_err();
         assert_eq!(refusal.error, "failed");
         assert!(refusal.message.contains("users keep"), "{refusal:?}");

@@ -32,9 +32,9 @@ pub enum CgroupError {
         "cannot create a cgroup for the command: no cgroup of version 2 that contains this process is mounted; mount it \
          (mount -t cgroup2 none /sys/fs/cgroup), or omit --cgroup"
     )]
-    NotShown,
+    NotVisible,
     #[error("cannot create a cgroup for the command in {}: {source}{}", directory.display(), hint(source))]
-    Make {
+    Create {
         directory: PathBuf,
         source: io::Error,
     },
@@ -87,7 +87,7 @@ impl RunCgroup {
     /// It exists, cannot be created, or this user could move no process into it.
     pub(super) fn create(directory: &Path) -> Result<RunCgroup, CgroupError> {
         let parent = directory.parent().unwrap_or(directory);
-        let failed = |source| CgroupError::Make {
+        let failed = |source| CgroupError::Create {
             directory: parent.to_owned(),
             source,
         };

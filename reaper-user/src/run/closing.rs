@@ -175,7 +175,7 @@ fn end_processes(file: &File, record: &RunRecord) -> io::Result<Option<RunResult
         return Ok(None);
     }
     let procfs = Procfs::default();
-    await_exit(header.wrapper.key(), &procfs);
+    await_exit(header.supervisor.key(), &procfs);
     let mut tree = RunTree {
         known: record
             .commands
@@ -206,7 +206,7 @@ fn end_processes(file: &File, record: &RunRecord) -> io::Result<Option<RunResult
         };
         let signal = Signal::try_from(header.signal).unwrap_or(Signal::SIGTERM);
         let cgroup = tree.cgroup.as_ref().map(RunCgroup::cgroup);
-        let reaper = PollingReaper::new(exits, times, signal).within(cgroup);
+        let reaper = PollingReaper::new(exits, times, signal).with_cgroup(cgroup);
         let results = reaper.end(true, |_| tree.scan());
         let results = results.map_err(io::Error::other)?;
         (result.ended, result.killed) = ended(&results);

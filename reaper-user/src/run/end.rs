@@ -30,13 +30,14 @@ impl SupervisedCommand<'_> {
         let leader_done = self.end.is_some() || !self.run.leader_first || self.end_leader();
         let cgroup = self.cgroup.as_ref().map(RunCgroup::cgroup);
         let exits = Arc::clone(&self.exits);
-        let mut reaper = PollingReaper::new(exits, self.run.times, self.run.signal).within(cgroup);
+        let mut reaper =
+            PollingReaper::new(exits, self.run.times, self.run.signal).with_cgroup(cgroup);
         if !leader_done {
-            reaper.hasten();
+            reaper.end_grace();
         }
         let (procfs, own) = (Procfs::default(), std::process::id());
-        while self.has_processes() && !reaper.is_over() {
-            let (gentle, forks) = (reaper.is_gentle(), Cell::new(0));
+        while self.has_processes() && !reaper.is_finished() {
+            let (gentle, forks) = (reaper.is_in_grace(), Cell::new(0));
             let find = |signalled: &HashSet<ProcessKey>| -> Result<Due, ProcfsError> {
                 let inside = || {
                     let inside = self.cgroup.as_ref().map(RunCgroup::pids).transpose();
@@ -58,7 +59,7 @@ impl SupervisedCommand<'_> {
                 }
             };
             let mut at_once = forks.get() > FORKS_MAX;
-            let again = new > 0 && !reaper.is_gentle();
+            let again = new > 0 && !reaper.is_in_grace();
             // No wait while processes fork: it would give a fork bomb time.
             if !again && !at_once {
                 reaper.wait(Some(self.signals()));
@@ -68,7 +69,7 @@ impl SupervisedCommand<'_> {
                 .iter()
                 .any(ReceivedSignal::requests_termination);
             if at_once {
-                reaper.hasten();
+                reaper.end_grace();
             }
         }
         reaper.results()

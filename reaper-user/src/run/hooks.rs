@@ -64,7 +64,7 @@ fn run_hook(
     };
     let cgroup = match run.create_cgroup() {
         // Survivors of the command are still in the cgroup. The report names them.
-        Err(RunError::Cgroup(CgroupError::Make { source, .. }))
+        Err(RunError::Cgroup(CgroupError::Create { source, .. }))
             if source.kind() == io::ErrorKind::AlreadyExists =>
         {
             None

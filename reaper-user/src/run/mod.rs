@@ -205,7 +205,7 @@ impl Run {
             self.clean_paths.push(held);
         }
         if self.cgroup {
-            self.parent_cgroup = Some(own().ok_or(CgroupError::NotShown)?);
+            self.parent_cgroup = Some(own().ok_or(CgroupError::NotVisible)?);
         }
         self.create_record()?;
         let mut signals = None;
@@ -262,7 +262,7 @@ impl Run {
         let needed = self.name.is_some() || self.limit.is_some() || self.detached;
         let created = match &self.records {
             Some(runs) => runs.create_record(self),
-            None if needed => Err(RecordError::NoPlace),
+            None if needed => Err(RecordError::NoDirectory),
             None => return Ok(()),
         };
         match created {

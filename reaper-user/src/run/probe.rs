@@ -161,7 +161,7 @@ fn kill_subtree(pid: u32) {
         Err(error) => return tracing::warn!("cannot wait for exits: {error}"),
     };
     let mut reaper = PollingReaper::new(exits, Times::default(), Signal::SIGKILL);
-    reaper.hasten();
+    reaper.end_grace();
     let find = |_: &_| -> Result<Due, ProcfsError> {
         let child = || Ok(HashSet::from_iter([pid]));
         let all = procfs.subtrees(&HashSet::new(), child)?;

@@ -63,7 +63,8 @@ pub struct RunHeader {
     /// Inode of the PID namespace; 0 for the initial one.
     pub pid_namespace: u32,
     /// Supervisor of the run.
-    pub wrapper: RecordedProcess,
+    #[serde(rename = "wrapper")]
+    pub supervisor: RecordedProcess,
     pub uid: u32,
     /// Program and arguments, possibly truncated.
     pub command: Vec<String>,

@@ -236,7 +236,7 @@ fn header(run: &Run, id: &str) -> io::Result<RunHeader> {
         agent: run.agent.clone(),
         boot_id: boot_id(Path::new("/")),
         pid_namespace: sys::non_initial_pid_namespace()?,
-        wrapper: RecordedProcess { pid: own, start_ns },
+        supervisor: RecordedProcess { pid: own, start_ns },
         uid: nix::unistd::geteuid().as_raw(),
         command,
         truncated,

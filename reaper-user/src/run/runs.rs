@@ -87,7 +87,7 @@ pub struct Runs {
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     #[error("cannot record runs: set XDG_STATE_HOME or HOME")]
-    NoPlace,
+    NoDirectory,
     #[error("cannot record runs: {}: {source}", path.display())]
     File { path: PathBuf, source: io::Error },
     #[error(
@@ -161,7 +161,7 @@ impl Runs {
             true => Some(PathBuf::from(paths::STATE)),
             false => xdg::state_home().map(|home| home.join("reaper")),
         };
-        Runs::open(&state.ok_or(RecordError::NoPlace)?.join("runs"))
+        Runs::open(&state.ok_or(RecordError::NoDirectory)?.join("runs"))
     }
 
     /// Opens a directory of runs, and creates it if it does not exist.

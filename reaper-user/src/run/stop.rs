@@ -50,7 +50,7 @@ fn failed(known: &RecordedRun) -> impl Fn(io::Error) -> StopError {
 fn refused(known: &RecordedRun, reason: &'static str) -> StopError {
     StopError::Supervisor {
         id: known.id().to_owned(),
-        pid: known.record.header.wrapper.pid,
+        pid: known.record.header.supervisor.pid,
         reason,
     }
 }
@@ -66,15 +66,15 @@ fn open_supervisor(known: &RecordedRun) -> Result<Option<Pidfd>, StopError> {
         ));
     }
     // Before the claim: pid 1 is never signalled, and a record with pid 0 is wrong.
-    if header.wrapper.pid <= 1 {
+    if header.supervisor.pid <= 1 {
         return Err(refused(
             known,
             "is the first process of its pid namespace, which is never signalled; stop its container instead",
         ));
     }
     // Before the check of the start time, so that the pidfd is known to be that of the supervisor.
-    let pidfd = Pidfd::open(header.wrapper.pid);
-    match Procfs::default().probe(header.wrapper.key()) {
+    let pidfd = Pidfd::open(header.supervisor.pid);
+    match Procfs::default().probe(header.supervisor.key()) {
         Ok(Liveness::Alive { .. }) => {}
         Ok(Liveness::Gone) => return Ok(None),
         Err(error) => return Err(failed(io::Error::other(error))),
@@ -132,7 +132,7 @@ impl Runs {
         if !is_supervised(known, &file)? {
             return Ok(());
         }
-        let pid = known.record.header.wrapper.pid;
+        let pid = known.record.header.supervisor.pid;
         let sent = match claimed {
             Ok(_) => terminate_own(&supervisor, pid, Signal::SIGTERM),
             Err(error) => {

@@ -129,10 +129,7 @@ pub(super) fn read(root: &DeTable<'_>, problems: &mut Vec<Problem>) -> Vec<RuleE
     }
     rules.sort_by_key(|entry: &RuleEntry| entry.offset);
     let mut names = HashSet::new();
-    for RuleEntry {
-        rule, offset: at, ..
-    } in &rules
-    {
+    for RuleEntry { rule, offset, .. } in &rules {
         if !names.insert(&rule.name) {
             let name = &rule.name;
             let what = format!("`{name}` is the name of two rules: rename one of them");

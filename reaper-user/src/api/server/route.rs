@@ -1,7 +1,7 @@
 //! Routes a request to the engine, the journal or a scan, and builds the response.
 
 mod history;
-mod question;
+mod parse;
 mod scan;
 
 use std::convert::Infallible;
@@ -19,7 +19,7 @@ use crate::api::messages::{EngineReply, EngineRequest, RequestKind};
 use crate::api::peer::{Peer, SignalTarget};
 use crate::api::{ErrorResponse, show};
 use crate::export::to_json;
-use question::{methods, parse_request, segments};
+use parse::{methods, parse_request, segments};
 use scan::{ScanParams, scanned};
 
 /// Value of `Retry-After` in a `busy` response, in seconds.
@@ -130,18 +130,18 @@ async fn handle(request: Request<Incoming>, peer: Peer, shared: &Shared) -> ApiR
             .run(peer, shared.timeouts.answer, read)
             .await;
     }
-    let question = parse_request(&head.method, path, query, &body, peer)?;
-    let scan = match question {
+    let kind = parse_request(&head.method, path, query, &body, peer)?;
+    let scan = match kind {
         RequestKind::Scan { min_age, reap } => Some((min_age, reap)),
         _ => None,
     };
-    let explained = match question {
+    let explained = match kind {
         RequestKind::Explain { pid } => Some(pid),
         _ => None,
     };
-    let answer = ask(question, peer, shared).await;
-    let answer = answer.map_err(|refusal| explain_untracked(refusal, explained))?;
-    match (answer, scan) {
+    let reply = ask(kind, peer, shared).await;
+    let reply = reply.map_err(|refusal| explain_untracked(refusal, explained))?;
+    match (reply, scan) {
         (EngineReply::Scan(rows, context), Some((min_age, reap))) => {
             let params = ScanParams {
                 leftovers: Arc::clone(&shared.backend.leftovers),
@@ -151,7 +151,7 @@ async fn handle(request: Request<Incoming>, peer: Peer, shared: &Shared) -> ApiR
             };
             scanned(rows, params, reap, shared).await
         }
-        (answer, _) => to_response(answer).await,
+        (reply, _) => to_response(reply).await,
     }
 }
 
@@ -167,15 +167,11 @@ async fn off_thread(
 }
 
 /// Sends a request to the engine and waits for the reply.
-async fn ask(question: RequestKind, peer: Peer, shared: &Shared) -> ApiResult<EngineReply> {
+async fn ask(kind: RequestKind, peer: Peer, shared: &Shared) -> ApiResult<EngineReply> {
     let stopping = || ErrorResponse::new("busy", "the service is stopping");
     let exchange = async {
-        let (answer, answered) = oneshot::channel();
-        let ask = EngineRequest {
-            peer,
-            question,
-            answer,
-        };
+        let (reply, answered) = oneshot::channel();
+        let ask = EngineRequest { peer, kind, reply };
         shared
             .backend
             .engine
@@ -210,8 +206,8 @@ fn explain_untracked(refusal: ErrorResponse, explained: Option<u32>) -> ErrorRes
 }
 
 /// Turns a reply of the engine into JSON. Reads /proc, so it runs on another thread.
-async fn to_response(answer: EngineReply) -> ApiResult<Vec<u8>> {
-    let convert = move || match answer {
+async fn to_response(reply: EngineReply) -> ApiResult<Vec<u8>> {
+    let convert = move || match reply {
         EngineReply::Status {
             status,
             began,
@@ -225,7 +221,7 @@ async fn to_response(answer: EngineReply) -> ApiResult<Vec<u8>> {
         EngineReply::Reload(Ok(message)) => Ok(to_json(&crate::api::Reloaded { message })),
         EngineReply::Reload(Err(message)) => Err(ErrorResponse::new("conflict", message)),
         EngineReply::Refused(refusal) => Err(refusal),
-        EngineReply::Scan(..) | EngineReply::Watched(_) | EngineReply::Emitted => {
+        EngineReply::Scan(..) | EngineReply::ScanContext(_) | EngineReply::Emitted => {
             let what = "unexpected reply of the engine; this is a bug";
             Err(ErrorResponse::new("failed", what))
         }

@@ -70,11 +70,11 @@ impl World {
             // Keeps the senders alive: a dropped sender would be an answer.
             let mut unanswered = Vec::new();
             while let Some(ask) = questions.blocking_recv() {
-                match answer(&ask.question) {
-                    Some(answer) => drop(ask.answer.send(answer)),
-                    None => unanswered.push(ask.answer),
+                match answer(&ask.kind) {
+                    Some(answer) => drop(ask.reply.send(answer)),
+                    None => unanswered.push(ask.reply),
                 }
-                let _ = record.send((ask.peer, ask.question));
+                let _ = record.send((ask.peer, ask.kind));
             }
         });
         World {
@@ -126,8 +126,8 @@ fn read(stream: &mut Stream) -> (u16, String) {
     (status.unwrap_or(0), body.to_owned())
 }
 
-fn answer_keeps(question: &RequestKind) -> Option<EngineReply> {
-    match question {
+fn answer_keeps(kind: &RequestKind) -> Option<EngineReply> {
+    match kind {
         RequestKind::Keeps => Some(EngineReply::Keeps(Vec::new())),
         _ => Some(EngineReply::Refused(ErrorResponse::new(
             "not_found",
@@ -270,7 +270,7 @@ fn incomplete_request_times_out() {
 
 #[test]
 fn late_engine_reply_times_out() {
-    let world = World::with_short_limits(|question| match question {
+    let world = World::with_short_limits(|kind| match kind {
         RequestKind::Agents => None,
         other => answer_keeps(other),
     });
@@ -302,7 +302,7 @@ fn slow_requests_do_not_delay_others() {
     // Opening this blocks until a writer opens it.
     let journal = dir.path().join("journal.db");
     nix::unistd::mkfifo(&journal, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    let answer = |question: &RequestKind| match question {
+    let answer = |kind: &RequestKind| match kind {
         RequestKind::Scan { .. } => Some(EngineReply::Scan(Vec::new(), watched())),
         other => answer_keeps(other),
     };

@@ -12,18 +12,18 @@ pub(super) fn why(snapshot: &ExplainSnapshot) -> String {
     if let Some(reason) = &snapshot.untracked_reason {
         return format!("Not tracked: {}.", untracked(reason));
     }
-    let Some(judged) = &snapshot.row.judged else {
+    let Some(decision) = &snapshot.row.decision else {
         return "Not decided yet.".into();
     };
-    let verdict = match judged.verdict {
+    let summary = match decision.decision {
         "reap" => "To be reaped",
-        "wait" if judged.reason == "unread" => "Not decided yet",
+        "wait" if decision.reason == "unread" => "Not decided yet",
         "wait" => "Kept for now",
         "report" => "Kept and reported",
         _ => "Kept",
     };
-    let mut sentence = format!("{verdict}: {}", reason(snapshot, judged));
-    if let Some(due) = due(snapshot).filter(|_| judged.verdict != "reap") {
+    let mut sentence = format!("{summary}: {}", reason(snapshot, decision));
+    if let Some(due) = due(snapshot).filter(|_| decision.decision != "reap") {
         sentence += &format!(", though {due}");
     }
     sentence + "."
@@ -45,15 +45,15 @@ fn untracked(reason: &UntrackedReason) -> String {
     }
 }
 
-fn reason(snapshot: &ExplainSnapshot, judged: &DecisionSnapshot) -> String {
-    let rule = judged.rule.as_deref();
+fn reason(snapshot: &ExplainSnapshot, decision: &DecisionSnapshot) -> String {
+    let rule = decision.rule.as_deref();
     let by = |what: &str| match rule {
         Some(rule) => format!("{what} (rule \"{rule}\")"),
         None => what.to_owned(),
     };
     let the_rule = || rule.map_or_else(|| "a rule".into(), |rule| format!("the rule \"{rule}\""));
     let due = || due(snapshot).unwrap_or_else(|| "its agent is gone".into());
-    match judged.reason {
+    match decision.reason {
         "root_exited" => by(&due()),
         "forked_after_root_exit" => by(&format!("{}, and it was forked after that", due())),
         "detached" => format!(
@@ -102,7 +102,7 @@ fn reason(snapshot: &ExplainSnapshot, judged: &DecisionSnapshot) -> String {
             the_rule(),
             kind(snapshot)
         ),
-        "unread" => format!("{} is being read", fact_names(judged.needs)),
+        "unread" => format!("{} is being read", fact_names(decision.needs)),
         "never_pid1" => "it is the init process, which is never signalled".into(),
         "never_kernel_thread" => "it is a kernel thread".into(),
         "never_self" => "it is this service or one of its ancestors".into(),
@@ -112,49 +112,49 @@ fn reason(snapshot: &ExplainSnapshot, judged: &DecisionSnapshot) -> String {
 
 /// Returns what will happen, and when.
 pub(super) fn next(snapshot: &ExplainSnapshot) -> String {
-    let Some(judged) = snapshot
+    let Some(decision) = snapshot
         .row
-        .judged
+        .decision
         .as_ref()
         .filter(|_| snapshot.untracked_reason.is_none())
     else {
-        let may_be_left =
-            snapshot.unwatched && snapshot.untracked_reason == Some(UntrackedReason::NoAgent);
+        let may_be_left = snapshot.predates_service
+            && snapshot.untracked_reason == Some(UntrackedReason::NoAgent);
         return if may_be_left {
             "Nothing, unless an agent left it behind before this service started: `reaper scan` checks that.".into()
         } else {
             "Nothing: it is never signalled.".into()
         };
     };
-    let time = judged.until.map(|until| span(seconds_until(until)));
-    match (judged.verdict, time) {
+    let time = decision.until.map(|until| span(seconds_until(until)));
+    match (decision.decision, time) {
         ("reap", _) if snapshot.gap => {
             "Events are missing; it is decided again once the gap is closed.".into()
         }
         ("reap", _) => format!("Now: {}.", signals(snapshot)),
-        ("wait", Some(time)) if snapshot.due.is_some() => {
+        ("wait", Some(time)) if snapshot.exited_root.is_some() => {
             format!(
                 "In {time} that delay expires, and it is {}.",
-                then(snapshot, judged)
+                then(snapshot, decision)
             )
         }
-        ("wait", Some(time)) if judged.reason == "successor_awaited" => format!(
+        ("wait", Some(time)) if decision.reason == "successor_awaited" => format!(
             "In {time}, unless another process continues the conversation, it is treated like any process that an agent leaves behind."
         ),
         ("wait", Some(time)) => {
-            let then = then(snapshot, judged);
+            let then = then(snapshot, decision);
             let end = when_it_ends(snapshot);
             format!("In {time}, if the conditions of that rule still hold, it is {then}. {end}")
         }
         ("wait", None) => "It is decided once that has been read; until then it is kept.".into(),
-        (_, Some(time)) if judged.reason == "kept_by_user" => {
+        (_, Some(time)) if decision.reason == "kept_by_user" => {
             format!("In {time} the keep expires, and it is decided again.")
         }
-        (_, Some(time)) if snapshot.row.root && snapshot.due.is_none() => {
+        (_, Some(time)) if snapshot.row.root && snapshot.exited_root.is_none() => {
             format!("In {time} reaper checks again whether anything uses it.")
         }
         (_, Some(time)) => format!("In {time} it is decided again."),
-        _ if snapshot.due.is_some() => "Nothing, as long as this holds.".into(),
+        _ if snapshot.exited_root.is_some() => "Nothing, as long as this holds.".into(),
         _ if snapshot.row.root => {
             match snapshot.session.as_ref().and_then(|own| own.outer.as_ref()) {
                 None => {
@@ -185,40 +185,40 @@ fn when_it_ends(snapshot: &ExplainSnapshot) -> String {
 }
 
 /// Returns what such a decision would mean for a member.
-fn outlook(snapshot: &ExplainSnapshot, judged: &DecisionSnapshot) -> String {
-    let rule = judged.rule.as_ref();
+fn outlook(snapshot: &ExplainSnapshot, decision: &DecisionSnapshot) -> String {
+    let rule = decision.rule.as_ref();
     let by = rule.map_or_else(String::new, |rule| format!(", by the rule \"{rule}\""));
-    match (judged.verdict, judged.until) {
+    match (decision.decision, decision.until) {
         ("reap", _) => format!("this process is {}", reaped(snapshot)),
         ("wait", None) => match rule {
             Some(rule) => format!(
                 "what happens to this process depends on the rule \"{rule}\", which needs to know {}",
-                fact_names(judged.needs)
+                fact_names(decision.needs)
             ),
             None => format!(
                 "what happens to this process depends on {}",
-                fact_names(judged.needs)
+                fact_names(decision.needs)
             ),
         },
         ("wait", Some(until)) => {
             let time = span(seconds_until(until));
-            format!("this process is {} {time} later{by}", done(judged))
+            format!("this process is {} {time} later{by}", done(decision))
         }
-        _ => format!("this process is kept: {}", reason(snapshot, judged)),
+        _ => format!("this process is kept: {}", reason(snapshot, decision)),
     }
 }
 
 /// Returns what the rule does after its delay.
-fn done(judged: &DecisionSnapshot) -> &'static str {
-    match judged.action {
+fn done(decision: &DecisionSnapshot) -> &'static str {
+    match decision.action {
         Some(Action::Report) => "reported",
         Some(Action::Keep) => "kept",
         _ => "reaped",
     }
 }
 
-fn then(snapshot: &ExplainSnapshot, judged: &DecisionSnapshot) -> String {
-    match done(judged) {
+fn then(snapshot: &ExplainSnapshot, decision: &DecisionSnapshot) -> String {
+    match done(decision) {
         "reaped" => reaped(snapshot),
         "reported" => "kept and reported".into(),
         other => format!("{other} by that rule"),
@@ -281,7 +281,7 @@ fn root(group: &SessionSnapshot) -> String {
 
 /// Returns how and when its agent exited, `None` if the agent is alive.
 fn due(snapshot: &ExplainSnapshot) -> Option<String> {
-    let (group, at, how) = snapshot.due.as_ref()?;
+    let (group, at, how) = snapshot.exited_root.as_ref()?;
     let since = span(seconds_since(*at));
     let how = match how {
         ExitStatus::Exited(code) => format!("exited {since} ago with status {code}"),

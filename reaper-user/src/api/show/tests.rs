@@ -39,7 +39,7 @@ fn row(n: u32, parent: Option<u32>) -> ProcessSnapshot {
         due: false,
         boundary: None,
         evidence: None,
-        judged: None,
+        decision: None,
     }
 }
 
@@ -104,11 +104,11 @@ fn scan_separates_reapable_from_kept_members() {
         agent: "claude-code".into(),
         first_root: key(1),
     };
-    let judged = |n, verdict, reason| ProcessSnapshot {
+    let decision = |n, decision, reason| ProcessSnapshot {
         session: Some(session.clone()),
         evidence: None,
-        judged: Some(messages::DecisionSnapshot {
-            verdict,
+        decision: Some(messages::DecisionSnapshot {
+            decision: decision,
             reason,
             rule: None,
             until: None,
@@ -118,10 +118,10 @@ fn scan_separates_reapable_from_kept_members() {
         ..row(n, None)
     };
     let report = scan(vec![
-        judged(3, "wait", "rule_delay"),
-        judged(2, "reap", "root_exited"),
-        judged(1, "keep", "root_alive"),
-        judged(4, "keep", "detached"),
+        decision(3, "wait", "rule_delay"),
+        decision(2, "reap", "root_exited"),
+        decision(1, "keep", "root_alive"),
+        decision(4, "keep", "detached"),
     ]);
     let pids = |list: &[Finding]| list.iter().map(|f| f.pid - BASE).collect::<Vec<_>>();
     assert_eq!(
@@ -130,7 +130,7 @@ fn scan_separates_reapable_from_kept_members() {
     );
 }
 
-fn snapshot(verdict: &'static str, reason: &'static str) -> ExplainSnapshot {
+fn snapshot(decision: &'static str, reason: &'static str) -> ExplainSnapshot {
     let name = SessionRef {
         agent: "claude-code".into(),
         first_root: key(1),
@@ -143,10 +143,10 @@ fn snapshot(verdict: &'static str, reason: &'static str) -> ExplainSnapshot {
         opened: 0,
         members: 2,
         outer: None,
-        gone: None,
+        root_exit: None,
     };
-    let judged = messages::DecisionSnapshot {
-        verdict,
+    let decision = messages::DecisionSnapshot {
+        decision: decision,
         reason,
         rule: None,
         until: None,
@@ -157,13 +157,13 @@ fn snapshot(verdict: &'static str, reason: &'static str) -> ExplainSnapshot {
         row: ProcessSnapshot {
             session: Some(name),
             evidence: None,
-            judged: Some(judged),
+            decision: Some(decision),
             ..row(2, Some(1))
         },
         lineage: Vec::new(),
         adopter: None,
         session: Some(group),
-        due: None,
+        exited_root: None,
         if_killed: None,
         if_succeeded: None,
         untracked_reason: None,
@@ -172,30 +172,30 @@ fn snapshot(verdict: &'static str, reason: &'static str) -> ExplainSnapshot {
         mode_reason: None,
         grace: Duration::from_secs(5),
         gap: false,
-        unwatched: false,
+        predates_service: false,
     }
 }
 
-fn due(verdict: &'static str, reason: &'static str, rule: Option<&str>) -> ExplainSnapshot {
-    let mut snapshot = snapshot(verdict, reason);
+fn due(decision: &'static str, reason: &'static str, rule: Option<&str>) -> ExplainSnapshot {
+    let mut snapshot = snapshot(decision, reason);
     let killed = ExitStatus::Signalled {
         signal: 9,
         core: false,
     };
     let group = snapshot.session.clone().unwrap();
-    snapshot.due = Some((group, sys::boot_time(), killed));
+    snapshot.exited_root = Some((group, sys::boot_time(), killed));
     snapshot.row.due = true;
-    snapshot.row.judged.as_mut().unwrap().rule = rule.map(Into::into);
+    snapshot.row.decision.as_mut().unwrap().rule = rule.map(Into::into);
     snapshot
 }
 
-fn judged(
-    verdict: &'static str,
+fn decision(
+    decision: &'static str,
     reason: &'static str,
     rule: Option<&str>,
 ) -> messages::DecisionSnapshot {
     messages::DecisionSnapshot {
-        verdict,
+        decision: decision,
         reason,
         rule: rule.map(Into::into),
         until: None,
@@ -218,9 +218,9 @@ fn alive(
 }
 
 fn waiting(snapshot: &mut ExplainSnapshot) {
-    let judged = snapshot.row.judged.as_mut().unwrap();
-    judged.until = Some(sys::monotonic() + 600_000_000_000);
-    judged.action = Some(Action::Reap);
+    let decision = snapshot.row.decision.as_mut().unwrap();
+    decision.until = Some(sys::monotonic() + 600_000_000_000);
+    decision.action = Some(Action::Reap);
 }
 
 #[test]
@@ -228,7 +228,7 @@ fn explanation_sentences_match_the_decision() {
     let mut given_time = due("wait", "rule_delay", Some("asked-for-servers"));
     waiting(&mut given_time);
     let mut spinning = snapshot("wait", "rule_delay");
-    spinning.row.judged.as_mut().unwrap().rule = Some("busy-loops".into());
+    spinning.row.decision.as_mut().unwrap().rule = Some("busy-loops".into());
     waiting(&mut spinning);
     let untracked = |untracked| ExplainSnapshot {
         untracked_reason: Some(untracked),
@@ -238,17 +238,17 @@ fn explanation_sentences_match_the_decision() {
         pid: 7,
         comm: b"tmux".to_vec(),
     };
-    let reaped = || judged("reap", "root_exited", None);
+    let reaped = || decision("reap", "root_exited", None);
     let server = messages::DecisionSnapshot {
         until: Some(sys::monotonic() + 600_000_000_000),
         action: Some(Action::Reap),
-        ..judged("wait", "rule_delay", Some("asked-for-servers"))
+        ..decision("wait", "rule_delay", Some("asked-for-servers"))
     };
     let unread = messages::DecisionSnapshot {
         needs: FactSet::LISTENING,
-        ..judged("wait", "unread", Some("asked-for-servers"))
+        ..decision("wait", "unread", Some("asked-for-servers"))
     };
-    let by_rule = || judged("keep", "keep_rule", Some("gradle"));
+    let by_rule = || decision("keep", "keep_rule", Some("gradle"));
     for (snapshot, why, next) in [
         (
             alive("root_alive", reaped(), reaped()),
@@ -316,7 +316,7 @@ fn explanation_sentences_match_the_decision() {
         ),
         (
             ExplainSnapshot {
-                unwatched: true,
+                predates_service: true,
                 ..untracked(UntrackedReason::NoAgent)
             },
             "Not tracked: it descends from no agent that a rule recognises.",

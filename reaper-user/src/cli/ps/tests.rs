@@ -11,7 +11,7 @@ fn listed_run(id: &str) -> ListedRun<'static> {
             agent: None,
             boot_id: String::new(),
             pid_namespace: 0,
-            wrapper: RecordedProcess {
+            supervisor: RecordedProcess {
                 pid: 7,
                 start_ns: 0,
             },

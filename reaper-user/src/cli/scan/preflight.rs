@@ -97,7 +97,7 @@ mod tests {
                 ..JournalOptions::default()
             };
             let journal = Journal::open(options, boot_id).unwrap();
-            journal.keeper().keep(&[keep(pid)]).unwrap();
+            journal.keep_writer().keep(&[keep(pid)]).unwrap();
             if scope.is_some() {
                 journal.close();
             } else {

@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn first_line_says_what_is_left_behind() {
-        let mut report = ScanReport::by("command");
+        let mut report = ScanReport::new("command");
         assert_eq!(
             first_line(&report, false),
             "No process is left behind by an agent."

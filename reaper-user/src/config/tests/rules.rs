@@ -271,7 +271,7 @@ fn unreachable_rules_are_warned_of() {
         ),
     ] {
         let warnings = parse(&text).unwrap().warnings;
-        let whats: Vec<_> = warnings.iter().map(|warning| &*warning.what).collect();
+        let whats: Vec<_> = warnings.iter().map(|warning| &*warning.message).collect();
         assert_eq!(whats.join("\n"), said, "{text}");
     }
     let at = parse(&("\n".to_owned() + &keep("a", "exe = '**/tmux'")))

@@ -45,7 +45,8 @@ impl View<'_> {
             row: self.process_snapshot(node),
             adopter: self.adopter(node),
             session: session.map(|session| self.session_snapshot(session)),
-            due: due.map(|(outer, exit)| (self.session_snapshot(outer), exit.at, exit.exit_status)),
+            exited_root: due
+                .map(|(outer, exit)| (self.session_snapshot(outer), exit.at, exit.exit_status)),
             if_killed: self.predicted(node, KILLED),
             if_succeeded: self.predicted(node, ExitStatus::Exited(0)),
             untracked_reason: self.untracked_reason(node, &lineage),
@@ -55,7 +56,7 @@ impl View<'_> {
             mode_reason: None,
             grace: Duration::ZERO,
             gap: false,
-            unwatched: false,
+            predates_service: false,
         })
     }
 
@@ -87,7 +88,7 @@ impl View<'_> {
             image: None,
             visible: false,
             alive: false,
-            ended: None,
+            exit_status: None,
             agent: None,
             boundary: None,
             adopter: None,
@@ -115,7 +116,7 @@ impl View<'_> {
         };
         ancestor.image = Some(exited.image.clone());
         ancestor.visible = self.peer.may_see(exited.uids);
-        ancestor.ended = Some(exited.exit_status);
+        ancestor.exit_status = Some(exited.exit_status);
         (ancestor, exited.birth_parent)
     }
 

@@ -174,13 +174,13 @@ fn explain_lineage_includes_exited_ancestors() {
             (1, true, false)
         ]
     );
-    assert_eq!(snapshot.lineage[0].ended, Some(ExitStatus::Exited(3)));
+    assert_eq!(snapshot.lineage[0].exit_status, Some(ExitStatus::Exited(3)));
     assert_eq!(snapshot.lineage[1].agent.as_deref(), Some("claude"));
     assert_eq!(snapshot.adopter.map(|adopter| adopter.pid), Some(1));
-    let judged = snapshot.row.judged.unwrap();
-    assert_eq!((judged.verdict, judged.reason), ("keep", "detached"));
+    let decision = snapshot.row.decision.unwrap();
+    assert_eq!((decision.decision, decision.reason), ("keep", "detached"));
     assert_eq!(
-        (snapshot.untracked_reason, snapshot.due.is_some()),
+        (snapshot.untracked_reason, snapshot.exited_root.is_some()),
         (None, false)
     );
 }

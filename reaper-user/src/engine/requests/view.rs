@@ -174,7 +174,7 @@ impl<'a> View<'a> {
             .member
             .session
             .and_then(|id| self.model.sessions.get(id));
-        let judged = session.map(|_| self.decision_snapshot(self.round.decide(node.key)));
+        let decision = session.map(|_| self.decision_snapshot(self.round.decide(node.key)));
         ProcessSnapshot {
             key: node.key,
             parent: node.parent,
@@ -185,7 +185,7 @@ impl<'a> View<'a> {
             orphan: node.orphaned.is_some(),
             due: session.is_some_and(|session| self.model.sessions.due(session.id).is_some()),
             boundary: node.state.member.boundary.clone(),
-            judged,
+            decision: decision,
             evidence: EvidenceRef::from_node(self.model, node),
         }
     }
@@ -207,7 +207,7 @@ impl<'a> View<'a> {
             opened: session.opened_at,
             members: session.members().count(),
             outer: outer.map(SessionRef::from),
-            gone: session.root_exit.map(|exit| (exit.at, exit.exit_status)),
+            root_exit: session.root_exit.map(|exit| (exit.at, exit.exit_status)),
         }
     }
 
@@ -217,7 +217,7 @@ impl<'a> View<'a> {
         let named = |rule: &&Rule| Some(&rule.name) == decision.rule.as_ref();
         DecisionSnapshot {
             action: rules.find(named).map(|rule| rule.action),
-            verdict: decision.verdict.name(),
+            decision: decision.verdict.name(),
             reason: decision.reason.name(),
             rule: decision.rule,
             until: decision.until,

@@ -65,7 +65,7 @@ fn record() -> EventRecord {
         count: 1,
         capacity: 1,
     };
-    EventRecord { time: 0, body }
+    EventRecord { boot_ns: 0, body }
 }
 
 /// Pushes records as at a restart: in few batches, each larger than [`QUEUED_MAX`].
@@ -250,7 +250,7 @@ fn journal_receives_records_while_the_output_is_blocked() {
         members: 0,
     };
     sink.push(EventRecord {
-        time: 1,
+        boot_ns: 1,
         body: root_exit,
     });
     sink.flush();
@@ -290,7 +290,7 @@ fn repeated_close_is_not_in_the_stream() {
             memory: FreedMemory::default(),
             lost_before: 0,
         };
-        sink.push(EventRecord { time: 1, body });
+        sink.push(EventRecord { boot_ns: 1, body });
         sink.flush();
     }
     drop(sink);

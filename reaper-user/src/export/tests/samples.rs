@@ -52,7 +52,7 @@ pub(super) fn records() -> Vec<EventRecord> {
     ];
     let bodies = bodies.into_iter().flatten();
     let record = |(body, n): (EventBody, u64)| EventRecord {
-        time: n * 1_000_000_000,
+        boot_ns: n * 1_000_000_000,
         body,
     };
     bodies.zip(1..).map(record).collect()
@@ -148,8 +148,8 @@ fn service() -> Vec<EventBody> {
         source: "ebpf",
         reason: "no BTF".to_owned(),
     };
-    let reload = |done, message: &str| EventBody::ConfigReload {
-        done,
+    let reload = |applied, message: &str| EventBody::ConfigReload {
+        applied,
         message: message.to_owned(),
     };
     vec![
@@ -220,8 +220,8 @@ fn service() -> Vec<EventBody> {
 }
 
 fn lifecycle() -> Vec<EventBody> {
-    let event = |what, process: ProcessRef| EventBody::Lifecycle {
-        what,
+    let event = |event, process: ProcessRef| EventBody::Lifecycle {
+        event,
         provenance: process.provenance,
         process,
     };

@@ -99,7 +99,7 @@ fn damaged_journal_is_replaced_and_readable_keeps_are_copied() {
         made_at: 1,
         until: None,
     };
-    journal.keeper().keep(&[keep]).unwrap();
+    journal.keep_writer().keep(&[keep]).unwrap();
     journal.close();
     damaged.clone_from(&std::fs::read(world.path()).unwrap());
     let page = 4096;
@@ -145,7 +145,7 @@ fn removed_journal_is_created_again() {
         made_at: 1,
         until: None,
     };
-    journal.keeper().keep(&[keep]).unwrap();
+    journal.keep_writer().keep(&[keep]).unwrap();
     std::fs::remove_dir_all(&world.options.directory).unwrap();
     journal.feed().on_records(&lifecycle(1, 100, 0));
     journal.close();

@@ -95,7 +95,7 @@ fn other_records_are_not_stored() {
         capacity: 1,
     };
     let fork = EventBody::Lifecycle {
-        what: crate::export::Lifecycle::Fork,
+        event: crate::export::Lifecycle::Fork,
         process: process(5, 5, 0),
         provenance: Provenance::Kernel,
     };
@@ -235,7 +235,7 @@ fn keeps_survive_a_restart_until_they_expire() {
     let kept = [keep(1, None), keep(2, Some(now + 3_600_000_000_000))];
     let journal = world.open();
     assert!(journal.keeps().is_empty());
-    let store = journal.keeper();
+    let store = journal.keep_writer();
     store.keep(&kept).unwrap();
     store.keep(&[keep(3, None), keep(4, Some(now))]).unwrap();
     store.unkeep(1000, 3).unwrap();
@@ -275,7 +275,7 @@ fn recorded_sessions_have_members_without_outcome() {
         made_at: 0,
         until: None,
     };
-    journal.keeper().keep(&[keep]).unwrap();
+    journal.keep_writer().keep(&[keep]).unwrap();
     journal.close();
     let (sessions, kept) = recorded_sessions(&world.path(), BOOT).unwrap();
     let expected = RecordedSession {
@@ -299,7 +299,7 @@ fn recorded_sessions_have_members_without_outcome() {
             until,
             ..keep
         };
-        journal.keeper().keep(&[keep]).unwrap();
+        journal.keep_writer().keep(&[keep]).unwrap();
         journal.close();
         let (sessions, _) = recorded_sessions(&world.path(), BOOT).unwrap();
         assert_eq!(sessions.len(), count, "{keep:?}");
@@ -341,7 +341,7 @@ fn write_without_end(directory: PathBuf) {
             };
             // A busy machine may answer after the time limit.
             eventually("the keep is stored", || {
-                journal.keeper().keep(&[keep]).is_ok()
+                journal.keep_writer().keep(&[keep]).is_ok()
             });
             println!("kept {root}");
             // No record may be dropped.

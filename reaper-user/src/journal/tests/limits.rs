@@ -148,7 +148,7 @@ fn records_of_a_locked_journal_are_written_later() {
     for n in 1..=5 {
         feed.on_records(&lifecycle(1, n * 100, 0));
     }
-    assert!(journal.keeper().keep(&[]).is_err(), "locked");
+    assert!(journal.keep_writer().keep(&[]).is_err(), "locked");
     drop(other);
     eventually("the sessions are written", || world.all().len() == 5);
     journal.close();

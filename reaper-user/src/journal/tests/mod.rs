@@ -129,7 +129,10 @@ fn process(pid: u32, root: u32, uid: u32) -> ProcessRef {
 }
 
 fn record(time: u64, body: EventBody) -> EventRecord {
-    EventRecord { time, body }
+    EventRecord {
+        boot_ns: time,
+        body,
+    }
 }
 
 fn opened(time: u64, root: u32, uid: u32) -> EventRecord {

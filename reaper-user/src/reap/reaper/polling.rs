@@ -98,26 +98,26 @@ impl PollingReaper {
     }
 
     /// Adds a cgroup. When the grace expires, all of its processes are killed at once, whether found or not.
-    pub fn within(self, cgroup: Option<Arc<Cgroup>>) -> PollingReaper {
+    pub fn with_cgroup(self, cgroup: Option<Arc<Cgroup>>) -> PollingReaper {
         PollingReaper { cgroup, ..self }
     }
 
     /// Ends the grace now.
-    pub fn hasten(&mut self) {
-        if self.is_gentle() {
+    pub fn end_grace(&mut self) {
+        if self.is_in_grace() {
             self.reaper
                 .update(ESCALATION, |escalation| escalation.kill(sys::monotonic()));
         }
     }
 
     /// Returns whether the grace has not expired yet.
-    pub fn is_gentle(&self) -> bool {
+    pub fn is_in_grace(&self) -> bool {
         let escalation = self.reaper.escalations.get(&ESCALATION);
         escalation.is_some_and(Escalation::is_before_kill)
     }
 
     /// Returns whether the remaining processes cannot be ended, or the time limit is reached.
-    pub fn is_over(&self) -> bool {
+    pub fn is_finished(&self) -> bool {
         self.stuck || sys::monotonic() >= self.end
     }
 
@@ -138,7 +138,7 @@ impl PollingReaper {
             self.hold(&mut find)?;
             self.reaper.restart_grace(ESCALATION);
         }
-        while !self.is_over() {
+        while !self.is_finished() {
             self.round(&mut find)?;
             if self.wait(None) > 0 || find(&self.known())?.keys().any(|key| !self.knows(*key)) {
                 continue;
@@ -150,7 +150,7 @@ impl PollingReaper {
                 break;
             }
             // /proc hides it from this user. It can be killed with the cgroup, but gets no SIGTERM.
-            self.hasten();
+            self.end_grace();
             thread::sleep(RETRY_INTERVAL);
         }
         Ok(self.results())
@@ -168,7 +168,7 @@ impl PollingReaper {
         self.confirm();
         let deadline = self.reaper.next_deadline();
         if deadline.is_some_and(|at| at <= sys::monotonic()) {
-            if self.holds && self.is_gentle() {
+            if self.holds && self.is_in_grace() {
                 self.hold(&mut find)?;
             }
             self.tick();
@@ -178,7 +178,7 @@ impl PollingReaper {
             self.signal_due(&due);
             count
         });
-        if !self.is_gentle() {
+        if !self.is_in_grace() {
             self.kill_cgroup();
         }
         claimed
@@ -317,7 +317,7 @@ impl PollingReaper {
     /// left. Returns the number of processes that are left.
     pub fn wait(&mut self, wake: Option<BorrowedFd<'_>>) -> usize {
         let mut until = sys::after(SEARCH_INTERVAL);
-        if self.is_gentle() {
+        if self.is_in_grace() {
             until = until.min(self.reaper.next_deadline().unwrap_or(until));
         }
         loop {

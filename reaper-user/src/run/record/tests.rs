@@ -15,7 +15,7 @@ pub(in crate::run) fn header(id: &str) -> RunHeader {
         agent: None,
         boot_id: "0a15f438-6774-4ca6-b514-09852823d3e8".to_owned(),
         pid_namespace: 0,
-        wrapper: RecordedProcess {
+        supervisor: RecordedProcess {
             pid: 700,
             start_ns: 70_000_000,
         },

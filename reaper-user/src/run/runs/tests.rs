@@ -95,7 +95,7 @@ fn record_is_private_and_locked_while_its_run_is_open() {
     assert_eq!(mode(&path), 0o600);
     let known = runs.find("x").unwrap();
     assert!(known.has_supervisor().unwrap());
-    assert_eq!(known.record.header.wrapper.pid, std::process::id());
+    assert_eq!(known.record.header.supervisor.pid, std::process::id());
     assert!(
         runs.close_dead().unwrap().is_empty(),
         "a supervised run was closed"
@@ -239,7 +239,7 @@ fn unproven_processes_are_not_signalled() {
             Box::new(|header| header.pid_namespace ^= 1),
             false,
         ),
-        (None, Box::new(|header| header.wrapper = identity), true),
+        (None, Box::new(|header| header.supervisor = identity), true),
     ] {
         let path = write_dead_run(&runs, command, change);
         assert_eq!(runs.close_dead().unwrap().len(), usize::from(closed));
@@ -398,7 +398,7 @@ fn record_reserves_blocks_for_later_lines() {
         let path = runs.path(recording.id(), OPEN);
         let blocks = |path: &Path| fs::metadata(path).unwrap().blocks();
         let before = blocks(&path);
-        let process = runs.find("x").unwrap().record.header.wrapper;
+        let process = runs.find("x").unwrap().record.header.supervisor;
         append(
             &open(&path).unwrap(),
             &Line::Command(CommandStarted { process, at: 1 }),

@@ -6,7 +6,7 @@ use std::path::Path;
 use jiff::Timestamp;
 
 use super::ApiResult;
-use super::question::Query;
+use super::parse::Query;
 use crate::api::peer::Peer;
 use crate::api::{ErrorResponse, History};
 use crate::export::to_json;

@@ -141,7 +141,7 @@ fn is_given_up(child: &Shell, sent: Signal, kill_timeout: Duration) -> bool {
         reaper.tick();
         thread::sleep(RETRY_INTERVAL);
     }
-    reaper.is_over()
+    reaper.is_finished()
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn killed_process_is_given_up_only_without_progress() {
     }
     let mut none_left = polling_reaper(Duration::ZERO, Duration::ZERO);
     (0..5).for_each(|_| none_left.tick());
-    assert!(!none_left.is_over());
+    assert!(!none_left.is_finished());
     assert!(!is_given_up(&runs, Signal::SIGKILL, Duration::ZERO));
 }
 
@@ -182,7 +182,7 @@ fn stopped_tree_continues_after_its_signal() {
     }
     reaper.round(&mut find).unwrap();
     assert_eq!(heeds.end_signal(), Some(15));
-    reaper.hasten();
+    reaper.end_grace();
     reaper.round(&mut find).unwrap();
     assert_eq!(deaf.end_signal(), Some(9));
     assert!(searches >= 4, "before and after each opening");

@@ -38,7 +38,7 @@ pub(super) fn parse_request(
     peer: Peer,
 ) -> ApiResult<RequestKind> {
     let mut query = Query::read(query)?;
-    let question = match (method.as_str(), segments(path).as_slice()) {
+    let kind = match (method.as_str(), segments(path).as_slice()) {
         ("GET", ["v1", "status"]) => RequestKind::Status,
         ("GET", ["v1", "tree"]) => RequestKind::Tree {
             agent: query.take("agent"),
@@ -68,7 +68,7 @@ pub(super) fn parse_request(
         _ => return Err(unknown(method, path)),
     };
     query.finish()?;
-    Ok(question)
+    Ok(kind)
 }
 
 fn unknown(method: &Method, path: &str) -> ErrorResponse {
