@@ -1,7 +1,7 @@
 //! Finds leftovers of agents in a process table: processes from before the service started, whose lineage is unknown.
 //!
 //! # Evidence
-//! | evidence | names | the agent is gone if | other living agents that prevent a reap |
+//! | evidence | names | the agent has exited if | other living agents that prevent a reap |
 //! |---|---|---|---|
 //! | marker with a pid (`CLAUDE_PID`, `OPENCODE_PID`) | one process | no process has the pid, or a younger one has it | its possible successors |
 //! | recorded member of a session | its root: pid and start time | no process has both | its possible successors |

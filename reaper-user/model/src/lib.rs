@@ -4,6 +4,7 @@
 //! reads no clock, starts no thread and cannot fail. Time comes in with the events.
 
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 pub mod activity;
 mod awaited;

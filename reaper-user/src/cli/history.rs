@@ -472,10 +472,10 @@ mod tests {
     exited at 09:08:20 after 15 min: SIGKILL; closed at 09:08:21
     1 reaped, 1 kept, 0 failed, 3.1 MB freed
         101  sh x
-             09:08:20  reap      its agent is gone
+             09:08:20  reap      its agent exited
              09:08:20  ended     exit 3, 1.2 ms after the first signal, 3.1 MB freed
         102  [sh\\u{1b}]
-             09:08:20  keep      its agent is gone (r)
+             09:08:20  keep      its agent exited (r)
 "
         );
     }

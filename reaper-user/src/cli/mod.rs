@@ -9,7 +9,7 @@ mod config_show;
 mod daemon;
 mod demo;
 #[cfg_attr(target_os = "macos", path = "doctor/darwin.rs")]
-pub mod doctor;
+mod doctor;
 mod engine;
 mod explain;
 mod failure;
@@ -56,7 +56,7 @@ use reaper_host::sys;
 /// Cleans up the processes that AI coding agents leave behind.
 ///
 /// When an agent exits or crashes, the shells, servers, test runs and browsers that it started keep running. The kernel reports each
-/// fork, exec and exit to reaper. So reaper knows the process tree of each agent, and ends its orphans as soon as the agent is gone.
+/// fork, exec and exit to reaper. So reaper knows the process tree of each agent, and ends its orphans as soon as the agent exits.
 #[derive(Parser)]
 #[command(name = "reaper", version, after_long_help = EXAMPLES, max_term_width = MAX_WIDTH)]
 struct Cli {
@@ -145,8 +145,8 @@ Example:
     Run(run::RunArgs),
     /// Started by `reaper run --detach` (internal).
     #[cfg(target_os = "linux")]
-    #[command(name = run::OWNER, hide = true)]
-    Owner(run::OwnerArgs),
+    #[command(name = run::SUPERVISE, hide = true)]
+    Supervise(run::SuperviseArgs),
     /// List your runs and their state.
     #[cfg(target_os = "linux")]
     #[command(after_long_help = ps::HELP)]
@@ -370,7 +370,7 @@ pub fn main() -> ExitCode {
         #[cfg(target_os = "linux")]
         Command::Run(args) => Ok(run::run(args)),
         #[cfg(target_os = "linux")]
-        Command::Owner(args) => Ok(run::owner(args)),
+        Command::Supervise(args) => Ok(run::supervise_detached(args)),
         #[cfg(target_os = "linux")]
         Command::Ps(args) => ps::run(&args).map(|()| 0),
         #[cfg(target_os = "linux")]

@@ -59,7 +59,7 @@ struct ListedRun<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     log: Option<String>,
     #[serde(flatten)]
-    over: Option<&'a RunResult>,
+    result: Option<&'a RunResult>,
 }
 
 pub(super) fn run(args: &PsArgs) -> Result<(), Failure> {
@@ -67,8 +67,8 @@ pub(super) fn run(args: &PsArgs) -> Result<(), Failure> {
     let mut known = runs.list(args.all)?;
     // A run may have ended since its record was read.
     known.retain_mut(|known| {
-        let ended =
-            known.record.result.is_none() && known.has_supervisor().is_ok_and(|owned| !owned);
+        let ended = known.record.result.is_none()
+            && known.has_supervisor().is_ok_and(|supervised| !supervised);
         if let (true, Ok(now)) = (ended, runs.reload(known)) {
             *known = now;
         }
@@ -92,32 +92,32 @@ impl ListedRun<'_> {
             header: start,
             commands,
             claim,
-            result: over,
+            result,
             ..
         } = &known.record;
         let first = commands.first();
-        let state = match (over, claim, first) {
+        let state = match (result, claim, first) {
             (Some(_), _, _) => "closed",
-            _ if known.has_supervisor().is_ok_and(|owned| !owned) => "lost",
+            _ if known.has_supervisor().is_ok_and(|supervised| !supervised) => "lost",
             (None, Some(_), _) => "ending",
             (None, None, Some(_)) => "running",
             (None, None, None) => "waiting",
         };
         let now = Timestamp::now();
         let since = Duration::try_from(now.duration_since(start.started)).unwrap_or_default();
-        let duration = over.as_ref().and_then(|over| over.duration_ms);
+        let duration = result.as_ref().and_then(|result| result.duration_ms);
         let spent = || {
             let began = first.map_or_else(sys::monotonic, |first| first.at);
             sys::monotonic().saturating_sub(began) / 1_000_000
         };
-        let budget = start.timeout_ms.filter(|_| over.is_none());
+        let budget = start.timeout_ms.filter(|_| result.is_none());
         ListedRun {
             state,
             pid: first.map(|first| first.process.pid),
             age_ms: duration.unwrap_or(since.as_millis() as u64),
             remaining_ms: budget.map(|budget| budget.saturating_sub(spent())),
             log: start.detached.then(|| known.log().display().to_string()),
-            over: over.as_ref(),
+            result: result.as_ref(),
             start: RunHeader {
                 command: redacted_command(known),
                 ..start.clone()
@@ -127,7 +127,8 @@ impl ListedRun<'_> {
 
     /// Returns the outcome of a finished run, the state of another one.
     fn shown_state(&self) -> &'static str {
-        self.over.map_or(self.state, |over| over.outcome.as_str())
+        self.result
+            .map_or(self.state, |result| result.outcome.as_str())
     }
 
     /// Returns the columns before the command.

@@ -18,7 +18,7 @@ use crate::run::{
     CommandExit, ConcurrencyLimit, DoneWhen, Progress, Role, Run, RunError, RunOutcome, RunReport,
     Runs, role,
 };
-pub(super) use detach::OWNER;
+pub(super) use detach::SUPERVISE;
 use detach::{Side, StartNotifier};
 use reaper_host::sys::child;
 use reaper_host::sys::held_path::{self, HeldFile, HeldPath, HeldPathError, has_parent_component};
@@ -157,7 +157,7 @@ pub(super) struct RunArgs {
 
 /// Arguments of the detached process. Its own subcommand tells it apart from a `reaper run` that is about to exit.
 #[derive(Args)]
-pub(super) struct OwnerArgs {
+pub(super) struct SuperviseArgs {
     /// File descriptor to which the result of the start is written.
     #[arg(long)]
     tell: Option<i32>,
@@ -226,7 +226,7 @@ pub(super) fn run(args: RunArgs) -> u8 {
 }
 
 /// Supervises a detached run in this process and returns the exit status.
-pub(super) fn owner(args: OwnerArgs) -> u8 {
+pub(super) fn supervise_detached(args: SuperviseArgs) -> u8 {
     let notifier = args.tell.and_then(child::take_inherited_pipe);
     let notifier = notifier.map_or_else(StartNotifier::default, StartNotifier::to);
     match prepare(args.run) {

@@ -3,13 +3,13 @@
 use std::io;
 
 use anstyle::{AnsiColor, Style};
-use bytesize::ByteSize;
 use nix::unistd::{Uid, User};
 use terminal_size::{Width, terminal_size_of};
 
 use super::client::DIM;
 use crate::api::{DecisionInfo, ProcessInfo};
 use crate::export::printable;
+pub(super) use crate::export::size;
 
 const NOTE: Style = AnsiColor::Cyan.on_default();
 const WARN: Style = AnsiColor::Yellow.on_default();
@@ -84,11 +84,6 @@ pub(super) fn check(
         out += &format!("{:column$}{DIM}{label} {DIM:#}{text}", "");
     }
     out
-}
-
-/// Formats a number of bytes, such as `1.2 GB`.
-pub(super) fn size(bytes: u64) -> String {
-    ByteSize::b(bytes).display().si().to_string()
 }
 
 /// Formats a size that may be unknown.

@@ -4,7 +4,6 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use anstyle::{AnsiColor, Style};
-use bytesize::ByteSize;
 
 use super::clock::time_of_day;
 use super::leftover::leftover_text;
@@ -14,7 +13,7 @@ use super::record::{
 };
 use super::text::{
     command, duration, exit_status_text, forked_by, freed, printable, process_count, process_label,
-    remaining_sessions, tree_memory,
+    remaining_sessions, size, tree_memory,
 };
 use super::words::{evidence_ref_text, reason_text};
 use crate::reap::{ReapOutcome, ReleaseReason, SentBy};
@@ -115,7 +114,7 @@ fn columns(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
                 lost,
             }) = *resumed
             {
-                let backlog = ByteSize::b(backlog);
+                let backlog = size(backlog);
                 let _ = write!(
                     detail,
                     "; resumed {sessions} sessions and {backlog} of queued events, {lost} events lost"
@@ -197,12 +196,17 @@ fn columns(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
                 ResumedRoot::Alive(process) => Process(process),
                 ResumedRoot::Exited { key, .. } => Root(&session.agent, *key),
             };
-            let gone = if *root_exited {
-                ", the agent is gone"
+            let root_state = if *root_exited {
+                ", the agent exited"
             } else {
                 ""
             };
-            (GOOD, "resumed", subject, format!("{members} members{gone}"))
+            (
+                GOOD,
+                "resumed",
+                subject,
+                format!("{members} members{root_state}"),
+            )
         }
         EventBody::SessionRootExit {
             session,

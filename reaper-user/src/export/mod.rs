@@ -31,5 +31,5 @@ pub use record::{
 pub use sink::{Format, Sink, StreamOutput, Writer};
 pub(crate) use terminal::message;
 pub use terminal::{Log, print, stderr, stdout, write_message};
-pub use text::{command_line, duration, exit_status_text, printable};
+pub use text::{command_line, duration, exit_status_text, printable, size};
 pub use words::{evidence_ref_text, evidence_text, reason_text};

@@ -277,7 +277,7 @@ pub struct NestedSummary {
 pub struct Totals {
     pub sessions: u64,
     pub reaped: u64,
-    /// Number of processes that are kept now although their agent is gone.
+    /// Number of processes that are kept now although their agent has exited.
     pub kept: u64,
     pub failed: u64,
     pub signals: u64,

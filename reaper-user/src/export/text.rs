@@ -13,7 +13,12 @@ use reaper_model::event::{ExitStatus, Image, ProcessKey};
 /// Maximum number of characters of a command line.
 const COMMAND_MAX: usize = 48;
 
-/// Returns `, 1.2 GiB freed` with details; empty if no process has ended.
+/// Formats a number of bytes, such as `1.2 GB`.
+pub fn size(bytes: u64) -> String {
+    ByteSize::b(bytes).display().si().to_string()
+}
+
+/// Returns `, 1.2 GB freed` with details; empty if no process has ended.
 pub(super) fn freed(memory: &FreedMemory) -> String {
     let FreedMemory {
         rss,
@@ -24,23 +29,26 @@ pub(super) fn freed(memory: &FreedMemory) -> String {
     let mut text = String::new();
     let total = rss.saturating_add(swap);
     if total > 0 {
-        let _ = write!(text, ", {} freed", ByteSize::b(total));
+        let _ = write!(text, ", {} freed", size(total));
     }
     if swap > 0 {
-        let _ = write!(text, " ({} of it in swap)", ByteSize::b(swap));
+        let _ = write!(text, " ({} of it in swap)", size(swap));
     }
     if unmeasured > 0 {
-        let _ = write!(text, ", memory of {unmeasured} not measured");
+        let _ = write!(
+            text,
+            ", {unmeasured} exited before their memory could be read"
+        );
     }
     text
 }
 
-/// Returns `, its tree has 1.2 GiB of memory`.
+/// Returns `, its tree has 1.2 GB of memory`.
 pub(super) fn tree_memory(memory: TreeMemory) -> String {
     let TreeMemory { rss, swap } = memory;
-    let mut text = format!(", its tree has {} of memory", ByteSize::b(rss));
+    let mut text = format!(", its tree has {} of memory", size(rss));
     if swap > 0 {
-        let _ = write!(text, " and {} in swap", ByteSize::b(swap));
+        let _ = write!(text, " and {} in swap", size(swap));
     }
     text
 }

@@ -31,8 +31,8 @@ pub fn evidence_ref_text(evidence: &EvidenceRef) -> String {
 /// Describes the reason of a decision, given by its name in the stream.
 pub fn reason_text(reason: &str) -> &str {
     match reason {
-        "root_exited" => "its agent is gone",
-        "forked_after_root_exit" => "forked after its agent was gone",
+        "root_exited" => "its agent exited",
+        "forked_after_root_exit" => "forked after its agent exited",
         "detached" => "orphaned, and its agent lives",
         "root_alive" => "its agent lives",
         "keep_marker" => "REAPER_KEEP=1",

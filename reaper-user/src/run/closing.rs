@@ -12,7 +12,7 @@ use nix::fcntl::Flock;
 use nix::sys::signal::Signal;
 
 use super::cgroup::{self, RunCgroup};
-use super::record::{NEVER_BEGAN, OTHER_BOOT, OWNER_GONE, RunRecord, RunResult};
+use super::record::{NEVER_BEGAN, OTHER_BOOT, RunRecord, RunResult, SUPERVISOR_KILLED};
 use super::record_writer::{claim, close};
 use super::report::ended;
 use super::runs::{self, CLOSED, OPEN, RecordError, RecordedRun, Runs};
@@ -196,7 +196,7 @@ fn end_processes(file: &File, record: &RunRecord) -> io::Result<Option<RunResult
     if found.keys().any(|key| key.pid == own) || contains_self {
         return Ok(None);
     }
-    let mut result = RunResult::unobserved(settle(RunOutcome::Death), OWNER_GONE);
+    let mut result = RunResult::unobserved(settle(RunOutcome::Death), SUPERVISOR_KILLED);
     let inside = tree.pids_in_cgroup().map_err(io::Error::other)?;
     if !found.is_empty() || !inside.is_empty() {
         let exits = Arc::new(ExitPoll::new()?);

@@ -53,9 +53,9 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
+pub use nix::sys::signal::Signal;
 
-use crate::reap::Times;
+pub use crate::reap::Times;
 pub use cgroup::CgroupError;
 use cgroup::RunCgroup;
 pub use limit::ConcurrencyLimit;

@@ -141,7 +141,7 @@ pub struct RunResult {
 }
 
 // Notes for runs without a supervisor that reports their result.
-pub(super) const OWNER_GONE: &str = "its `reaper run` was killed";
+pub(super) const SUPERVISOR_KILLED: &str = "its `reaper run` was killed";
 pub(super) const NEVER_BEGAN: &str = "its `reaper run` was killed before the command started";
 pub(super) const OTHER_BOOT: &str = "the machine was rebooted since";
 pub(super) const UNWRITTEN: &str = "its result could not be written to the record";

@@ -65,8 +65,14 @@ fn open_supervisor(known: &RecordedRun) -> Result<Option<Pidfd>, StopError> {
             "is in another pid namespace; stop the run from there, for example with nsenter or docker exec",
         ));
     }
-    // Before the claim: pid 1 is never signalled, and a record with pid 0 is wrong.
-    if header.supervisor.pid <= 1 {
+    // Before the claim.
+    if header.supervisor.pid == 0 {
+        return Err(refused(
+            known,
+            "has no valid pid: the record of the run is damaged, so the run cannot be stopped",
+        ));
+    }
+    if header.supervisor.pid == 1 {
         return Err(refused(
             known,
             "is the first process of its pid namespace, which is never signalled; stop its container instead",

@@ -52,7 +52,7 @@ fn reason(snapshot: &ExplainSnapshot, decision: &DecisionSnapshot) -> String {
         None => what.to_owned(),
     };
     let the_rule = || rule.map_or_else(|| "a rule".into(), |rule| format!("the rule \"{rule}\""));
-    let due = || due(snapshot).unwrap_or_else(|| "its agent is gone".into());
+    let due = || due(snapshot).unwrap_or_else(|| "its agent exited".into());
     match decision.reason {
         "root_exited" => by(&due()),
         "forked_after_root_exit" => by(&format!("{}, and it was forked after that", due())),

@@ -34,7 +34,7 @@ fn listed_run(id: &str) -> ListedRun<'static> {
         age_ms: 61_000,
         remaining_ms: None,
         log: None,
-        over: None,
+        result: None,
     }
 }
 

@@ -19,7 +19,7 @@ pub(super) enum Side {
 }
 
 /// Subcommand by which a service recognises the supervisor of a run, whatever arguments follow. Hidden from users.
-pub(in crate::cli) const OWNER: &str = "run-owner";
+pub(in crate::cli) const SUPERVISE: &str = "run-owner";
 
 /// Pipe to the process that waits for the start, if one does. Written at most once.
 #[derive(Clone, Default)]
@@ -29,7 +29,7 @@ pub(super) struct StartNotifier(Rc<RefCell<Option<PipeWriter>>>);
 pub(super) fn split() -> io::Result<Side> {
     let (mut receiver, to) = io::pipe()?;
     if child::fork_new_session()?.is_none() {
-        become_owner(&to);
+        become_supervisor(&to);
         return Ok(Side::Run(StartNotifier::to(to)));
     }
     drop(to);
@@ -55,12 +55,12 @@ pub(super) fn split() -> io::Result<Side> {
 }
 
 /// Re-executes this program with the subcommand that services recognise. If that fails, the run continues unrecognised.
-fn become_owner(to: &PipeWriter) {
+fn become_supervisor(to: &PipeWriter) {
     let mut args: Vec<OsString> = std::env::args_os().collect();
     let Some(subcommand) = args.get_mut(1).filter(|subcommand| *subcommand == "run") else {
         return tracing::debug!("services will not recognise this run: unexpected subcommand");
     };
-    *subcommand = OWNER.into();
+    *subcommand = SUPERVISE.into();
     let number = to.as_fd().as_raw_fd().to_string();
     args.splice(2..2, ["--tell".into(), number.into()]);
     let error = child::reexec(&args, Some(to.as_fd()));

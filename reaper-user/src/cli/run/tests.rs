@@ -48,7 +48,7 @@ fn run_rule_lists_all_options_with_a_value() {
     use clap::CommandFactory;
     let cli = crate::cli::Cli::command();
     let run = cli
-        .find_subcommand(super::super::run::OWNER)
+        .find_subcommand(super::super::run::SUPERVISE)
         .expect("a subcommand");
     let valued = run
         .get_opts()
