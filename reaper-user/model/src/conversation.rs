@@ -88,14 +88,17 @@ impl Ids {
         other.iter().for_each(|id| self.insert_from(id.as_bytes()));
     }
 
+    /// Returns whether the set contains this id, which must be equal byte for byte.
     pub fn contains(&self, id: &str) -> bool {
         self.iter().any(|known| known == id)
     }
 
+    /// Returns the ids in the order of their insertion.
     pub fn iter(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|id| &**id)
     }
 
+    /// Returns whether no id is known.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

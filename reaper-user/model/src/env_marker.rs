@@ -7,6 +7,7 @@ use std::hash::{DefaultHasher, Hasher};
 pub struct EnvMarker {
     /// Name of the agent's rule.
     pub agent: &'static str,
+    /// Name of the environment variable.
     pub variable: &'static str,
     /// Pid of the agent in the agent's PID namespace, if the variable holds it.
     pub agent_pid: Option<u32>,
@@ -49,7 +50,9 @@ pub struct Multiplexer {
 /// Markers of one environment. Contains no values, because environments hold secrets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EnvMarkers {
+    /// Markers of agents, those with a pid first; at most 32.
     pub markers: Vec<EnvMarker>,
+    /// Multiplexers and terminals; at most 32.
     pub multiplexers: Vec<Multiplexer>,
     /// Whether `REAPER_KEEP=1` is set.
     pub keep: bool,

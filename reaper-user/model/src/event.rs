@@ -12,6 +12,7 @@ pub const TICK_NS: u64 = 10_000_000;
 /// The pid is a tgid in the PID namespace of the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProcessKey {
+    /// Pid of the thread group (tgid).
     pub pid: u32,
     /// Nanoseconds since boot (`CLOCK_BOOTTIME`); a multiple of [`TICK_NS`] if known from /proc alone.
     pub start: u64,
@@ -50,6 +51,7 @@ pub enum Provenance {
 }
 
 impl Provenance {
+    /// Returns the name in the event stream.
     pub fn name(self) -> &'static str {
         match self {
             Provenance::Kernel => "kernel",
@@ -82,7 +84,9 @@ pub struct Image {
     pub keep_marker: Fact<bool>,
     /// Id of the cgroup (v2) at exec or after the last move, 0 if unknown.
     pub cgroup_id: u64,
+    /// Process group id at exec or when read from /proc, 0 if unknown.
     pub pgid: u32,
+    /// Session id (`setsid(2)`) at exec or when read from /proc, 0 if unknown.
     pub sid: u32,
     /// Controlling terminal (`tty_nr` of /proc/pid/stat), 0 for none.
     pub tty: u32,
@@ -113,7 +117,9 @@ impl Image {
 /// Real and effective user ids.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Uids {
+    /// Real uid, as in `Uid` of /proc/pid/status.
     pub real: u32,
+    /// Effective uid, as in `Uid` of /proc/pid/status.
     pub effective: u32,
 }
 
@@ -139,6 +145,7 @@ impl Membership {
 pub struct RestoredSession {
     /// First root; with its start, the permanent name of the session.
     pub first_root: ProcessKey,
+    /// Current root: the first one or its last successor.
     pub root: ProcessKey,
     /// First root of the session that this one is nested in.
     pub outer: Option<ProcessKey>,
@@ -148,6 +155,7 @@ pub struct RestoredSession {
     pub tty: u32,
     /// Name of its rule.
     pub rule: Arc<str>,
+    /// Uids of the root when the session opened.
     pub uids: Uids,
     /// Id of the root's cgroup when it became one, 0 if unknown.
     pub cgroup_id: u64,
@@ -164,9 +172,13 @@ pub struct RestoredSession {
 /// Exit status of a process, as in `wait(2)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ExitStatus {
+    /// Exited by itself with this status.
     Exited(u8),
+    /// Killed by a signal.
     Signalled {
+        /// Signal number.
         signal: u8,
+        /// Whether the kernel dumped core.
         core: bool,
     },
     /// The exit was not observed.
@@ -201,8 +213,11 @@ pub struct ProcEntry {
     pub membership: Option<Membership>,
     /// Pid of the parent, 0 for none.
     pub parent: u32,
+    /// Uids at the time of the read.
     pub uids: Uids,
+    /// Program that it runs.
     pub image: Arc<Image>,
+    /// Whether it is a thread of the kernel, which is never reaped.
     pub kernel_thread: bool,
     /// Whether it is the init of a PID namespace below that of the service.
     pub namespace_init: bool,
@@ -213,62 +228,90 @@ pub struct ProcEntry {
 pub struct Event {
     /// Nanoseconds since boot.
     pub time: u64,
+    /// Source of the event.
     pub provenance: Provenance,
+    /// Event with its data.
     pub kind: EventKind,
 }
 
+/// Kind of an event, with the processes that it concerns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EventKind {
+    /// A process was forked.
     Fork {
+        /// New process.
         child: ProcessKey,
         /// `None` if it is not visible in this PID namespace.
         parent: Option<ProcessKey>,
         /// Process that called fork; the parent, except under `CLONE_PARENT`.
         creator: Option<ProcessKey>,
+        /// Uids of the child.
         uids: Uids,
         /// Inode number of the child's pidfds, 0 if the kernel does not provide it.
         pidfd_inode: u64,
+        /// Whether the child is the init of a PID namespace below that of the service.
         namespace_init: bool,
         /// Map entry of the child.
         membership: Option<Membership>,
     },
+    /// A process executed a program, or its program was read only now.
     Exec {
+        /// Process that called exec.
         key: ProcessKey,
+        /// Parent at that time; `None` if it is not visible in this PID namespace.
         parent: Option<ProcessKey>,
+        /// Uids after the exec, which may differ for set-user-id programs.
         uids: Uids,
+        /// Inode number of the process's pidfds, 0 if unknown.
         pidfd_inode: u64,
+        /// New program.
         image: Arc<Image>,
+        /// Map entry of the process.
         membership: Option<Membership>,
     },
+    /// A process exited: all of its threads.
     Exit {
+        /// Process that exited.
         key: ProcessKey,
+        /// Parent at the exit; `None` if it is not visible in this PID namespace.
         parent: Option<ProcessKey>,
+        /// Status for its parent.
         exit_status: ExitStatus,
         /// Bytes, 0 if unknown.
         peak_rss: u64,
+        /// Map entry of the process.
         membership: Option<Membership>,
     },
+    /// An orphan got a new parent.
     Reparent {
+        /// Orphan.
         child: ProcessKey,
+        /// Parent that exited, if it is known.
         old_parent: Option<ProcessKey>,
+        /// New parent: a subreaper or an init; `None` if it is not visible in this PID namespace.
         adopter: Option<ProcessKey>,
         /// Map entry of the child.
         membership: Option<Membership>,
     },
     /// The process moved to another cgroup.
     Move {
+        /// Process that moved.
         key: ProcessKey,
         /// Id of the new cgroup (v2), 0 if unknown.
         cgroup_id: u64,
+        /// Map entry of the process.
         membership: Option<Membership>,
     },
     /// A probe sent a signal to the process.
     SignalSent {
+        /// Process that got the signal.
         key: ProcessKey,
         /// Signal number.
         signal: u8,
     },
+    /// A scan found a living process.
     Discovered(ProcEntry),
+    /// The previous service has left this session open.
     Restored(Box<RestoredSession>),
 }
 

@@ -10,6 +10,7 @@ pub enum Fact<T> {
     Unread,
     /// Could not be read, or not in time. A condition on it keeps the process.
     Unreadable,
+    /// Value as it was read.
     Known(T),
 }
 
@@ -18,6 +19,7 @@ pub enum Fact<T> {
 pub struct FactSet(u16);
 
 impl FactSet {
+    /// Empty set.
     pub const NONE: FactSet = FactSet(0);
     /// [`Facts::markers`](crate::facts::Facts::markers).
     pub const MARKERS: FactSet = FactSet(1);
@@ -47,6 +49,7 @@ impl FactSet {
     /// [`Facts::script`](crate::facts::Facts::script).
     pub const SCRIPT: FactSet = FactSet(4096);
 
+    /// Returns whether the set contains no fact.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }

@@ -14,6 +14,7 @@ use super::ruleset::ProgramMatch;
 /// Current session id and controlling terminal. An exec event has those from the time of the exec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelSession {
+    /// Session id (`setsid(2)`).
     pub sid: u32,
     /// Device number, 0 for none.
     pub tty: u32,
@@ -43,6 +44,7 @@ pub struct Facts {
     pub listening: Fact<bool>,
     /// CPU use between two readings a moment apart, in percent of one processor.
     pub cpu: Fact<u32>,
+    /// Session id and controlling terminal at the time of the read.
     pub kernel_session: Fact<KernelSession>,
     /// Whether standard input is a terminal. An agent that relaunches itself passes its terminal on.
     pub stdin_is_terminal: Fact<bool>,

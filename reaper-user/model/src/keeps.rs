@@ -32,11 +32,13 @@ impl UserKeep {
 /// Process that is kept by a request to a previous service.
 #[derive(Clone, Copy, Debug)]
 pub struct StoredKeep {
+    /// Process that is kept.
     pub key: ProcessKey,
     /// First root of the process's session.
     pub session: ProcessKey,
     /// Whether the request named this process, not an ancestor.
     pub is_direct: bool,
+    /// Request that keeps it.
     pub keep: UserKeep,
 }
 

@@ -75,9 +75,11 @@ pub(crate) use judge::{is_login, is_terminal};
 /// Process with the facts for this search.
 #[derive(Clone, Debug)]
 pub struct LeftoverRow {
+    /// Process as read from /proc.
     pub entry: ProcEntry,
     /// As in [`Facts`](super::facts::Facts).
     pub unit: Fact<Arc<str>>,
+    /// Markers in the environment of the last exec.
     pub env_markers: Fact<EnvMarkers>,
     /// As in [`Facts`](super::facts::Facts); read only where it matters.
     pub listening: Fact<bool>,
@@ -113,6 +115,7 @@ pub struct RecordedSession {
 
 /// Parameters of a search.
 pub struct LeftoverQuery<'a> {
+    /// Rules in force.
     pub rules: &'a Ruleset,
     /// Recorded sessions of this boot.
     pub recorded: &'a [RecordedSession],
@@ -145,13 +148,24 @@ pub struct LeftoverQuery<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeftoverEvidence {
     /// This variable names an agent that has exited.
-    ExitedAgent { variable: &'static str, pid: u32 },
+    ExitedAgent {
+        /// Name of the environment variable.
+        variable: &'static str,
+        /// Pid of the agent, as the variable gives it.
+        pid: u32,
+    },
     /// It runs the shell of a Claude tool.
     ToolShell,
     /// It was recorded as a member of the session with this root.
-    Recorded { root: u32 },
+    Recorded {
+        /// Pid of the last root; 0 if the process was forked while the same search ended the tree.
+        root: u32,
+    },
     /// This variable, which names no agent that could be checked.
-    Marker { variable: &'static str },
+    Marker {
+        /// Name of the environment variable.
+        variable: &'static str,
+    },
 }
 
 /// Reason why the evidence is not sufficient.
@@ -196,7 +210,9 @@ pub enum KeepReason {
     KeepMarker,
     /// A user keeps it (`reaper keep`).
     KeptByUser,
+    /// A rule with the action `keep` or `report` matches it.
     KeepRule,
+    /// A rule keeps it because its uid differs from that of its ancestors.
     OtherUid,
     /// It is a boundary or a server, by a rule.
     Boundary,
@@ -208,8 +224,10 @@ pub enum KeepReason {
     Unreadable,
 }
 
+/// Decision about a leftover.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeftoverVerdict {
+    /// Ended.
     Reap,
     /// Not touched, but reported.
     Report(Uncertainty),
@@ -222,7 +240,9 @@ pub enum LeftoverVerdict {
         /// Pid of the relative that the rule matches; `None` if it matches the process itself.
         relative: Option<u32>,
     },
+    /// Kept despite the evidence.
     Keep {
+        /// Reason to keep it.
         reason: KeepReason,
         /// Name of the rule or unit that is the reason.
         rule: Option<Arc<str>>,
@@ -235,6 +255,7 @@ pub enum LeftoverVerdict {
 /// Result for one process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leftover {
+    /// Process that the result is about.
     pub key: ProcessKey,
     /// Topmost process of its tree.
     pub subtree_root: ProcessKey,
@@ -242,6 +263,7 @@ pub struct Leftover {
     pub agent: Arc<str>,
     /// Evidence for the process or for the top of its tree.
     pub evidence: LeftoverEvidence,
+    /// Decision about it.
     pub verdict: LeftoverVerdict,
 }
 

@@ -67,6 +67,7 @@ pub struct Scope {
 }
 
 impl Scope {
+    /// Returns whether the whole host is in scope, for processes of [`Scope::uid`].
     pub fn is_unlimited(&self) -> bool {
         self.roots.is_empty() && self.cgroups.is_empty()
     }
@@ -90,10 +91,13 @@ impl Scope {
 /// closed session.
 #[derive(Clone, Debug)]
 pub enum Output {
+    /// Change of the process tree.
     Tree(TreeChange),
+    /// Change of a session.
     Session(SessionEvent),
     /// The session or the program of a process has become certain, because that of an ancestor was read late.
     Settled {
+        /// Process that is certain now.
         key: ProcessKey,
         /// Whether this made it a member.
         joined: bool,
@@ -102,8 +106,11 @@ pub enum Output {
 
 /// State of all processes and sessions; see the [crate documentation](self).
 pub struct Model {
+    /// Living processes, exited ones with living descendants, and recent exits.
     pub tree: Tree,
+    /// Open and recently closed sessions.
     pub sessions: Sessions,
+    /// Rules in force; [`Model::set_rules`] replaces them.
     pub rules: Ruleset,
     scope: Scope,
     clock: ModelTime,

@@ -15,9 +15,12 @@ pub(super) use crate::matched_rules::MatchedRules;
 use case::{Case, Hold};
 use relatives::Relatives;
 
+/// What happens to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verdict {
+    /// Ended by the escalation of its session.
     Reap,
+    /// Left alone.
     Keep,
     /// Kept, and reported to the user.
     Report,
@@ -26,6 +29,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
+    /// Returns the name in the event stream and in the API.
     pub fn name(self) -> &'static str {
         match self {
             Verdict::Reap => "reap",
@@ -77,14 +81,18 @@ pub enum Reason {
     LineageUncertain,
     /// Only evidence shows that it descends from the root.
     Inferred,
+    /// It belongs to no session.
     NotAMember,
+    /// Pid 1 of the service's PID namespace.
     NeverPid1,
+    /// A thread of the kernel.
     NeverKernelThread,
     /// The service itself or one of its ancestors.
     NeverSelf,
 }
 
 impl Reason {
+    /// Returns the name in the event stream and in the API.
     pub fn name(self) -> &'static str {
         match self {
             Reason::RootExited => "root_exited",
@@ -117,7 +125,9 @@ impl Reason {
 /// Decision about one process, with its reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
+    /// What happens to the process.
     pub verdict: Verdict,
+    /// Reason of the verdict.
     pub reason: Reason,
     /// Name of the deciding rule, if any.
     pub rule: Option<Arc<str>>,

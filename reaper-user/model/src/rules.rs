@@ -35,8 +35,11 @@ pub const KEYS: [&str; 8] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, expecting = "a table: [defaults]")]
 pub struct Defaults {
+    /// Whether the built-in agents and their servers are recognised.
     pub agents: bool,
+    /// Whether the built-in boundaries apply.
     pub boundaries: bool,
+    /// Whether the built-in rules for members apply.
     pub keeps: bool,
 }
 
@@ -55,6 +58,7 @@ impl Default for Defaults {
 pub struct Rules {
     /// Whether a process with `REAPER_KEEP=1` in its environment is kept.
     pub honor_keep: bool,
+    /// Parts of the built-in catalogue that are in force.
     pub defaults: Defaults,
     /// Rules of the file itself, in its order, including disabled ones.
     pub user_rules: Vec<RuleEntry>,

@@ -79,6 +79,7 @@ pub enum Action {
 }
 
 impl Action {
+    /// Returns the name in configs and in the API.
     pub fn name(self) -> &'static str {
         match self {
             Action::Boundary => "boundary",
@@ -115,6 +116,7 @@ impl Action {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SessionKind {
+    /// An AI coding agent.
     Agent,
     /// An agent's server, which outlives the process that started it.
     Server,
@@ -129,6 +131,8 @@ impl SessionKind {
         }
     }
 
+    /// Returns the kind of the sessions that a rule with this action opens: an agent's, unless it is
+    /// [`Action::Server`].
     pub fn of(action: Action) -> SessionKind {
         match action {
             Action::Server => SessionKind::Server,
@@ -143,7 +147,9 @@ const MEMBER_RANK: u8 = 3;
 /// A named rule. It applies if one of its matchers matches and its other conditions hold.
 #[derive(Clone, Debug)]
 pub struct Rule {
+    /// Name, unique in a ruleset.
     pub name: Arc<str>,
+    /// What the rule does with the processes that it matches.
     pub action: Action,
     /// Alternative conditions on the program. If empty, every program matches.
     pub matchers: Vec<Matcher>,
@@ -196,8 +202,11 @@ pub struct RuleId(u32);
 /// Effect of a program on sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
+    /// The process becomes the root of a session, by this rule.
     Agent(RuleId),
+    /// The process becomes the root of a session that is never nested, by this rule.
     Server(RuleId),
+    /// The process leaves its session with its descendants, by this rule.
     Boundary(RuleId),
     /// No effect: the process belongs to the session of its parent.
     Plain,
@@ -208,6 +217,7 @@ pub enum Class {
 pub struct ProgramMatch {
     /// Program as the model has it, with the beginning of the command line.
     pub image: Arc<Image>,
+    /// Effect of the program on sessions.
     pub class: Class,
     /// Result of [`Ruleset::matching_member_rules`].
     pub member_rules: Arc<[RuleId]>,
@@ -419,6 +429,7 @@ impl Ruleset {
         &self.rules[id.0 as usize]
     }
 
+    /// Returns the name of the rule with this id. Panics as [`Ruleset::rule`].
     pub fn name(&self, id: RuleId) -> &Arc<str> {
         &self.rule(id).name
     }

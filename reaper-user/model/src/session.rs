@@ -49,6 +49,7 @@ pub const CLOSED_MAX: usize = 64;
 pub struct RootExit {
     /// Time of the exit, in nanoseconds since boot.
     pub at: u64,
+    /// Status of the root as the kernel reports it; see [`RootExit::cause`].
     pub exit_status: ExitStatus,
     /// Whether the service had signalled it before.
     pub was_signalled: bool,
@@ -71,9 +72,11 @@ impl RootExit {
 /// Parent of a root when its session opened. It is untracked, so nothing else is remembered of it after its exit.
 #[derive(Clone, Debug)]
 pub struct RootParent {
+    /// Identity of the parent, also after its exit.
     pub key: ProcessKey,
     /// Image at that time, empty if unknown.
     pub image: Arc<Image>,
+    /// Uids at that time, 0 if unknown.
     pub uids: Uids,
 }
 
@@ -87,14 +90,18 @@ impl RootParent {
     }
 }
 
+/// Processes that descend from one root, without those of nested sessions.
 #[derive(Clone, Debug)]
 pub struct Session {
+    /// Number of the session, unique within one model.
     pub id: SessionId,
     /// Name of the agent, which is that of its rule.
     pub agent: Arc<str>,
+    /// Kind of the root: an agent or a server.
     pub kind: SessionKind,
     /// `None` if the rule of a restored session no longer exists.
     pub rule: Option<RuleId>,
+    /// Current root: the first one or its last successor.
     pub root: ProcessKey,
     /// Uids of the root when the session opened.
     pub uids: Uids,
@@ -116,6 +123,7 @@ pub struct Session {
     pub inherited: Fact<Arc<InheritedFacts>>,
     /// Whether the root started below tmux, screen or zellij.
     pub multiplexed: bool,
+    /// Exit of the current root, if it has exited.
     pub root_exit: Option<RootExit>,
     /// Whether another agent may continue the session after the exit of its root.
     pub succession: Succession,
@@ -138,6 +146,7 @@ impl Session {
         self.members.iter().copied()
     }
 
+    /// Returns whether no member is alive, apart from those of nested sessions.
     pub fn is_empty(&self) -> bool {
         self.members.is_empty()
     }
@@ -192,7 +201,9 @@ pub(super) enum ImageSource {
 /// Change of a session after a change of the tree.
 #[derive(Clone, Debug)]
 pub enum SessionEvent {
+    /// A process became a root.
     Opened {
+        /// New session.
         session: SessionId,
         /// Session of the process that started the root, if the new session is not nested in it. For example, one of
         /// the two belongs to a server.
@@ -200,30 +211,41 @@ pub enum SessionEvent {
     },
     /// A session of the previous service continues.
     Restored {
+        /// Session that continues.
         session: SessionId,
     },
     /// A member became a boundary, by the rule with this name.
     Boundary {
+        /// Process that left the session.
         key: ProcessKey,
+        /// Session that it left.
         session: SessionId,
+        /// Name of the rule.
         rule: Arc<str>,
     },
     /// A root exited normally, and its child continues the session. If this is noticed only after
     /// [`SessionEvent::RootExited`], it revokes that event.
     Relaunched {
+        /// Session that continues.
         session: SessionId,
+        /// Root that exited.
         old_root: ProcessKey,
+        /// Its successor.
         root: ProcessKey,
     },
+    /// The root of a session exited, so its members may be due.
     RootExited {
+        /// Session whose root exited.
         session: SessionId,
     },
     /// The last process of the session and of those nested in it exited. The session is then forgotten.
     Closed {
+        /// Last state of the session.
         session: Box<Session>,
     },
 }
 
+/// Open sessions, and the last [`CLOSED_MAX`] closed ones.
 #[derive(Debug, Default)]
 pub struct Sessions {
     open: SessionIndex,
@@ -263,6 +285,7 @@ impl Sessions {
         self.uid.is_none_or(|only| only == uid)
     }
 
+    /// Returns an open session.
     pub fn get(&self, id: SessionId) -> Option<&Session> {
         self.open.get(id)
     }
@@ -273,6 +296,7 @@ impl Sessions {
         self.get(id).or_else(closed)
     }
 
+    /// Returns the open sessions.
     pub fn iter(&self) -> impl Iterator<Item = &Session> {
         self.open.iter()
     }

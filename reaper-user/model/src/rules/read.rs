@@ -103,6 +103,7 @@ const SYNTAX: [&str; 2] = ["value_options", "command_at"];
 /// A rule of a file.
 #[derive(Clone, Debug)]
 pub struct RuleEntry {
+    /// Parsed rule.
     pub rule: Rule,
     /// Byte offset in the text.
     pub offset: usize,

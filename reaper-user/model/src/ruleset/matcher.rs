@@ -10,9 +10,11 @@ use crate::event::Image;
 /// Field of an [`Image`] that a condition matches. Cheap ones come first, and are checked first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Field {
+    /// Name of the process in the kernel, at most 15 bytes.
     Comm,
     /// Path of the script that an interpreter runs, as given or with links resolved; or `-m NAME` for a python module.
     Script,
+    /// Path of the executable with links resolved.
     Exe,
     /// First argument, by which the program was called.
     Arg0,
@@ -47,9 +49,11 @@ impl Field {
 /// Test of one field: one of the patterns matches, or, if negative, none does.
 #[derive(Clone, Debug)]
 pub struct Condition {
+    /// Field that the patterns are compared with.
     pub field: Field,
     /// Patterns. For [`Field::Args`] one per positional argument, all of which must match.
     pub any_of: Vec<Pattern>,
+    /// Whether none of the patterns may match.
     pub negative: bool,
 }
 
@@ -79,6 +83,7 @@ impl std::fmt::Display for Matcher {
 }
 
 impl Matcher {
+    /// Creates a matcher with the default syntax of arguments. Conditions may be in any order.
     pub fn new(mut conditions: Vec<Condition>) -> Matcher {
         conditions.sort_by_key(|c| c.field);
         Matcher {
@@ -92,10 +97,12 @@ impl Matcher {
         Matcher { syntax, ..self }
     }
 
+    /// Returns the conditions, the cheapest first.
     pub fn conditions(&self) -> &[Condition] {
         &self.conditions
     }
 
+    /// Returns the syntax that separates options from positional arguments.
     pub fn syntax(&self) -> &Syntax {
         &self.syntax
     }

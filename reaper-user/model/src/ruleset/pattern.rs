@@ -193,6 +193,7 @@ impl Pattern {
         matches!(self.test, Test::Exact(_))
     }
 
+    /// Returns whether the pattern matches these bytes. A glob must match them as a whole.
     pub fn is_match(&self, bytes: &[u8]) -> bool {
         match &self.test {
             Test::Exact(text) => **text == *bytes,

@@ -18,7 +18,9 @@ pub enum SessionCondition {
     /// The root has exited, in whatever way.
     #[default]
     Gone,
+    /// The root is alive.
     Alive,
+    /// The root is alive or has exited.
     Any,
     /// The root has exited without a signal.
     Exited,
@@ -39,6 +41,7 @@ pub enum SessionCondition {
 pub enum UidCondition {
     /// The real or the effective uid differs from that of the session's root.
     Other,
+    /// The real and the effective uid equal those of the session's root.
     Same,
     /// The effective uid is this one.
     #[serde(untagged)]
@@ -60,11 +63,13 @@ impl UidCondition {
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct When {
+    /// State of the session.
     #[serde(deserialize_with = "choice")]
     pub session: SessionCondition,
     /// Names of agents, one of which opened the session.
     #[serde(rename = "agent", deserialize_with = "names")]
     pub agents: Vec<Arc<str>>,
+    /// Whether its parent has exited.
     pub orphan: Option<bool>,
     /// Whether only evidence makes the process a member. A rule reaps such a member only if this is true.
     pub inferred: Option<bool>,
@@ -74,6 +79,7 @@ pub struct When {
     /// Nanoseconds since the process started.
     #[serde(deserialize_with = "age", serialize_with = "write_nanoseconds")]
     pub max_age: Option<u64>,
+    /// Uids in comparison with those of the root, or one effective uid.
     pub uid: Option<UidCondition>,
     /// Globs over the name of the innermost systemd unit.
     #[serde(rename = "unit", deserialize_with = "units")]

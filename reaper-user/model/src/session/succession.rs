@@ -61,6 +61,7 @@ impl Succession {
 pub enum SuccessorSearch {
     /// These facts must be read first.
     Needs(Vec<(ProcessKey, FactSet)>),
+    /// This agent continues the session.
     Found(ProcessKey),
     /// No living agent names a conversation of the remaining processes.
     NotFound,

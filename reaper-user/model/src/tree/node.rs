@@ -9,6 +9,7 @@ use crate::event::{ExitStatus, Image, Membership, ProcEntry, ProcessKey, Provena
 /// Loss of the parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Orphaned {
+    /// Parent that exited.
     pub old_parent: ProcessKey,
     /// Time of the loss, in nanoseconds since boot.
     pub at: u64,
@@ -60,6 +61,7 @@ pub trait NodeState: Clone + Default {
 /// Living process. A zombie has exited.
 #[derive(Clone, Debug)]
 pub struct Node<S> {
+    /// Identity of the process.
     pub key: ProcessKey,
     /// Start time to the nanosecond, known once a probe has reported the process.
     pub(super) exact_start: Option<u64>,
@@ -67,7 +69,9 @@ pub struct Node<S> {
     pub parent: Option<ProcessKey>,
     /// First parent; changes only if the fork is reported after the process was discovered.
     pub birth_parent: Option<ProcessKey>,
+    /// Last known uids.
     pub uids: Uids,
+    /// Last known program; that of the parent until the first exec.
     pub image: Arc<Image>,
     /// Time when the image was reported or read last, in ns since boot; 0 for an image inherited at the fork.
     pub(super) image_at: u64,
@@ -75,9 +79,13 @@ pub struct Node<S> {
     pub pidfd_inode: u64,
     /// Last known entry in the kernel's map; `None` also if there is no entry.
     pub membership: Option<Membership>,
+    /// Loss of the parent, if it has lost one.
     pub orphaned: Option<Orphaned>,
+    /// Source that reported the process.
     pub provenance: Provenance,
+    /// Whether it is a thread of the kernel.
     pub kernel_thread: bool,
+    /// Whether it is the init of a PID namespace below that of the service.
     pub namespace_init: bool,
     /// Ways in which the process became known.
     pub(crate) reported: Reported,
@@ -204,11 +212,16 @@ pub(super) struct RecentExit<R> {
 /// Process that has exited and has living descendants.
 #[derive(Clone, Debug)]
 pub struct Exited<R> {
+    /// Identity of the process.
     pub key: ProcessKey,
+    /// First parent, if it is known.
     pub birth_parent: Option<ProcessKey>,
+    /// Last program.
     pub image: Arc<Image>,
+    /// Last known uids.
     pub uids: Uids,
     pub(crate) remains: R,
+    /// Status of the exit.
     pub exit_status: ExitStatus,
     pub(super) born: u32,
 }
@@ -218,30 +231,52 @@ pub struct Exited<R> {
 pub enum TreeChange<S> {
     /// A process is new, or its fork was reported after it was discovered.
     Born {
+        /// New process.
         key: ProcessKey,
+        /// Process that called fork, if it is known.
         creator: Option<ProcessKey>,
+        /// Source of the event.
         provenance: Provenance,
     },
     /// The process executed another program.
-    Execed { key: ProcessKey },
+    Execed {
+        /// Process that called exec.
+        key: ProcessKey,
+    },
     /// The process moved to another cgroup.
-    Moved { key: ProcessKey },
+    Moved {
+        /// Process that moved.
+        key: ProcessKey,
+    },
     /// The process exited, which orphaned its children.
     Exited {
+        /// Last state of the process.
         node: Box<Node<S>>,
+        /// Status of the exit.
         exit_status: ExitStatus,
+        /// Maximum resident memory in bytes, 0 if unknown.
         peak_rss: u64,
+        /// Source of the event.
         provenance: Provenance,
+        /// Children that were alive at the exit.
         orphans: Vec<ProcessKey>,
     },
     /// The process has another parent.
     Reparented {
+        /// Process with a new parent.
         key: ProcessKey,
+        /// Parent before, if it is known.
         old_parent: Option<ProcessKey>,
+        /// New parent, if it is visible in this PID namespace.
         adopter: Option<ProcessKey>,
         /// Whether the process became an orphan by this: the exit of its parent was not reported.
         orphaned: bool,
     },
     /// A probe sent the process a signal, given by number.
-    SignalSent { key: ProcessKey, signal: u8 },
+    SignalSent {
+        /// Process that got the signal.
+        key: ProcessKey,
+        /// Signal number.
+        signal: u8,
+    },
 }

@@ -10,6 +10,7 @@ impl<S: NodeState> Tree<S> {
         self.live.len()
     }
 
+    /// Returns whether no living process is known.
     pub fn is_empty(&self) -> bool {
         self.live.is_empty()
     }
