@@ -27,17 +27,35 @@ const ANSWER_MAX: usize = 256 << 20;
 /// Reason why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
+    /// No connection: no service runs on this socket, or the user may not use it.
     #[error("no service answers on {}: {}", path.display(), cause(path, source))]
-    NoService { path: PathBuf, source: io::Error },
+    NoService {
+        /// Path of the socket.
+        path: PathBuf,
+        /// Error of connect(2).
+        source: io::Error,
+    },
+    /// The service has refused the request.
     #[error("{}", .0.message)]
     Refused(ErrorResponse),
+    /// The response is no HTTP, or its JSON has another format.
     #[error("{} is not a reaper service, or one of another version: {what}", path.display())]
-    UnexpectedResponse { path: PathBuf, what: String },
+    UnexpectedResponse {
+        /// Path of the socket.
+        path: PathBuf,
+        /// Description of the first deviation.
+        what: String,
+    },
+    /// No complete response within 40 s. The service may have carried out the request.
     #[error("the service on {} did not answer within {} s", path.display(), PATIENCE.as_secs())]
-    TimedOut { path: PathBuf },
+    TimedOut {
+        /// Path of the socket.
+        path: PathBuf,
+    },
     /// The service may have carried out the request.
     #[error("the service on {} exited before it answered", .0.display())]
     ConnectionClosed(PathBuf),
+    /// The runtime of the client cannot be started.
     #[error("cannot send the request: {0}")]
     Io(#[from] io::Error),
 }
@@ -68,6 +86,7 @@ pub struct Client {
 /// Successful response, not yet parsed.
 #[derive(Clone, Debug)]
 pub struct ServiceResponse {
+    /// JSON text, at most 256 MiB.
     pub body: Bytes,
     socket: PathBuf,
 }

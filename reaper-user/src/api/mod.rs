@@ -62,7 +62,9 @@ pub struct ErrorResponse {
 pub struct DecisionInfo {
     /// `reap`, `keep`, `report` or `wait`.
     pub decision: String,
+    /// Reason, such as `root_exited`, as in the event stream.
     pub reason: String,
+    /// Name of the deciding rule, if a rule decided.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
     /// Time until the decision is evaluated again.
@@ -73,14 +75,18 @@ pub struct DecisionInfo {
 /// Snapshot of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessInfo {
+    /// Pid in the PID namespace of the service.
     pub pid: u32,
+    /// Start time. With the pid, it identifies the process.
     pub start_ns: u64,
+    /// Pid of the current parent; absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parent_pid: Option<u32>,
     /// Command line without secrets, possibly truncated. Without a command line: the kernel's name in brackets.
     pub command: String,
     /// Effective user id.
     pub uid: u32,
+    /// Time since the process started.
     pub age_s: u64,
     /// Resident memory; absent if it could not be read.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -88,6 +94,7 @@ pub struct ProcessInfo {
     /// Innermost session of which it is a member.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_id: Option<String>,
+    /// Name of the agent whose session that is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent: Option<String>,
     /// Whether it is the root of that session.
@@ -119,7 +126,9 @@ pub struct ProcessInfo {
 /// `GET /v1/status`
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
+    /// Version of the service's program.
     pub version: String,
+    /// Pid of the service.
     pub pid: u32,
     /// `enforce` or `observe`.
     pub mode: String,
@@ -135,6 +144,7 @@ pub struct Status {
     pub scope: Vec<String>,
     /// Time when the service started to watch, to the second (RFC 3339).
     pub since: String,
+    /// Time since the service started to watch.
     pub uptime_s: u64,
     /// Number of known processes.
     pub processes: u64,
@@ -142,17 +152,22 @@ pub struct Status {
     pub sessions_open: u64,
     /// Number of sessions opened since the start.
     pub sessions: u64,
+    /// Number of events read from the source since the start.
     pub events: u64,
+    /// Number of events lost since the start.
     pub lost: u64,
     /// Number of periods in which events may have been lost.
     pub gaps: u64,
     /// Reason why events are missing now. Until the gap is closed, nothing new is decided.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gap: Option<String>,
+    /// Number of signals sent since the start.
     pub signals: u64,
+    /// Number of processes that have exited after a signal of the service.
     pub reaped: u64,
     /// Number of living processes that are kept although their agent has exited.
     pub kept: u64,
+    /// Number of processes that could not be ended.
     pub failed: u64,
     /// Number of processes that would have been reaped so far; observe mode only.
     pub would_have_reaped: u64,
@@ -169,10 +184,13 @@ pub struct Status {
 /// Snapshot of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionInfo {
+    /// Id of the session: agent, and pid and start time of the first root.
     pub id: String,
+    /// Name of the rule that recognised the agent.
     pub agent: String,
     /// `agent`, or `server` for an agent's server.
     pub kind: String,
+    /// Pid of the current root, also after its exit.
     pub root_pid: u32,
     /// Time since it opened.
     pub age_s: u64,
@@ -186,6 +204,7 @@ pub struct SessionInfo {
     /// Exit status of the root, if it has exited.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub root_exit: Option<String>,
+    /// Time since the root exited.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since_root_exit_s: Option<u64>,
 }
@@ -193,6 +212,7 @@ pub struct SessionInfo {
 /// `GET /v1/tree`
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TreeResponse {
+    /// Outermost sessions, and with `all=true` the processes without a session.
     pub groups: Vec<TreeGroup>,
 }
 
@@ -211,6 +231,7 @@ pub struct TreeGroup {
 pub struct TreeRow {
     /// Number of listed ancestors.
     pub depth: usize,
+    /// Process at this place in the tree.
     #[serde(flatten)]
     pub process: ProcessInfo,
 }
@@ -218,12 +239,14 @@ pub struct TreeRow {
 /// `GET /v1/explain/PID`
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Explanation {
+    /// Process that is explained.
     pub process: ProcessInfo,
     /// Birth ancestors, the nearest first. Includes exited ones that are still in the tree.
     pub lineage: Vec<AncestorInfo>,
     /// Current parent, if it is not the birth parent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adopter: Option<NamedProcess>,
+    /// Innermost session of which it is a member.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session: Option<SessionInfo>,
     /// Decision and its reason, in one sentence.
@@ -237,6 +260,7 @@ pub struct Explanation {
 /// Process of which only the name is shown.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamedProcess {
+    /// Pid in the PID namespace of the service.
     pub pid: u32,
     /// Kernel's short name (`comm`); empty if unknown.
     pub name: String,
@@ -245,10 +269,13 @@ pub struct NamedProcess {
 /// Birth ancestor of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AncestorInfo {
+    /// Pid in the PID namespace of the service.
     pub pid: u32,
+    /// Start time.
     pub start_ns: u64,
     /// Command line, or the kernel's short name in brackets for a process of another user.
     pub command: String,
+    /// Whether it has not exited yet.
     pub alive: bool,
     /// Exit status.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -256,6 +283,7 @@ pub struct AncestorInfo {
     /// Agent whose root it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent: Option<String>,
+    /// Rule that makes it a boundary.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub boundary: Option<String>,
     /// Current parent, if it is not the birth parent.
@@ -266,12 +294,14 @@ pub struct AncestorInfo {
 /// `GET /v1/agents`
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentsResponse {
+    /// Rules in force for agents and their servers.
     pub agents: Vec<AgentInfo>,
 }
 
 /// Rule that recognises an agent or an agent's server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentInfo {
+    /// Name of the rule.
     pub name: String,
     /// `agent` or `server`.
     pub kind: String,
@@ -284,12 +314,14 @@ pub struct AgentInfo {
 /// `GET /v1/keeps`
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeepsResponse {
+    /// Kept processes that the user may see.
     pub keeps: Vec<KeepInfo>,
 }
 
 /// Process kept with `reaper keep`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeepInfo {
+    /// Process that is kept.
     pub process: ProcessInfo,
     /// Uid of the user that keeps it.
     pub by_uid: u32,
@@ -304,6 +336,7 @@ pub struct KeepInfo {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeepParams {
+    /// Process to keep, which must be a member of a session.
     pub pid: u32,
     /// Time to keep it; absent for until it exits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -316,6 +349,7 @@ pub struct KeepParams {
 /// Result of a keep or unkeep request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeepResult {
+    /// Process in the request.
     pub pid: u32,
     /// Number of processes affected.
     pub processes: u64,
@@ -351,8 +385,11 @@ pub struct ScanReport {
 /// Process found by a scan.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
+    /// Pid of the process.
     pub pid: u32,
+    /// Start time. With the pid, it identifies the process.
     pub start_ns: u64,
+    /// Pid of the current parent, 0 for none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parent_pid: Option<u32>,
     /// Topmost process of the subtree. For a member: the first root of its session.
@@ -368,7 +405,9 @@ pub struct Finding {
     pub session_id: Option<String>,
     /// `reap`, `keep`, `report` or `wait`.
     pub decision: String,
+    /// Reason of the decision, such as `root_exited` or `not_orphan`.
     pub reason: String,
+    /// Name of the rule or unit that decided, if one did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
     /// Evidence that it is a leftover: `dead_agent`, `tool_shell`, `recorded_session` or `marker`. For a member as in
@@ -386,14 +425,18 @@ pub struct Finding {
     pub agent_pid: Option<u32>,
     /// Evidence and decision in one sentence.
     pub why: String,
+    /// Time since the process started.
     pub age_s: u64,
+    /// Resident memory; absent if it could not be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rss: Option<u64>,
     /// Outcome of reaping a leftover: `ended`, `failed` or `not_sent`. The event stream reports those of members.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<String>,
+    /// Strongest signal that it was sent, by any sender.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub signal: Option<String>,
+    /// Nanoseconds from the first signal to the exit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub duration_ns: Option<u64>,
 }

@@ -327,7 +327,7 @@ fn process(row: &ProcessSnapshot, longest: usize, procfs: &Procfs) -> ProcessInf
         evidence: by.map(|by| by.evidence.to_owned()),
         evidence_variable: by.and_then(|by| by.variable).map(str::to_owned),
         evidence_directory: by.and_then(|by| by.directory.clone()),
-        decision: decision,
+        decision,
     }
 }
 

@@ -18,8 +18,10 @@ type Encoded<S> = Result<<S as Serializer>::Ok, <S as Serializer>::Error>;
 /// Exit status of a process; no keys if it is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExitInfo {
+    /// Exit status, if the process exited by itself.
     #[serde(rename = "process.exit.code", skip_serializing_if = "Option::is_none")]
     pub code: Option<u8>,
+    /// Name of the signal that killed it, such as `SIGTERM`.
     #[serde(
         rename = "process.exit.signal",
         skip_serializing_if = "Option::is_none"

@@ -29,9 +29,12 @@ pub struct HistoryQuery {
 /// A session with its decisions and outcomes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HistorySession {
+    /// Id of the session: agent, and pid and start time of the first root.
     #[serde(rename = "session_id")]
     pub name: String,
+    /// Name of the rule that recognised the agent.
     pub agent: String,
+    /// Pid of the first root.
     #[serde(rename = "process.pid")]
     pub pid: u32,
     /// Uid of the root. `None` if it is unknown.
@@ -40,67 +43,98 @@ pub struct HistorySession {
     /// Command line of the root, with secrets redacted.
     #[serde(rename = "process.command_args")]
     pub args: Vec<String>,
+    /// Id of the session that contains this one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outer_session_id: Option<String>,
+    /// Time when the session opened.
     pub opened_at: Timestamp,
     /// Exit time of the root.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub root_exited_at: Option<Timestamp>,
+    /// Exit status of the root.
     #[serde(flatten)]
     pub exit: ExitInfo,
+    /// Time when the session closed; `None` if no close is recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub closed_at: Option<Timestamp>,
+    /// Number of processes that exited after a signal of the service.
     pub reaped: u32,
+    /// Number of members that were kept.
     pub kept: u32,
+    /// Number of processes that could not be ended.
     pub failed: u32,
+    /// Number of records lost while the session was open. If there are any, members may be unknown.
     pub lost_before: u64,
+    /// Memory of the reaped processes.
     #[serde(flatten)]
     pub memory: FreedMemory,
+    /// Members with decisions or outcomes.
     pub processes: Vec<HistoryProcess>,
 }
 
 /// A member with decisions or outcomes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HistoryProcess {
+    /// Id that is never reused, made of boot, pid and start time.
     pub entity_id: String,
+    /// Pid in the PID namespace of the service.
     #[serde(rename = "process.pid")]
     pub pid: u32,
+    /// Real user id.
     #[serde(rename = "process.user.id")]
     pub uid: u32,
+    /// Kernel's short name, at most 15 bytes.
     #[serde(rename = "process.comm")]
     pub comm: String,
+    /// Path of the executable; empty if unknown.
     #[serde(rename = "process.executable.path")]
     pub exe: String,
+    /// Command line, with secrets redacted.
     #[serde(rename = "process.command_args")]
     pub args: Vec<String>,
+    /// Decisions about it, the oldest first.
     pub decisions: Vec<HistoryDecision>,
+    /// Results of the signals to it, the oldest first.
     pub outcomes: Vec<HistoryOutcome>,
 }
 
+/// Decision about a member.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HistoryDecision {
+    /// Time of the decision.
     pub time: Timestamp,
+    /// `reap`, `keep`, `report` or `wait`.
     pub decision: String,
+    /// Reason, such as `root_exited`.
     pub reason: String,
+    /// Name of the deciding rule, if a rule decided.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
 }
 
+/// Result of the signals to a member.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HistoryOutcome {
+    /// Time of the exit or of the failure.
     pub time: Timestamp,
+    /// Outcome, such as `ended` or `failed`.
     pub outcome: String,
+    /// Reason why it was not ended or not signalled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Strongest signal that the process was sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub signal: Option<String>,
+    /// Exit status of the process.
     #[serde(flatten)]
     pub exit: ExitInfo,
+    /// Nanoseconds from the first signal to the exit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub duration_ns: Option<u64>,
+    /// Resident bytes right after the first signal.
     #[serde(rename = "memory.rss", skip_serializing_if = "Option::is_none")]
     pub rss: Option<u64>,
+    /// Bytes in swap right after the first signal.
     #[serde(rename = "memory.swap", skip_serializing_if = "Option::is_none")]
     pub swap: Option<u64>,
 }

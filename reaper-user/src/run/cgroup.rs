@@ -28,24 +28,35 @@ const EMPTY_MAX: Duration = Duration::from_secs(1);
 /// Reasons why a command cannot have its own cgroup.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
+    /// No cgroup of version 2 that contains this process is mounted.
     #[error(
         "cannot create a cgroup for the command: no cgroup of version 2 that contains this process is mounted; mount it \
          (mount -t cgroup2 none /sys/fs/cgroup), or omit --cgroup"
     )]
     NotVisible,
+    /// The cgroup cannot be created.
     #[error("cannot create a cgroup for the command in {}: {source}{}", directory.display(), hint(source))]
     Create {
+        /// Directory of the parent cgroup.
         directory: PathBuf,
+        /// Error of the system call.
         source: io::Error,
     },
+    /// The parent cgroup is threaded, so a new one cannot hold whole processes.
     #[error(
         "cannot create a cgroup for the command in {}: that is a threaded cgroup, which holds no whole processes; start \
          reaper in another cgroup, or omit --cgroup", directory.display()
     )]
-    Threaded { directory: PathBuf },
+    Threaded {
+        /// Directory of the parent cgroup.
+        directory: PathBuf,
+    },
+    /// The command cannot move to its cgroup.
     #[error("the command cannot enter its cgroup {}: {source}{}", directory.display(), hint(source))]
     Enter {
+        /// Directory of the command's cgroup.
         directory: PathBuf,
+        /// Error of the system call.
         source: io::Error,
     },
 }

@@ -106,6 +106,7 @@ pub struct Run {
     pub name: Option<String>,
     /// Session that the run is part of, as the caller names it.
     pub session: Option<String>,
+    /// Name of the agent that starts the run, as the caller gives it.
     pub agent: Option<String>,
     /// Limit on the number of concurrent runs of a group. Signals have their normal effect while the run waits: SIGTERM
     /// then ends this process.
@@ -313,24 +314,39 @@ impl Run {
 /// Errors of a run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
+    /// The command cannot be executed.
     #[error("{}: {source}{}", program.display(), hint(source))]
-    Start { program: PathBuf, source: io::Error },
+    Start {
+        /// Program as the caller gave it.
+        program: PathBuf,
+        /// Error of the start.
+        source: io::Error,
+    },
+    /// /proc is not usable, so descendants could not be found.
     #[error(
         "cannot find what the command leaves behind: cannot use /proc: {0}; mount the /proc of this pid namespace"
     )]
     Proc(#[source] io::Error),
+    /// A system call failed.
     #[error("{what}: {source}")]
     System {
+        /// What cannot be done, such as `cannot block signals`.
         what: &'static str,
+        /// Error of the system call.
         source: io::Error,
     },
+    /// A path in [`Run::clean_on_success`] cannot be resolved or may be changed by another user.
     #[error("cannot clean {} on success: {source}", path.display())]
     Path {
+        /// Path as the caller gave it.
         path: PathBuf,
+        /// Reason why it is refused.
         source: HeldPathError,
     },
+    /// The run has a name or a limit or is detached, and cannot be recorded.
     #[error(transparent)]
     Record(RecordError),
+    /// The command cannot have its own cgroup.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
     /// Stopped by this signal, or by a recorded stop request (as SIGTERM).

@@ -34,6 +34,7 @@ pub(super) enum Line {
 /// Identity of a process, with its start time from /proc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordedProcess {
+    /// Pid in the PID namespace of the run.
     pub pid: u32,
     /// Start time in nanoseconds since boot, rounded down to a clock tick.
     pub start_ns: u64,
@@ -51,35 +52,48 @@ impl RecordedProcess {
 /// First line of a record, written before the command starts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunHeader {
+    /// Version of the format.
     pub schema: u32,
+    /// Random id of the run.
     pub id: String,
+    /// Name that the user chose, unique among the open runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// Session that the run is part of, as the caller names it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session: Option<String>,
+    /// Name of the agent that starts the run, as the caller gives it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<String>,
+    /// Id of the boot, from /proc/sys/kernel/random/boot_id.
     pub boot_id: String,
     /// Inode of the PID namespace; 0 for the initial one.
     pub pid_namespace: u32,
     /// Supervisor of the run.
     #[serde(rename = "wrapper")]
     pub supervisor: RecordedProcess,
+    /// Effective uid of the supervisor.
     pub uid: u32,
     /// Program and arguments, possibly truncated.
     pub command: Vec<String>,
     /// Whether `command` is truncated.
     #[serde(default)]
     pub truncated: bool,
+    /// Working directory of the command.
     pub cwd: String,
+    /// Time when the record was created, before the command started.
     pub started: Timestamp,
+    /// Time limit for the command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_ms: Option<u64>,
+    /// Time limit without output.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_ms: Option<u64>,
+    /// Time between the first signal and SIGKILL.
     pub grace_ms: u64,
     /// Number of the first signal that is sent to end a process.
     pub signal: i32,
+    /// Whether the command is signalled before the rest of its tree.
     #[serde(default)]
     pub leader_first: bool,
     /// Group of the concurrency limit.
@@ -103,6 +117,7 @@ pub struct CgroupCreated {
 /// A command or hook that has been started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CommandStarted {
+    /// First process of the command or hook.
     #[serde(flatten)]
     pub process: RecordedProcess,
     /// Time of the line (`CLOCK_MONOTONIC`, ns).
@@ -112,6 +127,7 @@ pub struct CommandStarted {
 /// Decision on the outcome of a run, written by a process that then ends the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
+    /// Outcome that the run will have.
     pub outcome: RunOutcome,
     /// Pid of the claiming process.
     pub by: u32,
@@ -120,14 +136,19 @@ pub struct Claim {
 /// Result of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunResult {
+    /// Outcome of the run.
     pub outcome: RunOutcome,
     /// Exit status of `reaper run`.
     pub status: u8,
+    /// Exit status of the command, if it exited by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<u8>,
+    /// Number of the signal that killed the command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_signal: Option<i32>,
+    /// Time when no process of the run was left, or when the run was closed.
     pub ended_at: Timestamp,
+    /// Time from the start until no process was left; `None` if no supervisor has observed it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub duration_ms: Option<u64>,
     /// Number of other processes that were ended.
@@ -192,12 +213,15 @@ impl RunResult {
 /// Contents of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunRecord {
+    /// First line of the record.
     pub header: RunHeader,
     /// Last cgroup that was created for the run.
     pub cgroup: Option<CgroupCreated>,
     /// The command, then the hooks.
     pub commands: Vec<CommandStarted>,
+    /// First claim of the outcome; `None` until the run must end.
     pub claim: Option<Claim>,
+    /// First result; `None` while the run is open.
     pub result: Option<RunResult>,
 }
 

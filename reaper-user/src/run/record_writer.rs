@@ -132,6 +132,7 @@ impl Runs {
 }
 
 impl RecordWriter {
+    /// Returns the id of the run.
     pub fn id(&self) -> &str {
         &self.id
     }

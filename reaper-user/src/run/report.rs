@@ -13,20 +13,25 @@ use reaper_host::source::procfs::Procfs;
 /// Report of a run, as `--json` and `--report` write it.
 #[derive(Debug, Serialize)]
 pub struct RunReport {
+    /// Version of the format: 1.
     pub schema: u32,
     /// Id of the record, if the run has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub run_id: Option<String>,
+    /// Name that the user chose.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// Session that the run is part of, as the caller names it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session: Option<String>,
+    /// Name of the agent that starts the run, as the caller gives it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent: Option<String>,
     /// Program and arguments.
     pub command: Vec<String>,
     /// Pid of the command.
     pub pid: u32,
+    /// Outcome of the run.
     pub outcome: RunOutcome,
     /// Exit of the command itself; `None` if it could not be ended.
     #[serde(flatten)]
@@ -65,7 +70,9 @@ impl RunReport {
 /// A process that could not be ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Survivor {
+    /// Pid in the PID namespace of the run.
     pub pid: u32,
+    /// Kernel's short name (`comm`); empty if unknown.
     pub command: String,
     /// Reason why it could not be ended.
     pub reason: String,

@@ -86,32 +86,66 @@ pub struct Runs {
 /// Reasons why a run cannot be recorded or found.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
+    /// Neither XDG_STATE_HOME nor HOME is set.
     #[error("cannot record runs: set XDG_STATE_HOME or HOME")]
     NoDirectory,
+    /// A file or directory cannot be used.
     #[error("cannot record runs: {}: {source}", path.display())]
-    File { path: PathBuf, source: io::Error },
+    File {
+        /// Path of the file or directory.
+        path: PathBuf,
+        /// Error of the system call.
+        source: io::Error,
+    },
+    /// Other users may write to the directory.
     #[error(
         "cannot record runs: other users may write to {} (owner {uid}, mode {mode:04o}), and the records decide which \
          processes are ended; remove that permission (chmod go-w, chown), or set XDG_STATE_HOME to another directory",
         dir.display()
     )]
-    Exposed { dir: PathBuf, uid: u32, mode: u32 },
+    Exposed {
+        /// Directory that they may write to.
+        dir: PathBuf,
+        /// Owner of the directory.
+        uid: u32,
+        /// Permission bits of the directory.
+        mode: u32,
+    },
+    /// The directory is on a network file system.
     #[error(
         "cannot record runs: {} is on a network file system ({kind}), which other machines may use too; set \
          XDG_STATE_HOME to a local directory", dir.display()
     )]
-    Remote { dir: PathBuf, kind: &'static str },
+    Remote {
+        /// Directory of the records.
+        dir: PathBuf,
+        /// Type of the file system, such as `nfs`.
+        kind: &'static str,
+    },
+    /// Another open run has this name.
     #[error(
         "the name {name} is in use by run {id}; end that run with `reaper stop {name}`, or choose another name"
     )]
-    NameTaken { name: String, id: String },
+    NameTaken {
+        /// Name of both runs.
+        name: String,
+        /// Id of the other run.
+        id: String,
+    },
+    /// No run has this id or name.
     #[error(
         "there is no run {0} (an id, the start of an id, or a name); `reaper ps --all` lists the runs that `reaper run` \
          has started"
     )]
     Unknown(String),
+    /// Several runs match.
     #[error("{word} is ambiguous: it matches the runs {}; use more of the id", ids.join(", "))]
-    Ambiguous { word: String, ids: Vec<String> },
+    Ambiguous {
+        /// Start of an id, or a name.
+        word: String,
+        /// Ids of the runs that match.
+        ids: Vec<String>,
+    },
 }
 
 impl RecordError {
@@ -126,11 +160,13 @@ impl RecordError {
 /// A run with a record.
 #[derive(Clone, Debug)]
 pub struct RecordedRun {
+    /// Contents of the record when it was read.
     pub record: RunRecord,
     pub(super) path: PathBuf,
 }
 
 impl RecordedRun {
+    /// Returns the id of the run.
     pub fn id(&self) -> &str {
         &self.record.header.id
     }
@@ -210,6 +246,7 @@ impl Runs {
         })
     }
 
+    /// Returns the directory with the records.
     pub fn dir(&self) -> &Path {
         &self.dir
     }

@@ -28,14 +28,25 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Reasons why a run cannot be stopped or awaited.
 #[derive(Debug, thiserror::Error)]
 pub enum StopError {
+    /// The record cannot be read or found.
     #[error(transparent)]
     Record(#[from] RecordError),
+    /// A system call failed.
     #[error("run {id}: {source}")]
-    Io { id: String, source: io::Error },
+    Io {
+        /// Id of the run.
+        id: String,
+        /// Error of the system call.
+        source: io::Error,
+    },
+    /// The supervisor must not or cannot be signalled.
     #[error("run {id}: its supervisor (pid {pid}) {reason}")]
     Supervisor {
+        /// Id of the run.
         id: String,
+        /// Pid of the supervisor, as the record gives it.
         pid: u32,
+        /// Predicate that completes the message, such as `is in another pid namespace`.
         reason: &'static str,
     },
 }

@@ -108,7 +108,7 @@ fn scan_separates_reapable_from_kept_members() {
         session: Some(session.clone()),
         evidence: None,
         decision: Some(messages::DecisionSnapshot {
-            decision: decision,
+            decision,
             reason,
             rule: None,
             until: None,
@@ -146,7 +146,7 @@ fn snapshot(decision: &'static str, reason: &'static str) -> ExplainSnapshot {
         root_exit: None,
     };
     let decision = messages::DecisionSnapshot {
-        decision: decision,
+        decision,
         reason,
         rule: None,
         until: None,
@@ -195,7 +195,7 @@ fn decision(
     rule: Option<&str>,
 ) -> messages::DecisionSnapshot {
     messages::DecisionSnapshot {
-        decision: decision,
+        decision,
         reason,
         rule: rule.map(Into::into),
         until: None,

@@ -185,7 +185,7 @@ impl<'a> View<'a> {
             orphan: node.orphaned.is_some(),
             due: session.is_some_and(|session| self.model.sessions.due(session.id).is_some()),
             boundary: node.state.member.boundary.clone(),
-            decision: decision,
+            decision,
             evidence: EvidenceRef::from_node(self.model, node),
         }
     }

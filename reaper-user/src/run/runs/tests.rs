@@ -255,6 +255,15 @@ fn unproven_processes_are_not_signalled() {
 }
 
 #[test]
+fn stop_with_supervisor_pid_0_reports_a_damaged_record() {
+    let dir = tempfile::tempdir().unwrap();
+    let runs = runs(&dir);
+    write_dead_run(&runs, None, |header| header.supervisor.pid = 0);
+    let error = runs.stop(&runs.find("left22").unwrap()).unwrap_err();
+    assert!(error.to_string().contains("is damaged"), "{error}");
+}
+
+#[test]
 fn dead_run_is_closed_with_its_claim_or_result() {
     let dir = tempfile::tempdir().unwrap();
     let runs = runs(&dir);
