@@ -163,31 +163,29 @@ fn decision_tag(decision: &DecisionInfo) -> Option<String> {
     let rule = decision.rule.as_deref();
     let named = || rule.unwrap_or(&decision.reason);
     let remaining = decision.remaining_s.map(time);
-    Some(
-        match (decision.decision.as_str(), decision.reason.as_str()) {
-            ("keep", "root_alive" | "detached")
-            | ("reap", "root_exited" | "forked_after_root_exit") => {
-                return None;
-            }
-            ("wait", "unread") => "undecided".into(),
-            ("wait", _) => match remaining {
-                Some(time) => format!("waits {time}: {}", named()),
-                None => format!("waits: {}", named()),
-            },
-            ("keep", "keep_marker") => "kept: REAPER_KEEP".into(),
-            ("keep", "kept_by_user") => match remaining {
-                Some(time) => format!("kept by a user for {time}"),
-                None => "kept by a user".into(),
-            },
-            ("keep", "keep_rule" | "other_uid") => format!("kept: {}", named()),
-            ("keep", reason) => match rule {
-                Some(rule) => format!("kept: {reason}, {rule}"),
-                None => format!("kept: {reason}"),
-            },
-            ("report", _) => format!("report: {}", named()),
-            (decision, _) => format!("{decision}: {}", named()),
+    Some(match (&*decision.decision, &*decision.reason) {
+        ("keep", "root_alive" | "detached")
+        | ("reap", "root_exited" | "forked_after_root_exit") => {
+            return None;
+        }
+        ("wait", "unread") => "undecided".into(),
+        ("wait", _) => match remaining {
+            Some(time) => format!("waits {time}: {}", named()),
+            None => format!("waits: {}", named()),
         },
-    )
+        ("keep", "keep_marker") => "kept: REAPER_KEEP".into(),
+        ("keep", "kept_by_user") => match remaining {
+            Some(time) => format!("kept by a user for {time}"),
+            None => "kept by a user".into(),
+        },
+        ("keep", "keep_rule" | "other_uid") => format!("kept: {}", named()),
+        ("keep", reason) => match rule {
+            Some(rule) => format!("kept: {reason}, {rule}"),
+            None => format!("kept: {reason}"),
+        },
+        ("report", _) => format!("report: {}", named()),
+        (decision, _) => format!("{decision}: {}", named()),
+    })
 }
 
 #[cfg(test)]
