@@ -8,16 +8,24 @@ use crate::{
 /// A record whose lengths have been checked. Borrows its strings from the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record<'a> {
+    /// A new process.
     Fork(ForkRecord),
+    /// A new program of a process.
     Exec {
+        /// Part of fixed length.
         fixed: ExecRecord,
+        /// File name as passed to exec, without NUL. Truncated to [`FILENAME_MAX`] bytes.
         filename: &'a [u8],
         /// Path components from the last to the first, each with a NUL.
         exe: &'a [u8],
+        /// Arguments, each with a NUL. Truncated to [`ARGV_MAX`] bytes.
         argv: &'a [u8],
     },
+    /// The end of a process.
     Exit(ExitRecord),
+    /// A new parent of a child, because its parent exits.
     Reparent(ReparentRecord),
+    /// A new cgroup of a process.
     Move(MoveRecord),
 }
 
@@ -25,7 +33,12 @@ pub enum Record<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecodeError {
     /// Fewer bytes than the length in the header, or than this kind of record needs.
-    Short { have: usize, need: usize },
+    Short {
+        /// Number of bytes that are there.
+        have: usize,
+        /// Number of bytes that are needed.
+        need: usize,
+    },
     /// ABI version of another object.
     Abi(u16),
     /// Number that is no [`RecordKind`].
@@ -33,7 +46,7 @@ pub enum DecodeError {
     /// Length above its maximum.
     Length(u32),
     /// Record without a process: its pid or start time is zero.
-    Nobody,
+    NoPid,
 }
 
 impl core::fmt::Display for DecodeError {
@@ -42,8 +55,8 @@ impl core::fmt::Display for DecodeError {
             DecodeError::Short { have, need } => write!(f, "{have} bytes where {need} are needed"),
             DecodeError::Abi(v) => write!(f, "abi version {v} where {ABI_VERSION} is expected"),
             DecodeError::Kind(k) => write!(f, "unknown record kind {k}"),
-            DecodeError::Length(n) => write!(f, "length {n} is over its bound"),
-            DecodeError::Nobody => write!(f, "record about no process"),
+            DecodeError::Length(n) => write!(f, "length {n} is above the maximum"),
+            DecodeError::NoPid => write!(f, "the pid or the start time is 0"),
         }
     }
 }
@@ -89,10 +102,11 @@ impl<'a> Bytes<'a> {
             check: self.u32()?,
         })
     }
-    fn somebody(&mut self) -> Result<RawKey, DecodeError> {
+    /// Returns the key of an existing process.
+    fn process(&mut self) -> Result<RawKey, DecodeError> {
         let key = self.key()?;
         if key.pid == 0 || key.start_ns == 0 {
-            Err(DecodeError::Nobody)
+            Err(DecodeError::NoPid)
         } else {
             Ok(key)
         }
@@ -136,7 +150,7 @@ pub fn decode(bytes: &[u8]) -> Result<Record<'_>, DecodeError> {
     match kind {
         RecordKind::Fork => Ok(Record::Fork(ForkRecord {
             header,
-            child: b.somebody()?,
+            child: b.process()?,
             parent: b.key()?,
             creator: b.key()?,
             pidfd_inode: b.u64()?,
@@ -149,7 +163,7 @@ pub fn decode(bytes: &[u8]) -> Result<Record<'_>, DecodeError> {
         RecordKind::Exec => exec(header, b),
         RecordKind::Exit => Ok(Record::Exit(ExitRecord {
             header,
-            process: b.somebody()?,
+            process: b.process()?,
             parent: b.key()?,
             status: b.u32()?,
             children: b.u32()?,
@@ -158,7 +172,7 @@ pub fn decode(bytes: &[u8]) -> Result<Record<'_>, DecodeError> {
         })),
         RecordKind::Reparent => Ok(Record::Reparent(ReparentRecord {
             header,
-            child: b.somebody()?,
+            child: b.process()?,
             old_parent: b.key()?,
             adopter: b.key()?,
             member: b.member()?,
@@ -167,7 +181,7 @@ pub fn decode(bytes: &[u8]) -> Result<Record<'_>, DecodeError> {
         })),
         RecordKind::Move => Ok(Record::Move(MoveRecord {
             header,
-            process: b.somebody()?,
+            process: b.process()?,
             cgroup_id: b.u64()?,
             member: b.member()?,
         })),
@@ -181,7 +195,7 @@ pub fn decode(bytes: &[u8]) -> Result<Record<'_>, DecodeError> {
 pub fn decode_row(bytes: &[u8]) -> Result<(TableRow, &[u8]), DecodeError> {
     let mut b = Bytes(bytes);
     let row = TableRow {
-        process: b.somebody()?,
+        process: b.process()?,
         parent: b.key()?,
         pidfd_inode: b.u64()?,
         flags: b.u32()?,
@@ -193,7 +207,7 @@ pub fn decode_row(bytes: &[u8]) -> Result<(TableRow, &[u8]), DecodeError> {
 fn exec(header: Header, mut b: Bytes<'_>) -> Result<Record<'_>, DecodeError> {
     let fixed = ExecRecord {
         header,
-        process: b.somebody()?,
+        process: b.process()?,
         parent: b.key()?,
         pidfd_inode: b.u64()?,
         cgroup_id: b.u64()?,

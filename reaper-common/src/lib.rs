@@ -7,6 +7,7 @@
 //! All times are nanoseconds since boot, including time suspended (`CLOCK_BOOTTIME`), as in `start_boottime` of
 //! `task_struct`.
 #![cfg_attr(not(test), no_std)]
+#![warn(missing_docs)]
 
 mod decode;
 mod record;

@@ -13,10 +13,15 @@ pub const EXE_MAX: usize = 1024;
 #[repr(u16)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordKind {
+    /// [`ForkRecord`].
     Fork = 1,
+    /// [`ExecRecord`], with its strings.
     Exec = 2,
+    /// [`ExitRecord`].
     Exit = 3,
+    /// [`ReparentRecord`].
     Reparent = 4,
+    /// [`MoveRecord`].
     Move = 5,
 }
 
@@ -54,7 +59,9 @@ const _: () = assert!(COUNTER_UNTRACKED < RecordKind::COUNTERS);
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RawKey {
+    /// Pid of the process in the service's pid namespace; 0 if it is not visible there.
     pub pid: u32,
+    /// Padding, 0.
     pub _pad: u32,
     /// `start_boottime` of the thread group leader, in ns.
     pub start_ns: u64,
@@ -148,14 +155,19 @@ pub const MEMBER_INHERITED: u32 = MEMBER_TRACKED
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ForkRecord {
+    /// Header of kind [`RecordKind::Fork`].
     pub header: Header,
+    /// New process.
     pub child: RawKey,
+    /// Parent of the child.
     pub parent: RawKey,
     /// Process that called fork. Differs from the parent only with `CLONE_PARENT`.
     pub creator: RawKey,
     /// Inode number of the child's pidfds (Linux 6.9); 0 before.
     pub pidfd_inode: u64,
+    /// Real uid of the child, in the initial user namespace.
     pub uid: u32,
+    /// Effective uid of the child, in the initial user namespace.
     pub euid: u32,
     /// Flags `PROCESS_*`.
     pub flags: u32,
@@ -176,11 +188,15 @@ pub const PROCESS_OTHER_CGROUP: u32 = 4;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TableRow {
+    /// Listed process.
     pub process: RawKey,
+    /// Its parent.
     pub parent: RawKey,
+    /// Inode number of its pidfds (Linux 6.9); 0 before.
     pub pidfd_inode: u64,
     /// Flags `PROCESS_*`.
     pub flags: u32,
+    /// Padding, 0.
     pub _pad: u32,
 }
 
@@ -188,15 +204,23 @@ pub struct TableRow {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExecRecord {
+    /// Header of kind [`RecordKind::Exec`], with the length of the strings included.
     pub header: Header,
+    /// Process that runs the new program.
     pub process: RawKey,
+    /// Its parent.
     pub parent: RawKey,
+    /// Inode number of its pidfds (Linux 6.9); 0 before.
     pub pidfd_inode: u64,
     /// Id of the process's cgroup (v2): the inode number of its directory.
     pub cgroup_id: u64,
+    /// Real uid after the exec, in the initial user namespace.
     pub uid: u32,
+    /// Effective uid after the exec, in the initial user namespace. Differs from `uid` in set-user-ID programs.
     pub euid: u32,
+    /// Process group id in the service's pid namespace; 0 if not visible there.
     pub pgid: u32,
+    /// Session id (`setsid(2)`) in the service's pid namespace; 0 if not visible there.
     pub sid: u32,
     /// Controlling terminal, as `tty_nr` in /proc/PID/stat; 0 without one.
     pub tty: u32,
@@ -212,6 +236,7 @@ pub struct ExecRecord {
     pub exe_len: u16,
     /// 1 if the path of the executable has more components than were copied.
     pub exe_cut: u32,
+    /// Name of the thread after the exec (`/proc/PID/comm`), padded with NUL.
     pub comm: [u8; 16],
     /// Membership after the exec.
     pub member: Member,
@@ -235,8 +260,11 @@ pub const KEEP_MARKER: &[u8; 14] = b"REAPER_KEEP=1\0";
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExitRecord {
+    /// Header of kind [`RecordKind::Exit`].
     pub header: Header,
+    /// Process that exits.
     pub process: RawKey,
+    /// Its parent.
     pub parent: RawKey,
     /// Exit status as `wait(2)` reports it: exit code << 8, or the signal, plus 0x80 for a core dump.
     pub status: u32,
@@ -252,8 +280,11 @@ pub struct ExitRecord {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReparentRecord {
+    /// Header of kind [`RecordKind::Reparent`].
     pub header: Header,
+    /// Child that gets a new parent.
     pub child: RawKey,
+    /// Exiting parent.
     pub old_parent: RawKey,
     /// Adopter, by the kernel's rules at the parent's exit.
     pub adopter: RawKey,
@@ -261,6 +292,7 @@ pub struct ReparentRecord {
     pub member: Member,
     /// Signal that the probe sent to the child; 0 if none was sent.
     pub signal: u32,
+    /// Padding, 0.
     pub _pad: u32,
 }
 
@@ -268,10 +300,13 @@ pub struct ReparentRecord {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MoveRecord {
+    /// Header of kind [`RecordKind::Move`].
     pub header: Header,
+    /// Moved process.
     pub process: RawKey,
     /// Id of its new cgroup (v2).
     pub cgroup_id: u64,
+    /// Membership after the move.
     pub member: Member,
 }
 

@@ -1,72 +1,131 @@
 //! Settings from the service for the probes: before loading (read-only globals, constants for the verifier), and at run
 //! time (the control map).
 
-/// Byte offsets in the kernel's structures, read from the running kernel's BTF.
+/// Byte offsets of fields in the kernel's structures, read from the running kernel's BTF.
+///
+/// Each field names the structure and field whose offset it is.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offsets {
+    /// `task_struct.pid`.
     pub task_pid: u32,
+    /// `task_struct.tgid`.
     pub task_tgid: u32,
+    /// `task_struct.real_parent`.
     pub task_real_parent: u32,
+    /// `task_struct.group_leader`.
     pub task_group_leader: u32,
+    /// `task_struct.start_boottime`.
     pub task_start_boottime: u32,
+    /// `task_struct.exit_code`.
     pub task_exit_code: u32,
+    /// `task_struct.signal`.
     pub task_signal: u32,
+    /// `task_struct.children`.
     pub task_children: u32,
+    /// `task_struct.sibling`.
     pub task_sibling: u32,
+    /// `task_struct.thread_node`.
     pub task_thread_node: u32,
+    /// `task_struct.thread_pid`.
     pub task_thread_pid: u32,
+    /// `task_struct.mm`.
     pub task_mm: u32,
+    /// `task_struct.cred`.
     pub task_cred: u32,
+    /// `task_struct.comm`.
     pub task_comm: u32,
+    /// `task_struct.cgroups`.
     pub task_cgroups: u32,
+    /// `cred.uid.val`.
     pub cred_uid: u32,
+    /// `cred.euid.val`.
     pub cred_euid: u32,
+    /// `signal_struct.live.counter`.
     pub signal_live: u32,
+    /// `signal_struct.thread_head`.
     pub signal_thread_head: u32,
+    /// `signal_struct.nr_threads`.
     pub signal_nr_threads: u32,
+    /// `signal_struct.group_exit_code`.
     pub signal_group_exit_code: u32,
+    /// `signal_struct.flags`.
     pub signal_flags: u32,
-    /// Byte with the bit `is_child_subreaper`.
+    /// Byte of `signal_struct` with the bit `is_child_subreaper`.
     pub signal_subreaper_byte: u32,
     /// Mask of the bit in its byte.
     pub signal_subreaper_mask: u32,
+    /// Byte of `signal_struct` with the bit `has_child_subreaper`.
     pub signal_has_subreaper_byte: u32,
+    /// Mask of the bit in its byte.
     pub signal_has_subreaper_mask: u32,
+    /// `signal_struct.maxrss`.
     pub signal_maxrss: u32,
+    /// `signal_struct.pids`.
     pub signal_pids: u32,
+    /// `signal_struct.tty`.
     pub signal_tty: u32,
+    /// `tty_struct.driver`.
     pub tty_driver: u32,
+    /// `tty_struct.index`.
     pub tty_index: u32,
+    /// `tty_driver.major`.
     pub driver_major: u32,
+    /// `tty_driver.minor_start`.
     pub driver_minor_start: u32,
+    /// `pid.level`.
     pub pid_level: u32,
+    /// `pid.numbers`.
     pub pid_numbers: u32,
-    /// Offset of `pid.ino`; [`ABSENT`] before Linux 6.9.
+    /// `pid.ino`; [`ABSENT`] before Linux 6.9.
     pub pid_ino: u32,
+    /// `upid.nr`.
     pub upid_nr: u32,
+    /// `upid.ns`.
     pub upid_ns: u32,
+    /// Size of `upid` in bytes.
     pub upid_size: u32,
+    /// `pid_namespace.ns.inum`.
     pub namespace_inum: u32,
+    /// `pid_namespace.child_reaper`.
     pub namespace_child_reaper: u32,
+    /// `mm_struct.arg_start`.
     pub mm_arg_start: u32,
+    /// `mm_struct.arg_end`.
     pub mm_arg_end: u32,
+    /// `mm_struct.env_start`.
     pub mm_env_start: u32,
+    /// `mm_struct.env_end`.
     pub mm_env_end: u32,
+    /// `mm_struct.exe_file`.
     pub mm_exe_file: u32,
+    /// `linux_binprm.filename`.
     pub bprm_filename: u32,
+    /// `linux_binprm.file`.
     pub bprm_file: u32,
+    /// `file.f_path`.
     pub file_path: u32,
+    /// `path.mnt`.
     pub path_mnt: u32,
+    /// `path.dentry`.
     pub path_dentry: u32,
+    /// `dentry.d_parent`.
     pub dentry_parent: u32,
+    /// `dentry.d_name.name`.
     pub dentry_name: u32,
+    /// `mount.mnt`.
     pub mount_mnt: u32,
+    /// `mount.mnt_parent`.
     pub mount_parent: u32,
+    /// `mount.mnt_mountpoint`.
     pub mount_mountpoint: u32,
+    /// `vfsmount.mnt_root`.
     pub mnt_root: u32,
+    /// `css_set.dfl_cgrp`.
     pub css_set_dfl_cgrp: u32,
+    /// `cgroup.kn`.
     pub cgroup_kn: u32,
+    /// `kernfs_node.id`.
     pub kernfs_node_id: u32,
 }
 

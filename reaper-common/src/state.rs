@@ -22,6 +22,7 @@ pub struct SessionState {
     pub outer: RawKey,
     /// Parent of the root when it became the root.
     pub parent: RawKey,
+    /// Time at which the session was opened (ns since boot).
     pub opened_ns: u64,
     /// Exit time of the root with which the session became due; 0 while it has not.
     pub root_exit_ns: u64,
@@ -31,8 +32,9 @@ pub struct SessionState {
     pub lost: u64,
     /// Id of the root's cgroup when it became the root; 0 if unknown.
     pub cgroup_id: u64,
-    /// Uids of the root when it became the root.
+    /// Real uid of the root when it became the root.
     pub uid: u32,
+    /// Effective uid of the root when it became the root.
     pub euid: u32,
     /// Flags `SESSION_*`.
     pub flags: u32,
@@ -40,12 +42,15 @@ pub struct SessionState {
     pub check: u32,
     /// Exit status of the root with which the session became due, as `wait(2)` reports it.
     pub exit_status: u32,
-    /// Counts of members up to now.
+    /// Number of members reaped up to now.
     pub reaped: u32,
+    /// Number of members kept up to now.
     pub kept: u32,
+    /// Number of members up to now that could not be reaped.
     pub failed: u32,
     /// Controlling terminal of the root, as in an exec record.
     pub tty: u32,
+    /// Padding, 0.
     pub _pad: u32,
     /// Name of its rule, padded with NUL.
     pub rule: [u8; RULE_MAX],
@@ -60,6 +65,7 @@ pub struct RootExit {
     pub time_ns: u64,
     /// Exit status as `wait(2)` reports it.
     pub status: u32,
+    /// Padding, 0.
     pub _pad: u32,
 }
 
@@ -126,7 +132,9 @@ pub const NAME_INDEX_SLOTS: usize = 256;
 
 /// A map value that converts to and from the bytes used by system calls.
 pub trait MapValue<const N: usize>: Sized {
+    /// Returns the bytes of the value in the map.
     fn to_bytes(&self) -> [u8; N];
+    /// Returns the value that the map holds as these bytes.
     fn from_bytes(bytes: &[u8; N]) -> Self;
 }
 
@@ -214,6 +222,7 @@ impl MapValue<16> for RootExit {
     }
 }
 
+/// Length of a [`SessionState`] in bytes.
 pub const SESSION_LEN: usize = size_of::<SessionState>();
 
 impl MapValue<SESSION_LEN> for SessionState {

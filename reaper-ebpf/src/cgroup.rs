@@ -18,7 +18,7 @@ pub fn cgroup_attach(ctx: BtfTracePointContext) -> i32 {
     let process = task.key();
     let mut member = match member::of(&process) {
         None if process.pid == 0 || filters() => return 0,
-        found => found.unwrap_or(member::FOREIGN),
+        found => found.unwrap_or(member::UNTRACKED),
     };
     // Earlier findings of the service hold only for the old cgroup.
     member::moved(&process, &mut member);

@@ -62,7 +62,7 @@ fn execed(ctx: &BtfTracePointContext, all: bool) -> i32 {
     let Some((member, environment)) = member::execed(task, &key, name, all) else {
         return 0;
     };
-    let killed = kill::condemned(task.as_ptr(), &member);
+    let killed = kill::kill_on_fork(task.as_ptr(), &member);
     let Some(scratch) = SCRATCH.get_ptr_mut(0) else {
         return 0;
     };

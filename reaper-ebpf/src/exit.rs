@@ -36,12 +36,12 @@ pub fn process_exit(ctx: BtfTracePointContext) -> i32 {
     let Some(exit) = Exit::of(&ctx, false) else {
         return 0;
     };
-    exit.tell(&ctx);
+    exit.report(&ctx);
     if let Some(mut walk) = exit.walk(true) {
         // SAFETY: `each_child` takes this argument and uses it only during the call.
         let steps =
             unsafe { bpf_loop(STEPS, each_child as *mut c_void, (&raw mut walk).cast(), 0) };
-        walk.say_if_cut(&ctx, steps);
+        walk.warn_if_cut(&ctx, steps);
     }
     0
 }
@@ -54,7 +54,7 @@ pub fn process_exit_killing(ctx: BtfTracePointContext) -> i32 {
         return 0;
     };
     if !exit.reaps {
-        exit.tell(&ctx);
+        exit.report(&ctx);
     }
     if let Some(mut walk) = exit.walk(true) {
         // SAFETY: as above.
@@ -66,10 +66,10 @@ pub fn process_exit_killing(ctx: BtfTracePointContext) -> i32 {
                 0,
             )
         };
-        walk.say_if_cut(&ctx, steps);
+        walk.warn_if_cut(&ctx, steps);
     }
     if exit.reaps {
-        exit.tell(&ctx);
+        exit.report(&ctx);
     }
     0
 }
@@ -80,14 +80,14 @@ pub fn process_exit_bounded(ctx: BtfTracePointContext) -> i32 {
     let Some(exit) = Exit::of(&ctx, false) else {
         return 0;
     };
-    exit.tell(&ctx);
+    exit.report(&ctx);
     if let Some(mut walk) = exit.walk(false) {
         for _ in 0..STEPS_BOUNDED {
             if walk.step(false) {
                 return 0;
             }
         }
-        walk.say_if_cut(&ctx, STEPS.into());
+        walk.warn_if_cut(&ctx, STEPS.into());
     }
     0
 }
@@ -127,7 +127,7 @@ impl Exit {
         let process = task.key();
         let member = match member::of(&process) {
             None if process.pid == 0 || filters() => return None,
-            found => found.unwrap_or(member::FOREIGN),
+            found => found.unwrap_or(member::UNTRACKED),
         };
         let status = wait_status(task, signal);
         let reaps =
@@ -151,7 +151,7 @@ impl Exit {
     }
 
     #[inline(always)]
-    fn tell(&self, ctx: &BtfTracePointContext) {
+    fn report(&self, ctx: &BtfTracePointContext) {
         let Some(mut record) = EVENTS.reserve::<ExitRecord>(0) else {
             return dropped(RecordKind::Exit);
         };
@@ -198,7 +198,7 @@ fn root_gone(process: &RawKey, member: &Member, status: u32) -> bool {
     };
     // Without room, only the record reports the exit.
     let _ = ROOT_EXITS.insert(&member.session, &exit, 0);
-    if !session.ends_in_kernel() || !is_set(CONTROL_KERNEL_REAP) {
+    if !session.allows_kernel_reap() || !is_set(CONTROL_KERNEL_REAP) {
         return false;
     }
     // Not after a normal exit: a child can be the successor, and rules can give the members more time.
@@ -294,11 +294,11 @@ impl Walk {
     }
 
     #[inline(always)]
-    fn say_if_cut(&self, ctx: &BtfTracePointContext, steps: i64) {
+    fn warn_if_cut(&self, ctx: &BtfTracePointContext, steps: i64) {
         if steps >= i64::from(STEPS) {
             warn!(
                 ctx,
-                "pid {} had more children than were told", self.parent.pid
+                "pid {} had more children than were reported", self.parent.pid
             );
         }
     }
@@ -333,17 +333,17 @@ impl Walk {
         // A leader can be a zombie while other threads run. A process without live threads has exited.
         let signal: *const u8 = read(child, offset!(task_signal));
         if read::<u32>(signal, offset!(signal_live)) != 0 {
-            self.tell(child, ends);
+            self.report(child, ends);
         }
         false
     }
 
     #[inline(always)]
-    fn tell(&self, task: *const u8, ends: bool) {
+    fn report(&self, task: *const u8, ends: bool) {
         let child = key_of(task);
         let mut member = match member::of(&child) {
             None if child.pid == 0 || filters() => return,
-            found => found.unwrap_or(member::FOREIGN),
+            found => found.unwrap_or(member::UNTRACKED),
         };
         // Reserved before the signal, so that it precedes the child's exit record, which another CPU can write at once.
         let record = EVENTS.reserve::<ReparentRecord>(0);
@@ -376,7 +376,7 @@ impl Walk {
         let Some(session) = session::of(&self.ending) else {
             return false;
         };
-        kill::is_plain(task, member, &session)
+        kill::is_killable(task, member, &session)
             && member.flags & (MEMBER_ROOT | MEMBER_SIGTERM_SENT) == 0
             && kill::send_to(task, child.start_ns, SIGTERM)
     }

@@ -41,8 +41,8 @@ fn forked(ctx: &BtfTracePointContext, kills: bool) -> i32 {
     let creator_key = creator.key();
     let creator_is = match member::of(&creator_key) {
         None if filters() => return 0,
-        Some(member) if filters() && !member::is_handed_on(&member) => return 0,
-        found => found.unwrap_or(member::FOREIGN),
+        Some(member) if filters() && !member::is_inherited(&member) => return 0,
+        found => found.unwrap_or(member::UNTRACKED),
     };
     let key = child.key();
     if key.pid == 0 {
@@ -50,7 +50,7 @@ fn forked(ctx: &BtfTracePointContext, kills: bool) -> i32 {
     }
     let together = cgroup::are_together(creator, child);
     let member = member::inherit(&creator_is, &key, together);
-    let killed = kill::condemned(creator.as_ptr(), &creator_is);
+    let killed = kill::kill_on_fork(creator.as_ptr(), &creator_is);
     let too = killed && kills && kill::send_to_argument(child.as_ptr(), SIGKILL);
     let Some(mut record) = EVENTS.reserve::<ForkRecord>(0) else {
         dropped(RecordKind::Fork);

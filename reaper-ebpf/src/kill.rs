@@ -71,14 +71,14 @@ pub fn send_to(task: *const u8, start_ns: u64, signal: u32) -> bool {
 
 /// Kills the current process if its session is being killed. Returns whether it did.
 #[inline(always)]
-pub fn condemned(task: *const u8, member: &Member) -> bool {
+pub fn kill_on_fork(task: *const u8, member: &Member) -> bool {
     if !is_set(CONTROL_KILL_ON_FORK) || !has_session(member) {
         return false;
     }
     let Some(session) = session::of(&member.session) else {
         return false;
     };
-    if !session.is_condemned() || !is_plain(task, member, &session) {
+    if !session.kills_on_fork() || !is_killable(task, member, &session) {
         return false;
     }
     // SAFETY: a helper without preconditions.
@@ -87,7 +87,7 @@ pub fn condemned(task: *const u8, member: &Member) -> bool {
 
 /// Returns whether no rule can keep this member of the session.
 #[inline(always)]
-pub fn is_plain(task: *const u8, member: &Member, session: &Session) -> bool {
+pub fn is_killable(task: *const u8, member: &Member, session: &Session) -> bool {
     let doubtful = MEMBER_UNCERTAIN | MEMBER_KEPT | MEMBER_CANDIDATE;
     if member.flags & (doubtful | MEMBER_KERNEL_KILLABLE) != MEMBER_KERNEL_KILLABLE {
         return false;

@@ -20,7 +20,7 @@ use crate::task::{Task, offset, read};
 
 const NAME_BITS: u32 = NAME_AGENT | NAME_BOUNDARY | NAME_KEEP;
 /// Membership of an untracked process.
-pub const FOREIGN: Member = Member {
+pub const UNTRACKED: Member = Member {
     session: RawKey::NONE,
     flags: 0,
     check: 0,
@@ -78,15 +78,15 @@ pub fn has_session(member: &Member) -> bool {
 
 /// Returns whether children are tracked too.
 #[inline(always)]
-pub fn is_handed_on(member: &Member) -> bool {
+pub fn is_inherited(member: &Member) -> bool {
     has_session(member) || member.flags & MEMBER_SCOPE != 0
 }
 
 /// Gives a new process the membership of its creator. `together` says whether it is in the same cgroups.
 #[inline(always)]
 pub fn inherit(creator: &Member, child: &RawKey, together: bool) -> Member {
-    if !is_handed_on(creator) {
-        return FOREIGN;
+    if !is_inherited(creator) {
+        return UNTRACKED;
     }
     let mut flags = creator.flags & MEMBER_INHERITED;
     if !together {
@@ -102,7 +102,7 @@ pub fn inherit(creator: &Member, child: &RawKey, together: bool) -> Member {
     };
     if !follow(child, &member) {
         count(COUNTER_UNTRACKED);
-        return FOREIGN;
+        return UNTRACKED;
     }
     member
 }
@@ -119,9 +119,9 @@ pub fn execed(task: Task, key: &RawKey, name: *const u8, all: bool) -> Option<(M
                 return Some((member, environment::of(task, all)));
             }
             count(COUNTER_UNTRACKED);
-            return Some((FOREIGN, ENVIRONMENT_UNREAD));
+            return Some((UNTRACKED, ENVIRONMENT_UNREAD));
         }
-        return (!filters()).then_some((FOREIGN, ENVIRONMENT_UNREAD));
+        return (!filters()).then_some((UNTRACKED, ENVIRONMENT_UNREAD));
     };
     let mut environment = ENVIRONMENT_UNREAD;
     if has_session(&found) && !is_doubtful(&found) {

@@ -14,11 +14,11 @@ pub struct Session {
 }
 
 impl Session {
-    pub fn is_condemned(&self) -> bool {
+    pub fn kills_on_fork(&self) -> bool {
         self.flags & SESSION_KILL_ON_FORK != 0
     }
 
-    pub fn ends_in_kernel(&self) -> bool {
+    pub fn allows_kernel_reap(&self) -> bool {
         self.flags & SESSION_KERNEL_REAP != 0
     }
 }

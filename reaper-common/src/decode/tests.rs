@@ -186,7 +186,7 @@ fn each_defect_is_named() {
     assert_eq!(with(4, &6_u16.to_ne_bytes(), &fork), DecodeError::Kind(6));
     for (at, value) in [(24, &[0; 4][..]), (32, &[0; 8])] {
         for sample in samples() {
-            assert_eq!(with(at, value, &sample), DecodeError::Nobody);
+            assert_eq!(with(at, value, &sample), DecodeError::NoPid);
         }
     }
     let argv_len = core::mem::offset_of!(ExecRecord, argv_len);
@@ -206,7 +206,7 @@ fn each_defect_is_named() {
         DecodeError::Abi(9),
         DecodeError::Kind(5),
         DecodeError::Length(1),
-        DecodeError::Nobody,
+        DecodeError::NoPid,
     ] {
         assert!(!defect.to_string().is_empty());
     }

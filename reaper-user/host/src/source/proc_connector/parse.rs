@@ -170,7 +170,7 @@ fn event_of(sequence: u32, after: u32, mut bytes_of_it: &[u8]) -> Result<Message
 
 fn check_pid(pid: u32) -> Result<(), DecodeError> {
     if pid == 0 {
-        return Err(DecodeError::Nobody);
+        return Err(DecodeError::NoPid);
     }
     Ok(())
 }

@@ -187,7 +187,7 @@ fn exit_of_older_kernels_has_no_parent() {
 #[test]
 fn pid_zero_is_an_error_and_other_messages_are_skipped() {
     let exec = event(&MESSAGE, libc::PROC_EVENT_EXEC, &[0, 0], 40);
-    assert_eq!(messages(&exec).next(), Some(Err(DecodeError::Nobody)));
+    assert_eq!(messages(&exec).next(), Some(Err(DecodeError::NoPid)));
     let mut other = written(&MESSAGE);
     other[16] = 9;
     assert_eq!(messages(&other).next(), None, "another connector");
