@@ -29,9 +29,9 @@ pub struct Size {
     /// Maximum number of threads that have not been replaced.
     pub threads: usize,
     /// Maximum number of threads, including replaced ones.
-    pub most: usize,
+    pub max_threads: usize,
     /// Maximum number of running jobs of an owner. As many more can be stuck in replaced threads.
-    pub of_owner: usize,
+    pub max_per_owner: usize,
 }
 
 impl Size {
@@ -40,8 +40,8 @@ impl Size {
         Size {
             idle: 0,
             threads,
-            most: threads,
-            of_owner: threads,
+            max_threads: threads,
+            max_per_owner: threads,
         }
     }
 }
@@ -135,14 +135,14 @@ impl Job {
 
 impl State {
     /// Removes the next wanted job, starting with the owner after the last one. Skips owners at their limit.
-    fn next_job(&mut self, of_owner: usize) -> Option<Job> {
+    fn next_job(&mut self, max_per_owner: usize) -> Option<Job> {
         let later = self
             .queues
             .range((Bound::Excluded(self.last_owner), Bound::Unbounded));
         let owners = later.chain(self.queues.range(..=self.last_owner));
         let owners: Vec<u32> = owners.map(|(owner, _)| *owner).collect();
         for owner in owners {
-            if self.count(owner, false) >= of_owner {
+            if self.count(owner, false) >= max_per_owner {
                 continue;
             }
             let queue = self.queues.get_mut(&owner)?;
@@ -198,7 +198,7 @@ impl Workers {
         if queue.len().is_power_of_two() {
             queue.retain(|_, job| job.is_wanted());
         }
-        if state.count(owner, false) >= self.0.size.of_owner {
+        if state.count(owner, false) >= self.0.size.max_per_owner {
             return Ok(());
         }
         self.add_thread(&mut state)
@@ -210,7 +210,11 @@ impl Workers {
     /// only threads of `owner` if given. Returns the ids of the jobs of newly marked threads.
     pub fn replace_stuck(&self, limit: u64, owner: Option<u32>) -> Vec<u64> {
         let mut state = self.0.lock();
-        let Size { most, of_owner, .. } = self.0.size;
+        let Size {
+            max_threads,
+            max_per_owner,
+            ..
+        } = self.0.size;
         let now = sys::monotonic();
         let mut newly_stuck = Vec::new();
         let mut stuck: Vec<(u64, u32)> = Vec::new();
@@ -229,7 +233,8 @@ impl Workers {
             }
         }
         for (number, owner) in stuck {
-            let has_room = state.threads.len() < most && state.count(owner, true) < of_owner;
+            let has_room =
+                state.threads.len() < max_threads && state.count(owner, true) < max_per_owner;
             if let Some(thread) = state.threads.get_mut(&number) {
                 thread.is_replaced = has_room;
             }
@@ -255,7 +260,7 @@ impl Workers {
     }
 
     /// Returns whether a thread that is not stuck runs a job of the owner or is about to take one.
-    pub fn is_moving(&self, owner: u32) -> bool {
+    pub fn has_progress(&self, owner: u32) -> bool {
         let state = self.0.lock();
         let mut threads = state.threads.values();
         threads.any(|thread| match thread.owner {
@@ -267,7 +272,7 @@ impl Workers {
     /// Returns whether queued jobs can run even if no stuck read returns.
     pub fn has_room(&self) -> bool {
         let state = self.0.lock();
-        state.threads.len() < self.0.size.most
+        state.threads.len() < self.0.size.max_threads
             || state.threads.values().any(|thread| !thread.is_stuck)
     }
 
@@ -282,7 +287,7 @@ impl Workers {
         if state.idle > 0 {
             (state.idle, state.woken) = (state.idle - 1, state.woken + 1);
             self.0.wakeup.notify_one();
-        } else if state.active() < size.threads && state.threads.len() < size.most {
+        } else if state.active() < size.threads && state.threads.len() < size.max_threads {
             state.last_number += 1;
             let number = state.last_number;
             let shared = Arc::clone(&self.0);
@@ -348,7 +353,7 @@ impl Slot {
         let Size {
             idle,
             threads,
-            of_owner,
+            max_per_owner,
             ..
         } = self.shared.size;
         // Removed under the lock under which the queues were found empty, so no job is left to a thread that ends.
@@ -366,7 +371,7 @@ impl Slot {
             return end(&mut state);
         }
         loop {
-            if let Some(job) = state.next_job(of_owner) {
+            if let Some(job) = state.next_job(max_per_owner) {
                 if let Some(thread) = state.threads.get_mut(&self.number) {
                     thread.owner = Some(job.owner);
                     thread.begin(job.id);

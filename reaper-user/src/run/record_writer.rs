@@ -144,7 +144,7 @@ impl RecordWriter {
 
     /// Makes the command append its pid and start time to the record before its exec.
     pub(super) fn record_start(&self, command: &mut Command) -> io::Result<()> {
-        child::note_start(command, self.file.try_clone()?);
+        child::record_start(command, self.file.try_clone()?);
         Ok(())
     }
 

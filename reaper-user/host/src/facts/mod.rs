@@ -51,8 +51,8 @@ const OPEN_MAX: usize = 8192;
 const FACTS: Size = Size {
     idle: 2,
     threads: 4,
-    most: 16,
-    of_owner: 2,
+    max_threads: 16,
+    max_per_owner: 2,
 };
 const SCRIPTS: Size = Size { idle: 0, ..FACTS };
 

@@ -104,7 +104,7 @@ impl FromStr for SourceChoice {
             Some((_, choice)) => Ok(*choice),
             None => {
                 let names: Vec<_> = all.iter().map(|(known, _)| *known).collect();
-                Err(format!("known are {}", names.join(", ")))
+                Err(format!("known sources: {}", names.join(", ")))
             }
         }
     }
@@ -138,7 +138,7 @@ mod tests {
             [SourceKind::Scan]
         );
         let unknown = "bpf".parse::<SourceChoice>();
-        assert!(unknown.is_err_and(|known| known.starts_with("known are auto, ")));
+        assert!(unknown.is_err_and(|known| known.starts_with("known sources: auto, ")));
     }
 
     #[test]

@@ -56,7 +56,7 @@ impl Procfs {
         let root = root.into();
         let mounts = std::fs::read(root.join("self/mountinfo")).unwrap_or_default();
         let own = std::fs::read(root.join("self/cgroup"));
-        let cgroups = match own.is_ok_and(|own| !cgroup::agree(&own)) {
+        let cgroups = match own.is_ok_and(|own| !cgroup::paths_agree(&own)) {
             true => Mounts::default(),
             false => Mounts::parse(&mounts).of_kind("cgroup2"),
         };

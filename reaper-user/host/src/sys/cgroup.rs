@@ -202,13 +202,13 @@ pub fn is_cgroup(directory: &Path) -> bool {
 pub fn has_systemd_units() -> bool {
     static HAS_UNITS: LazyLock<bool> = LazyLock::new(|| {
         let own = std::fs::read("/proc/self/cgroup");
-        own.is_ok_and(|own| agree(&own))
+        own.is_ok_and(|own| paths_agree(&own))
     });
     *HAS_UNITS
 }
 
 /// Returns whether both hierarchies have the same path in a `cgroup` file of /proc.
-pub fn agree(file: &[u8]) -> bool {
+pub fn paths_agree(file: &[u8]) -> bool {
     let path = |start: &[u8]| {
         let mut lines = file.split(|b| *b == b'\n');
         lines.find_map(|line| line.splitn(2, |b| *b == b':').nth(1)?.strip_prefix(start))
@@ -238,14 +238,14 @@ pub fn ids_below(directory: &Path) -> io::Result<Vec<u64>> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::agree;
+    use super::paths_agree;
     use crate::damage::{arbitrary_bytes, proc_self_file};
 
     proptest! {
         #[test]
         fn any_cgroup_file_can_be_compared(bytes in arbitrary_bytes(proc_self_file("cgroup"))) {
             let twice = [&*bytes, b"\n", &bytes].concat();
-            prop_assert_eq!(agree(&twice), agree(&bytes), "the first line of each hierarchy counts");
+            prop_assert_eq!(paths_agree(&twice), paths_agree(&bytes), "the first line of each hierarchy counts");
         }
     }
 
@@ -263,7 +263,7 @@ mod tests {
             ("5:pids:/\n", false),
             ("", false),
         ] {
-            assert_eq!(agree(file.as_bytes()), expected, "{file:?}");
+            assert_eq!(paths_agree(file.as_bytes()), expected, "{file:?}");
         }
     }
 }

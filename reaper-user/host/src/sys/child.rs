@@ -249,7 +249,7 @@ fn wait(of: libc::idtype_t, id: u32, what: i32) -> nix::Result<Option<(u32, Chil
 
 /// Makes the command append a line to a file before exec: its pid, its start time by the kernel, and the monotonic time.
 /// If the line cannot be written, the command starts without it.
-pub fn note_start(command: &mut Command, file: File) {
+pub fn record_start(command: &mut Command, file: File) {
     let note = move || {
         let mut stat = [0; 1024];
         let mut line = [0; 160];

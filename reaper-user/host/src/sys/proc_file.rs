@@ -95,7 +95,7 @@ impl Stat<'_> {
     }
 
     /// Returns whether all threads have exited.
-    pub fn is_over(&self) -> bool {
+    pub fn has_exited(&self) -> bool {
         self.is_leader_dead() && self.threads < 2
     }
 

@@ -85,10 +85,10 @@ fn await_stuck(workers: &Workers, id: u64) {
     }
 }
 
-fn size(threads: usize, most: usize, of_user: usize) -> Size {
+fn size(threads: usize, max_threads: usize, max_per_owner: usize) -> Size {
     Size {
-        most,
-        of_owner: of_user,
+        max_threads,
+        max_per_owner,
         ..Size::fixed(threads)
     }
 }
@@ -184,7 +184,7 @@ fn busy_thread_is_not_stuck() {
     assert_eq!(scenario.next(), 1);
     for _ in 0..1000 {
         assert!(scenario.workers.replace_stuck(0, None).is_empty());
-        assert!(scenario.workers.is_moving(1));
+        assert!(scenario.workers.has_progress(1));
     }
     drop(end);
     assert_eq!(scenario.next(), 2);

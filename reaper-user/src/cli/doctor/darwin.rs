@@ -15,7 +15,7 @@ use reaper_host::source::darwin::args::Arguments;
 use reaper_host::source::darwin::table;
 use reaper_host::sys::darwin;
 use reaper_host::sys::host::Host;
-use reaper_host::sys::pidfd::exit_of;
+use reaper_host::sys::pidfd::exit_watch;
 
 /// One check and its result.
 #[derive(Serialize)]
@@ -120,7 +120,7 @@ fn identity() -> nix::Result<String> {
 
 fn event_queue() -> nix::Result<String> {
     let queue = Kqueue::new()?;
-    queue.kevent(&[exit_of(std::process::id(), 0)], &mut [], None)?;
+    queue.kevent(&[exit_watch(std::process::id(), 0)], &mut [], None)?;
     Ok(
         "kqueue reports forks, execs and exits as they happen, also of other users' processes"
             .into(),

@@ -14,7 +14,7 @@ use crate::source::snapshot::ProcfsError;
 use crate::sys;
 use crate::sys::darwin;
 use crate::sys::kinfo::{Identity, KinfoProc};
-use crate::sys::pidfd::no_word_of;
+use crate::sys::pidfd::exit_unwatch;
 use reaper_model::event::{ProcEntry, ProcessKey};
 
 /// Identifier of the timer.
@@ -75,7 +75,7 @@ impl Kernel for Queue {
     /// Watches a process. The kernel reports exit statuses only of processes that this user may signal.
     fn watch(&mut self, pid: u32) -> bool {
         // Pending events of an earlier process with the pid would be taken for events of this one.
-        let _ = self.0.kevent(&[no_word_of(pid)], &mut [], None);
+        let _ = self.0.kevent(&[exit_unwatch(pid)], &mut [], None);
         let all = FilterFlag::NOTE_EXIT | FilterFlag::NOTE_FORK | FilterFlag::NOTE_EXEC;
         [all | FilterFlag::NOTE_EXITSTATUS, all]
             .into_iter()

@@ -102,7 +102,7 @@ impl IdentityReader {
         Ok(Some(Identity {
             key: stat.key(pid),
             leader_exited: stat.is_leader_dead(),
-            exited: stat.is_over(),
+            exited: stat.has_exited(),
         }))
     }
 

@@ -30,13 +30,13 @@ pub const UNREAD_MAX: usize = 1024;
 pub const RETRY_DELAY_NS: u64 = 40_000_000;
 /// Time limit for all attempts of one call: signals, timers and requests wait for it.
 const RETRY_TIME_MAX: Duration = Duration::from_millis(20);
-/// Threads that read programs: one, because the translator waits for each read. A stuck thread is replaced, up to `most`
+/// Threads that read programs: one, because the translator waits for each read. A stuck thread is replaced, up to `max_threads`
 /// threads. Then no program is read until a read returns.
 const READERS: Size = Size {
     idle: 1,
     threads: 1,
-    most: 16,
-    of_owner: 16,
+    max_threads: 16,
+    max_per_owner: 16,
 };
 
 /// Translator of messages, with a table of the living processes.

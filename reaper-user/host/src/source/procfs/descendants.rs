@@ -108,7 +108,7 @@ impl Procfs {
                     key: stat.key(pid),
                     parent: stat.parent,
                 };
-                (descendant, !stat.is_over())
+                (descendant, !stat.has_exited())
             })
         };
         Ok(self.pids()?.into_iter().filter_map(row).collect())

@@ -17,7 +17,7 @@ pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(1);
 /// Number of checks for stuck readers within that time.
 const CHECKS: u32 = 10;
 /// Factor by which the time limit is longer while a reader that is not stuck works.
-const MOVING_FACTOR: u32 = 8;
+const PROGRESS_FACTOR: u32 = 8;
 /// Number of passes so far.
 static PASSES: AtomicU32 = AtomicU32::new(0);
 /// Readers of all snapshots.
@@ -94,7 +94,7 @@ impl Procfs {
         let step = timeout / CHECKS;
         let (mut waits, mut steps) = (0, 0);
         let mut has_room = readers.has_room();
-        while left > 0 && waits < CHECKS * MOVING_FACTOR && has_room {
+        while left > 0 && waits < CHECKS * PROGRESS_FACTOR && has_room {
             if let Ok((pid, result)) = found.recv_timeout(step) {
                 take(pid, result);
                 left -= 1;
@@ -110,8 +110,8 @@ impl Procfs {
             // Half of the step, because timers are not exact.
             let stuck = readers.replace_stuck(sys::nanoseconds(step / 2 * runnable), Some(owner));
             start(stuck.len().min(work.unclaimed()))?;
-            let is_moving = readers.is_moving(owner) || !stuck.is_empty();
-            waits += if is_moving { 1 } else { MOVING_FACTOR };
+            let has_progress = readers.has_progress(owner) || !stuck.is_empty();
+            waits += if has_progress { 1 } else { PROGRESS_FACTOR };
             has_room = readers.has_room();
         }
         Ok(skipped + left)

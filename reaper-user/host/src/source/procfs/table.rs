@@ -32,7 +32,7 @@ impl ProcessTable for Procfs {
             Ok(bytes) => {
                 let stat = Stat::parse(&bytes).ok_or(ProcfsError::Malformed { path })?;
                 let parent = stat.parent;
-                let alive = key.has_same_tick(stat.key(key.pid)) && !stat.is_over();
+                let alive = key.has_same_tick(stat.key(key.pid)) && !stat.has_exited();
                 Ok(if alive {
                     Liveness::Alive { parent }
                 } else {
@@ -101,7 +101,7 @@ impl Procfs {
         let zombie = |pid: u32| {
             let (key, parent, comm) = self.stat(pid, |stat| {
                 let zombie = (stat.key(pid), stat.parent, stat.comm.to_vec());
-                stat.is_over().then_some(zombie)
+                stat.has_exited().then_some(zombie)
             })??;
             let uid = std::fs::metadata(self.root.join(pid.to_string()))
                 .ok()?

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use hashbrown::HashMap;
 use nix::sys::event::{EvFlags, EventFilter, FilterFlag, KEvent, Kqueue};
 
-use crate::sys::pidfd::{Pidfd, exit_of, no_word_of};
+use crate::sys::pidfd::{Pidfd, exit_unwatch, exit_watch};
 use crate::sys::process_handle::ProcessHandle;
 
 /// A set of processes, readable when one of them has exited. Each exit is reported once.
@@ -47,10 +47,10 @@ impl ExitPoll {
         let mut known = set.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(before) = known.waiting.insert(pid, token).filter(|it| *it != token) {
             // The pid has been reused. An exit event would now be about the new process but carry the old token.
-            let _ = set.change(no_word_of(pid));
+            let _ = set.change(exit_unwatch(pid));
             known.gone.push(before);
         }
-        let result = set.change(exit_of(pid, token));
+        let result = set.change(exit_watch(pid, token));
         // kevent(2) watches by pid, so after a reuse the event is about another process. This process has exited
         // then. The kernel no longer finds a process that is exiting.
         let has_exited = pidfd.has_exited() || matches!(result, Err(nix::Error::ESRCH));

@@ -84,8 +84,8 @@ impl ProcessHandle for Pidfd {
             return self.has_exited();
         }
         let exits = Kqueue::new().and_then(|queue| {
-            let mut events = [exit_of(self.pid, 0)];
-            queue.kevent(&[exit_of(self.pid, 0)], &mut [], None)?;
+            let mut events = [exit_watch(self.pid, 0)];
+            queue.kevent(&[exit_watch(self.pid, 0)], &mut [], None)?;
             // kevent(2) watches by pid. If the pid was reused, this process has exited before.
             match self.has_exited() {
                 true => Ok(1),
@@ -122,7 +122,7 @@ impl ProcessHandle for Pidfd {
 }
 
 /// Returns the request to watch for the exit of the process that has the pid.
-pub fn exit_of(pid: u32, token: u64) -> KEvent {
+pub fn exit_watch(pid: u32, token: u64) -> KEvent {
     KEvent::new(
         pid as usize,
         EventFilter::EVFILT_PROC,
@@ -134,7 +134,7 @@ pub fn exit_of(pid: u32, token: u64) -> KEvent {
 }
 
 /// Returns the request to stop watching the process that has the pid.
-pub fn no_word_of(pid: u32) -> KEvent {
+pub fn exit_unwatch(pid: u32) -> KEvent {
     KEvent::new(
         pid as usize,
         EventFilter::EVFILT_PROC,

@@ -113,7 +113,7 @@ fn read_row(proc: &OwnedFd, pid: u32, buffer: &mut [u8; STAT_MAX]) -> ScanReadin
     match parse_complete(&buffer[..length]) {
         None => ScanReading::Malformed,
         Some(stat) if stat.is_kernel_thread() => ScanReading::Kernel,
-        Some(stat) if stat.is_over() => ScanReading::Gone,
+        Some(stat) if stat.has_exited() => ScanReading::Gone,
         Some(stat) => row(&stat).map_or(ScanReading::Malformed, ScanReading::Alive),
     }
 }
