@@ -11,6 +11,7 @@
 //!
 //! A module with a twin in a `darwin.rs` or below a `darwin/` has another implementation on macOS. The module
 //! declaration selects it.
+#![warn(missing_docs)]
 
 #[cfg(test)]
 mod damage;

@@ -56,6 +56,7 @@ pub struct Job {
     pub is_urgent: bool,
     /// Token of the requester. The job is dropped if no strong reference exists when its turn comes.
     pub wanted: Weak<()>,
+    /// What to do; gets the handle of the thread that runs it.
     pub work: Box<dyn FnOnce(&Slot) + Send>,
 }
 
@@ -277,7 +278,7 @@ impl Workers {
     }
 
     #[cfg(test)]
-    pub fn threads(&self) -> usize {
+    pub(crate) fn threads(&self) -> usize {
         self.0.lock().threads.len()
     }
 

@@ -97,9 +97,11 @@ pub trait FactReader {
 /// Facts found about a process.
 #[derive(Clone, Debug)]
 pub struct FactAnswer {
+    /// Process that was read.
     pub key: ProcessKey,
     /// Facts that were requested. The others in `found` have no meaning.
     pub requested: FactSet,
+    /// Facts that were read. A fact that could not be read is unknown.
     pub found: Facts,
     /// Start of the read (ns since boot). If the process has executed another program since, the markers are those of the
     /// earlier program.

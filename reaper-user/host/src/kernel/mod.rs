@@ -42,10 +42,15 @@ pub type OpenFallback =
 
 /// Access to the kernel.
 pub struct Kernel {
+    /// Clocks.
     pub clock: Arc<dyn Clock>,
+    /// Process table.
     pub processes: Arc<dyn ProcessTable>,
+    /// Handles on processes, which signal them and report their exits.
     pub signals: Arc<dyn Signals>,
+    /// Starts a reader of facts; called again after a change of the rules.
     pub start_facts: StartFacts,
+    /// Opens the next source after the current one has failed.
     pub open_fallback: OpenFallback,
 }
 

@@ -21,6 +21,7 @@ pub trait Signals: AsFd {
 
 /// A process handle that can report the exit of its process.
 pub trait WatchedHandle: Send {
+    /// Returns the handle, for signalling.
     fn handle(&self) -> &dyn ProcessHandle;
 
     /// Watches for the exit: [`Signals::exited`] then returns `token`. Can be called again.

@@ -5,6 +5,7 @@ use reaper_common::{DecodeError, RecordKind};
 /// Number of lost events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lost {
+    /// Number of lost events of all kinds.
     pub total: u64,
     /// Counts by kind of record, as far as the kinds are known.
     pub by_kind: [u64; RecordKind::ALL.len()],

@@ -9,12 +9,15 @@ use super::scan::error::ScanError;
 /// Reason why a source cannot be used, or has stopped delivering events.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
+    /// Error of the kernel probes.
     #[cfg(target_os = "linux")]
     #[error(transparent)]
     Ebpf(#[from] EbpfError),
+    /// Error of the proc connector.
     #[cfg(target_os = "linux")]
     #[error(transparent)]
     ProcConnector(#[from] ConnectorError),
+    /// Error of the scan of the process table.
     #[error(transparent)]
     Scan(#[from] ScanError),
 }

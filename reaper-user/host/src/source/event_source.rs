@@ -14,6 +14,7 @@ use reaper_model::event::{Event, ProcessKey};
 ///
 /// The default methods fit a source that receives each event from the kernel, has no probes and needs no announcements.
 pub trait Source: AsFd {
+    /// Returns the kind of the source.
     fn kind(&self) -> SourceKind;
 
     /// Returns the name of the source in configs, on command lines and in the stream.

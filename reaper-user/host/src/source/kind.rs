@@ -6,8 +6,10 @@ use std::str::FromStr;
 /// A kind of source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceKind {
+    /// Kernel probes.
     #[cfg(target_os = "linux")]
     Ebpf,
+    /// The kernel's proc connector, a netlink socket.
     #[cfg(target_os = "linux")]
     ProcConnector,
     /// Scans of the process table.
@@ -22,6 +24,7 @@ impl SourceKind {
         SourceKind::ProcConnector,
         SourceKind::Scan,
     ];
+    /// All kinds that this operating system has.
     #[cfg(target_os = "macos")]
     pub const ALL: [SourceKind; 1] = [SourceKind::Scan];
 
@@ -64,13 +67,17 @@ pub struct SourceChoice(Option<SourceKind>);
 /// A source that could not be used, or that failed, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct RejectedSource {
+    /// Name of the source.
     pub source: &'static str,
+    /// Error message.
     pub reason: String,
 }
 
 impl SourceChoice {
+    /// The first usable source.
     pub const AUTO: SourceChoice = SourceChoice(None);
 
+    /// Returns the choice of this kind only.
     pub fn of(kind: SourceKind) -> SourceChoice {
         SourceChoice(Some(kind))
     }
@@ -82,6 +89,7 @@ impl SourceChoice {
         [auto].into_iter().chain(named).collect()
     }
 
+    /// Returns the name in configs and on command lines.
     pub fn name(self) -> &'static str {
         self.0.map_or("auto", SourceKind::name)
     }

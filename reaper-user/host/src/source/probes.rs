@@ -13,10 +13,13 @@ use reaper_model::ruleset::NameTable;
 
 /// Attached kernel probes.
 pub trait Probes {
+    /// Returns the maps.
     fn maps(&self) -> &dyn ProbeMaps;
 
+    /// Returns the maps, to change them.
     fn maps_mut(&mut self) -> &mut dyn ProbeMaps;
 
+    /// Returns the ring buffer of events.
     fn ring(&self) -> &dyn EventRing;
 
     /// Returns a reader of the kernel's process list and the map of members, for use on another thread.
@@ -172,6 +175,7 @@ pub trait KernelReader: Send {
 /// A living process as the kernel lists it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListedProcess {
+    /// The process.
     pub key: ProcessKey,
     /// Inode number of its pidfds, 0 where the kernel gives none.
     pub pidfd_inode: u64,
@@ -179,6 +183,7 @@ pub struct ListedProcess {
 
 /// Log of the probes, to be flushed when the file descriptor is readable.
 pub trait Diagnostics: AsFd + Send {
+    /// Passes all queued messages of the probes to the logger.
     fn flush(&mut self);
 }
 

@@ -19,7 +19,7 @@ use reaper_common::ARGV_MAX;
 
 pub use super::snapshot::{Liveness, ProcessMemory, ProcessReading, ProcfsError, Snapshot, Zombie};
 use crate::sys::host::Mounts;
-pub use crate::sys::proc_file as parse;
+pub(crate) use crate::sys::proc_file as parse;
 use crate::sys::proc_file::{Stat, field, is_gone, namespace_init, set_argv, uids};
 use crate::sys::{self, cgroup};
 use reaper_model::event::{Image, ProcEntry};
@@ -52,6 +52,7 @@ impl Default for Procfs {
 }
 
 impl Procfs {
+    /// Returns a reader of the /proc that is mounted at `root`.
     pub fn new(root: impl Into<PathBuf>) -> Procfs {
         let root = root.into();
         let mounts = std::fs::read(root.join("self/mountinfo")).unwrap_or_default();
@@ -212,6 +213,7 @@ impl CgroupCache<'_> {
 pub struct Dir(OwnedFd);
 
 impl Dir {
+    /// Opens the directory of a process or thread, such as `/proc/1`.
     pub fn open(path: &Path) -> io::Result<Dir> {
         Dir::open_at(AT_FDCWD, path)
     }

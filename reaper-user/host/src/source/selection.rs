@@ -20,8 +20,11 @@ pub type Opened = (Box<dyn Source + Send>, Vec<RejectedSource>);
 
 /// Settings of the sources.
 pub struct SourceOptions<'a> {
+    /// Settings of the kernel probes.
     pub probes: &'a probes::ProbeOptions,
+    /// Program names that rules can match, for the probes.
     pub names: &'a NameTable,
+    /// Intervals of the scan.
     pub scan: interval::ScanOptions,
 }
 

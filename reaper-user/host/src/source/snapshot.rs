@@ -10,28 +10,47 @@ use reaper_model::event::{ProcEntry, ProcessKey};
 /// Failure to read or parse the process table.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcfsError {
+    /// A file in /proc cannot be read.
     #[cfg(target_os = "linux")]
     #[error("cannot read {}: {source}", path.display())]
-    Read { path: PathBuf, source: io::Error },
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Cause.
+        source: io::Error,
+    },
+    /// No thread can be started that reads /proc.
     #[cfg(target_os = "linux")]
     #[error(
         "cannot start a thread to read /proc: {0}; raise the limit on processes (RLIMIT_NPROC)"
     )]
     Thread(#[source] io::Error),
+    /// A file in /proc has another format.
     #[cfg(target_os = "linux")]
     #[error("cannot parse {}", path.display())]
-    Malformed { path: PathBuf },
+    Malformed {
+        /// The file.
+        path: PathBuf,
+    },
+    /// `sysctl(3)` returns no process table.
     #[cfg(target_os = "macos")]
     #[error("cannot read the process table: {0}")]
     List(#[source] io::Error),
+    /// The facts of one process cannot be read.
     #[cfg(target_os = "macos")]
     #[error("cannot read process {pid}: {source}")]
-    Read { pid: u32, source: io::Error },
+    Read {
+        /// Pid of the process.
+        pid: u32,
+        /// Cause.
+        source: io::Error,
+    },
 }
 
 /// Result of reading one pid.
 #[derive(Debug)]
 pub enum ProcessReading {
+    /// A living process.
     Alive(ProcEntry),
     /// All of its threads have exited, and its parent has not waited for it yet.
     Zombie,
@@ -55,6 +74,7 @@ pub struct Snapshot {
 /// Whether a process is alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Liveness {
+    /// It has a living thread.
     Alive {
         /// Pid of the parent, 0 for none.
         parent: u32,
@@ -68,7 +88,9 @@ pub enum Liveness {
 pub struct Zombie {
     /// Key whose start is a multiple of [`TICK_NS`](reaper_model::event::TICK_NS) on Linux.
     pub key: ProcessKey,
+    /// Pid of the parent, 0 for none.
     pub parent: u32,
+    /// The kernel's name of the process.
     pub comm: Vec<u8>,
     /// Effective uid.
     pub uid: u32,

@@ -53,7 +53,9 @@ extern "C" fn note_pipe() {
 /// Signals that are blocked until they are read.
 #[derive(Debug)]
 pub struct BlockedSignals {
+    /// Descriptor from which the signals are read.
     pub signals: SignalFd,
+    /// Signal state for the commands that this process starts.
     pub inherited: InheritedSignals,
 }
 

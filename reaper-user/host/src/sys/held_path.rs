@@ -41,17 +41,26 @@ pub struct HeldPath {
 /// Reasons why a path cannot be held.
 #[derive(Debug, thiserror::Error)]
 pub enum HeldPathError {
+    /// A component is `..`.
     #[error("the path contains `..`, which can lead elsewhere later; write it without `..`")]
     ParentComponent,
+    /// The path is `/` or has no existing directory above it.
     #[error("the path has no file name; write one that ends with a name")]
     NoName,
     #[error(
         "other users than root can change {} and put another file in its place; run this as the owner, or choose a \
          directory that only root can change", .0.display()
     )]
+    /// Another user than root can change this directory.
     Writable(PathBuf),
+    /// A directory on the path cannot be opened or created.
     #[error("{}: {source}", path.display())]
-    Io { path: PathBuf, source: io::Error },
+    Io {
+        /// The path.
+        path: PathBuf,
+        /// Cause.
+        source: io::Error,
+    },
 }
 
 impl HeldPath {

@@ -58,8 +58,11 @@ pub struct Namespace {
 /// Resource limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
+    /// Limit in bytes.
     Bytes(u64),
+    /// No limit.
     Unlimited,
+    /// The limit could not be read.
     Unknown,
 }
 
@@ -70,11 +73,15 @@ pub struct Host {
     pub release: String,
     /// Random id of this boot; empty if unknown.
     pub boot_id: String,
+    /// Effective uid of this process; `None` if unknown.
     pub euid: Option<u32>,
+    /// Effective capabilities of this process.
     pub capabilities: Capabilities,
     /// `none`, `integrity` or `confidentiality`; `unknown` if the kernel has no lockdown or does not show it.
     pub lockdown: String,
+    /// Pid namespace of this process.
     pub pid_namespace: Namespace,
+    /// User namespace of this process.
     pub user_namespace: Namespace,
     /// Whether the kernel provides its type information (BTF).
     pub btf: bool,
@@ -88,6 +95,7 @@ pub struct Host {
     pub proc_shows_others: bool,
     /// Whether /proc is mounted and shows the pids of this process's own pid namespace.
     pub proc_matches_pid_namespace: bool,
+    /// Mounts that this process sees.
     pub mounts: Mounts,
 }
 

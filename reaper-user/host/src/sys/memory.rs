@@ -33,10 +33,18 @@ unsafe impl Sync for RingMemory {}
 
 /// Content of the ring at a position.
 pub enum RingRecord<'a> {
-    /// A committed record, and the position of the next one.
-    Written { bytes: &'a [u8], next: u64 },
+    /// A committed record.
+    Written {
+        /// Content without the header of the ring.
+        bytes: &'a [u8],
+        /// Position of the next record.
+        next: u64,
+    },
     /// Space that was discarded by its writer.
-    Discarded { next: u64 },
+    Discarded {
+        /// Position of the next record.
+        next: u64,
+    },
     /// A record that is not committed yet.
     BeingWritten,
 }

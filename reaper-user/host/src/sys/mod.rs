@@ -21,7 +21,7 @@ pub mod kinfo;
 #[cfg_attr(target_os = "macos", path = "darwin/memory.rs")]
 mod memory;
 #[cfg(target_os = "linux")]
-pub mod netlink;
+pub(crate) mod netlink;
 pub mod owner;
 #[cfg_attr(target_os = "macos", path = "darwin/paths.rs")]
 pub mod paths;
@@ -29,7 +29,7 @@ pub mod paths;
 pub mod pidfd;
 #[cfg_attr(target_os = "macos", path = "darwin/proc.rs")]
 mod proc;
-pub mod proc_file;
+pub(crate) mod proc_file;
 pub mod process_handle;
 mod ready;
 #[cfg_attr(target_os = "macos", path = "darwin/remote.rs")]
@@ -43,7 +43,7 @@ use std::time::Duration;
 use nix::time::ClockId;
 
 #[cfg(target_os = "linux")]
-pub use memory::{Counters, RingMemory, RingRecord, bytes_of, page_size};
+pub(crate) use memory::{Counters, RingMemory, RingRecord, bytes_of, page_size};
 pub use memory::{fix_mmap_threshold, is_swap_used, trim};
 pub use proc::{is_visible, lock_holder, non_initial_pid_namespace, thread_group};
 pub use ready::{readable, wait_for};

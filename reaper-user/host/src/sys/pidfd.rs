@@ -23,6 +23,7 @@ pub struct Pidfd(OwnedFd);
 pub struct PidfdUnavailable(pub nix::Error);
 
 impl PidfdUnavailable {
+    /// What the user can do about it.
     pub const ADVICE: &str = "run it on Linux 5.3 or later, without a seccomp filter that denies pidfd_open or \
         pidfd_send_signal (older container runtimes have one)";
 }

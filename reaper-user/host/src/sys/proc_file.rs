@@ -20,15 +20,23 @@ pub fn is_gone(error: &io::Error) -> bool {
 
 /// Fields of a `stat` file (proc_pid_stat(5)).
 pub struct Stat<'a> {
+    /// The kernel's name of the first thread, at most 15 bytes for programs.
     pub comm: &'a [u8],
+    /// State of the first thread, such as `b'S'`.
     pub state: u8,
+    /// Pid of the parent, 0 for none.
     pub parent: u32,
+    /// Process group id.
     pub pgid: u32,
+    /// Session id (`setsid(2)`).
     pub sid: u32,
+    /// Controlling terminal (`tty_nr`), 0 for none.
     pub tty: u32,
+    /// Flags `PF_*` of the first thread.
     pub flags: u64,
     /// CPU time of all threads in ticks.
     pub cpu: u64,
+    /// Number of threads.
     pub threads: u64,
     /// Start time in ticks since boot.
     pub start: u64,
@@ -85,6 +93,7 @@ impl Stat<'_> {
         })
     }
 
+    /// Returns whether the process is a kernel thread, which has no program.
     pub fn is_kernel_thread(&self) -> bool {
         self.flags & PF_KTHREAD != 0
     }
@@ -130,6 +139,7 @@ pub fn set_argv(image: &mut Image, bytes: &[u8], area: u64) {
     }
 }
 
+/// Returns the real and the effective uid in a `status` file.
 pub fn uids(status: &[u8]) -> Option<Uids> {
     let mut ids = words(field(status, b"Uid:")?).map(number);
     Some(Uids {
@@ -167,6 +177,7 @@ pub fn value<T: std::str::FromStr>(file: &[u8], name: &[u8]) -> Option<T> {
     number(words(field(file, name)?).next()?)
 }
 
+/// Returns the words of a line, without the white space in between.
 pub fn words(line: &[u8]) -> impl Iterator<Item = &[u8]> {
     line.split(u8::is_ascii_whitespace)
         .filter(|word| !word.is_empty())

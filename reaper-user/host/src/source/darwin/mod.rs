@@ -6,10 +6,10 @@
 //! so their tests run on any system.
 
 pub mod args;
-pub mod births;
+pub(crate) mod births;
 #[cfg(target_os = "macos")]
 pub mod kernel;
 pub mod scan;
-pub mod sockets;
+pub(crate) mod sockets;
 #[cfg(target_os = "macos")]
 pub mod table;

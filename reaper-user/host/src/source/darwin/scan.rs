@@ -48,6 +48,7 @@ pub trait Kernel: AsFd {
     /// The table cannot be read.
     fn rows(&mut self) -> Result<(Vec<KinfoProc>, usize), Self::Error>;
 
+    /// Returns the key of a listed process.
     fn key(&self, process: &KinfoProc) -> ProcessKey;
 
     /// Reads a living process in full; `None` if it has exited.
@@ -73,10 +74,20 @@ pub trait Kernel: AsFd {
 /// Event of a watched process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KernelEvent {
-    /// The process has exited. The wait status is `None` if it is hidden from this user.
-    Exit { pid: u32, status: Option<u32> },
+    /// The process has exited.
+    Exit {
+        /// Pid of the process.
+        pid: u32,
+        /// Wait status; `None` if it is hidden from this user.
+        status: Option<u32>,
+    },
     /// The process has forked, or run another program.
-    Change { pid: u32, exec: bool },
+    Change {
+        /// Pid of the process.
+        pid: u32,
+        /// Whether it has run another program.
+        exec: bool,
+    },
 }
 
 /// Source that scans the process table and receives events of the kernel.

@@ -17,14 +17,22 @@ pub const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
 /// Reason why the kernel's type information cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum BtfError {
+    /// The file with the type information cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
+        /// The file.
         path: PathBuf,
+        /// Cause.
         source: std::io::Error,
     },
     /// The blob is damaged or no BTF.
     #[error("malformed btf at byte {at}: {what}")]
-    Malformed { at: usize, what: &'static str },
+    Malformed {
+        /// Offset of the defect in bytes.
+        at: usize,
+        /// The defect.
+        what: &'static str,
+    },
     /// Missing structure or `structure.member`.
     #[error("the kernel's btf has no {0}")]
     Missing(String),

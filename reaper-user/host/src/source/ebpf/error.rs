@@ -13,44 +13,69 @@ pub enum EbpfError {
     #[error(
         "cannot use the kernel's type information: {0}; use a kernel with CONFIG_DEBUG_INFO_BTF=y"
     )]
+    /// The kernel has no type information, or not what the probes need.
     Btf(#[source] BtfError),
     #[error(
         "not permitted to load the kernel probes: run as root of the host, or with CAP_BPF, CAP_PERFMON, CAP_KILL and CAP_SYS_PTRACE ({0})"
     )]
+    /// The user lacks the capabilities to load programs.
     NotPermitted(#[source] BoxError),
     #[error(
         "loading the kernel probes is denied even to root, by a container's seccomp profile, a security module, or before Linux \
          5.11 the limit on locked memory; run on the host, with `ulimit -l unlimited` ({0})"
     )]
+    /// Loading is denied although the user is root and has the capabilities.
     Denied(#[source] BoxError),
     #[error(
         "the kernel is locked down ({mode}) and refuses the probes: boot without lockdown=confidentiality ({source})"
     )]
-    Lockdown { mode: String, source: BoxError },
+    /// Loading is denied by the lockdown of the kernel.
+    Lockdown {
+        /// Mode of lockdown, `confidentiality`.
+        mode: String,
+        /// Cause.
+        source: BoxError,
+    },
     #[error(
         "the object file of the probes has ABI version {found}, but this program needs {ABI_VERSION}: \
          rebuild it with `cargo xtask build-ebpf`"
     )]
-    Abi { found: u16 },
+    /// The object was built from another version of `reaper-common`.
+    Abi {
+        /// ABI version of the object.
+        found: u16,
+    },
+    /// A part of the object is missing or has another shape.
     #[error("the object file of the probes has no {what}: it was not built for this program")]
-    InvalidObject { what: String },
+    InvalidObject {
+        /// Name of the program, map or section; `ELF header` if the file is no object at all.
+        what: String,
+    },
+    /// The object file given by the user cannot be read.
     #[error("cannot read the object file of the probes, {}: {source}", path.display())]
     Object {
+        /// The file.
         path: PathBuf,
+        /// Cause.
         source: std::io::Error,
     },
     #[error(
         "/proc cannot be used: {0}; mount this namespace's own, as `unshare --mount-proc` does"
     )]
+    /// /proc is not mounted, or shows the pids of another namespace.
     Proc(#[source] std::io::Error),
+    /// Loading or attaching failed for a reason other than permissions.
     #[error("the kernel rejects the probes: {0}")]
     Refused(#[source] BoxError),
+    /// A map cannot be read, written or mapped into memory.
     #[error("cannot use a map of the probes: {0}")]
     Map(#[source] BoxError),
     #[error(
         "the pinned probes belong to another pid namespace: run the service there, set another `pin_dir`, or run `reaper unpin`"
     )]
+    /// The pinned maps have pids of another pid namespace.
     OtherNamespace,
+    /// The pins cannot be used.
     #[error(transparent)]
     Pin(#[from] PinError),
 }
@@ -58,17 +83,39 @@ pub enum EbpfError {
 /// Reason why pins cannot be used or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum PinError {
+    /// Another service holds the pins.
     #[error("{} holds {name}: stop it first", holder(*.pid))]
-    Locked { name: String, pid: Option<u32> },
+    Locked {
+        /// Name of the locked directory.
+        name: String,
+        /// Pid of the service, if known.
+        pid: Option<u32>,
+    },
+    /// A file or directory in the place of the pins was not created by reaper.
     #[error("{} is {what}: reaper did not pin it; move it, or set another `pin_dir`", path.display())]
-    UnknownPins { path: PathBuf, what: String },
+    UnknownPins {
+        /// The pin or directory.
+        path: PathBuf,
+        /// Description that follows "is", such as `not a directory`.
+        what: String,
+    },
+    /// A pin or its directory cannot be accessed.
     #[error("cannot use {}: {source}", path.display())]
-    Io { path: PathBuf, source: io::Error },
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// Cause.
+        source: io::Error,
+    },
     #[error(
         "{} is not in a BPF file system: mount one (mount -t bpf bpf /sys/fs/bpf), or set another `pin_dir`",
         path.display()
     )]
-    NotBpffs { path: PathBuf },
+    /// The directory of the pins is on another kind of file system.
+    NotBpffs {
+        /// Directory of the pins.
+        path: PathBuf,
+    },
 }
 
 fn holder(pid: Option<u32>) -> String {

@@ -138,6 +138,7 @@ impl PinDir {
         Ok(pin_dir)
     }
 
+    /// Returns the directory of the pins.
     pub fn path(&self) -> &Path {
         &self.path
     }

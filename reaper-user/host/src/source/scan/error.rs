@@ -10,13 +10,17 @@ pub enum ScanError {
     #[error(
         "/proc cannot be used: {0}; mount this pid namespace's own, as `unshare --mount-proc` does"
     )]
+    /// /proc is not mounted, or shows the pids of another namespace.
     Proc(#[source] std::io::Error),
+    /// The directory /proc cannot be listed.
     #[cfg(target_os = "linux")]
     #[error("cannot list the processes in /proc: {0}; mount it")]
     List(#[source] nix::Error),
+    /// The process table cannot be read.
     #[cfg(target_os = "macos")]
     #[error(transparent)]
     Table(#[from] ProcfsError),
+    /// No file descriptor is left to watch exits with.
     #[error("cannot wait for processes to exit: {0}; raise the limit on open files (ulimit -n)")]
     Wait(#[source] nix::Error),
 }

@@ -73,6 +73,7 @@ impl ScanSchedule {
         }
     }
 
+    /// Returns the time of the next pass (CLOCK_MONOTONIC, ns).
     pub fn due(&self) -> u64 {
         self.due
     }

@@ -4,10 +4,10 @@
 //! ([`interval`]). Each operating system has its own way to read the table.
 
 pub mod error;
-pub mod interval;
+pub(crate) mod interval;
 #[cfg(target_os = "linux")]
 mod linux;
-pub mod table;
+pub(crate) mod table;
 
 pub use interval::ScanOptions;
 #[cfg(target_os = "linux")]

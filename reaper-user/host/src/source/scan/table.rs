@@ -15,14 +15,18 @@ pub struct StatRow {
     pub key: ProcessKey,
     /// Pid of the parent, 0 for none.
     pub parent: u32,
+    /// Facts that show whether the process runs another program.
     pub fingerprint: ImageFingerprint,
 }
 
 /// Facts that change when a process runs another program, or changes its name, group or terminal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ImageFingerprint {
+    /// Session id (`setsid(2)`).
     pub sid: u32,
+    /// Process group id.
     pub pgid: u32,
+    /// Controlling terminal, as in the `stat` file.
     pub tty: u32,
     /// The kernel's name of the process, padded with NULs.
     pub comm: [u8; 16],
@@ -62,11 +66,13 @@ pub struct ScanTable {
 /// Differences between a pass and the reported state.
 #[derive(Default)]
 pub struct Differences {
+    /// Processes that the table does not have.
     pub new: Vec<StatRow>,
     /// Processes with another fingerprint.
     pub changed: Vec<StatRow>,
     /// Processes with another parent, and its pid.
     moved: Vec<(ProcessKey, u32)>,
+    /// Processes that were not listed.
     pub gone: Vec<ProcessKey>,
     /// Whether another pass is needed soon, because a difference could not be reported yet.
     pub unsettled: bool,
@@ -339,6 +345,7 @@ pub(super) fn parents_first(
     all
 }
 
+/// Returns the event of an exit.
 pub fn exit(key: ProcessKey, ended: ExitStatus) -> EventKind {
     EventKind::Exit {
         key,

@@ -27,27 +27,35 @@ const SYSTEM: u32 = 0x200;
 /// `SZOMB`: state of an exited process that has not been waited for.
 pub const ZOMBIE: u8 = 5;
 
+/// A row of the process table (`struct kinfo_proc`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KinfoProc {
+    /// Pid of the process.
     pub pid: u32,
     /// Pid of the parent; 0 without a parent.
     pub parent: u32,
     /// Start time by the wall clock of that time, in µs since the epoch.
     pub began: u64,
+    /// Real and effective uid.
     pub uids: Uids,
+    /// Saved set-user-ID.
     pub saved_uid: u32,
+    /// Process group id.
     pub group: u32,
     /// Device number of the controlling terminal; 0 without a terminal.
     pub terminal: u32,
     /// Name of the program, at most 15 bytes.
     pub comm: Vec<u8>,
+    /// State, such as [`ZOMBIE`].
     pub state: u8,
+    /// Whether it is a process of the kernel.
     pub is_kernel: bool,
 }
 
 /// Identity of a process, as numbers that are not reused before the next boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
+    /// Number of the process itself.
     pub unique: u64,
     /// Number of the birth parent, also after the process was reparented.
     pub parent: u64,

@@ -9,9 +9,11 @@ use std::path::{Path, PathBuf};
 pub struct Mount {
     /// Directory of the file system that is mounted.
     pub root: PathBuf,
+    /// Directory where it is mounted.
     pub point: PathBuf,
     /// Type of the file system, such as `bpf`.
     pub kind: String,
+    /// Whether it is mounted read-write.
     pub writable: bool,
 }
 
