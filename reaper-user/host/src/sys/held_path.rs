@@ -47,11 +47,11 @@ pub enum HeldPathError {
     /// The path is `/` or has no existing directory above it.
     #[error("the path has no file name; write one that ends with a name")]
     NoName,
+    /// Another user than root can change this directory.
     #[error(
         "other users than root can change {} and put another file in its place; run this as the owner, or choose a \
          directory that only root can change", .0.display()
     )]
-    /// Another user than root can change this directory.
     Writable(PathBuf),
     /// A directory on the path cannot be opened or created.
     #[error("{}: {source}", path.display())]

@@ -10,37 +10,37 @@ use super::btf::BtfError;
 /// Reason why the probes cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum EbpfError {
+    /// The kernel has no type information, or not what the probes need.
     #[error(
         "cannot use the kernel's type information: {0}; use a kernel with CONFIG_DEBUG_INFO_BTF=y"
     )]
-    /// The kernel has no type information, or not what the probes need.
     Btf(#[source] BtfError),
+    /// The user lacks the capabilities to load programs.
     #[error(
         "not permitted to load the kernel probes: run as root of the host, or with CAP_BPF, CAP_PERFMON, CAP_KILL and CAP_SYS_PTRACE ({0})"
     )]
-    /// The user lacks the capabilities to load programs.
     NotPermitted(#[source] BoxError),
+    /// Loading is denied although the user is root and has the capabilities.
     #[error(
         "loading the kernel probes is denied even to root, by a container's seccomp profile, a security module, or before Linux \
          5.11 the limit on locked memory; run on the host, with `ulimit -l unlimited` ({0})"
     )]
-    /// Loading is denied although the user is root and has the capabilities.
     Denied(#[source] BoxError),
+    /// Loading is denied by the lockdown of the kernel.
     #[error(
         "the kernel is locked down ({mode}) and refuses the probes: boot without lockdown=confidentiality ({source})"
     )]
-    /// Loading is denied by the lockdown of the kernel.
     Lockdown {
         /// Mode of lockdown, `confidentiality`.
         mode: String,
         /// Cause.
         source: BoxError,
     },
+    /// The object was built from another version of `reaper-common`.
     #[error(
         "the object file of the probes has ABI version {found}, but this program needs {ABI_VERSION}: \
          rebuild it with `cargo xtask build-ebpf`"
     )]
-    /// The object was built from another version of `reaper-common`.
     Abi {
         /// ABI version of the object.
         found: u16,
@@ -59,10 +59,10 @@ pub enum EbpfError {
         /// Cause.
         source: std::io::Error,
     },
+    /// /proc is not mounted, or shows the pids of another namespace.
     #[error(
         "/proc cannot be used: {0}; mount this namespace's own, as `unshare --mount-proc` does"
     )]
-    /// /proc is not mounted, or shows the pids of another namespace.
     Proc(#[source] std::io::Error),
     /// Loading or attaching failed for a reason other than permissions.
     #[error("the kernel rejects the probes: {0}")]
@@ -70,10 +70,10 @@ pub enum EbpfError {
     /// A map cannot be read, written or mapped into memory.
     #[error("cannot use a map of the probes: {0}")]
     Map(#[source] BoxError),
+    /// The pinned maps have pids of another pid namespace.
     #[error(
         "the pinned probes belong to another pid namespace: run the service there, set another `pin_dir`, or run `reaper unpin`"
     )]
-    /// The pinned maps have pids of another pid namespace.
     OtherNamespace,
     /// The pins cannot be used.
     #[error(transparent)]
@@ -107,11 +107,11 @@ pub enum PinError {
         /// Cause.
         source: io::Error,
     },
+    /// The directory of the pins is on another kind of file system.
     #[error(
         "{} is not in a BPF file system: mount one (mount -t bpf bpf /sys/fs/bpf), or set another `pin_dir`",
         path.display()
     )]
-    /// The directory of the pins is on another kind of file system.
     NotBpffs {
         /// Directory of the pins.
         path: PathBuf,

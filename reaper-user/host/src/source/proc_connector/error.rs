@@ -7,23 +7,23 @@ use crate::source::snapshot::ProcfsError;
 /// Reason why the proc connector cannot be used, or has stopped delivering events.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectorError {
+    /// The kernel was built without it.
     #[error(
         "the kernel has no proc connector: use a kernel with CONFIG_CONNECTOR=y and CONFIG_PROC_EVENTS=y"
     )]
-    /// The kernel was built without it.
     Absent,
     /// The user lacks CAP_NET_ADMIN in the initial user namespace.
     #[error("not permitted to subscribe to the proc connector: run as root, or with CAP_NET_ADMIN")]
     NotPermitted,
+    /// The network namespace is not the initial one, the only one that the connector sends to.
     #[error(
         "the proc connector does not reach this network namespace: run in the initial one, as with a container's `--network host`"
     )]
-    /// The network namespace is not the initial one, the only one that the connector sends to.
     OtherNetwork,
+    /// The kernel did not answer the subscription in time.
     #[error(
         "the proc connector does not answer: run in the initial pid and user namespace, on a kernel with CONFIG_PROC_EVENTS=y"
     )]
-    /// The kernel did not answer the subscription in time.
     Silent,
     /// The subscription failed for another reason.
     #[error("cannot use the proc connector: {0}")]
@@ -34,10 +34,10 @@ pub enum ConnectorError {
     /// The backlog of messages has grown for too long.
     #[error("the proc connector delivers events faster than they can be read")]
     Behind,
+    /// /proc is not mounted, or shows the pids of another namespace.
     #[error(
         "/proc cannot be used: {0}; mount this pid namespace's own, as `unshare --mount-proc` does"
     )]
-    /// /proc is not mounted, or shows the pids of another namespace.
     Proc(#[source] std::io::Error),
     /// The pre-existing processes cannot be listed.
     #[error("cannot list running processes: {0}")]

@@ -6,11 +6,11 @@ use crate::source::snapshot::ProcfsError;
 /// Reason why the process table cannot be scanned.
 #[derive(Debug, thiserror::Error)]
 pub enum ScanError {
+    /// /proc is not mounted, or shows the pids of another namespace.
     #[cfg(target_os = "linux")]
     #[error(
         "/proc cannot be used: {0}; mount this pid namespace's own, as `unshare --mount-proc` does"
     )]
-    /// /proc is not mounted, or shows the pids of another namespace.
     Proc(#[source] std::io::Error),
     /// The directory /proc cannot be listed.
     #[cfg(target_os = "linux")]
