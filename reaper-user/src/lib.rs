@@ -61,8 +61,7 @@
 //! # Ok::<(), ClientError>(())
 //! ```
 //!
-//! # Architecture
-#![doc = include_str!("../docs/architecture.md")]
+//! [`docs`] has all pages of the documentation, among them the architecture.
 #![warn(missing_docs)]
 
 mod api;
