@@ -14,4 +14,4 @@ macro_rules! pages {
     };
 }
 
-pages!(concepts rules configuration sources events run operations security benchmarks contributing agents);
+pages!(architecture concepts rules configuration sources events run operations security benchmarks contributing agents);

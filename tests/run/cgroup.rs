@@ -390,7 +390,11 @@ fn closed_off_with_owner(place: &RunWorld, home: &DelegatedCgroup) {
     let words = ["--grace", "200ms", "--", "sh", "-c", script, &path];
     let said = cli::run(place.dir.path(), &mut home.reaper(place, &words));
     assert_eq!(said.code, Some(6), "{}", said.err);
-    assert!(said.err.contains("cannot remove the cgroup"), "{}", said.err);
+    assert!(
+        said.err.contains("cannot remove the cgroup"),
+        "{}",
+        said.err
+    );
     for left in home.below() {
         eventually("the cgroup is removed", || {
             fs::remove_dir(left.join("x")).ok()
@@ -509,7 +513,11 @@ fn with_owner(place: &RunWorld, home: &DelegatedCgroup) {
     enter(home.path(), &mut shell);
     let said = cli::run(place.dir.path(), &mut shell);
     assert_eq!(said.out, "6\n", "{}", said.err);
-    assert!(said.err.contains("cannot remove the cgroup"), "{}", said.err);
+    assert!(
+        said.err.contains("cannot remove the cgroup"),
+        "{}",
+        said.err
+    );
     place.assert_alone();
     for left in home.below() {
         eventually("the cgroup is removed", || fs::remove_dir(&left).ok());
