@@ -29,7 +29,7 @@ pub mod paths;
 pub mod pidfd;
 #[cfg_attr(target_os = "macos", path = "darwin/proc.rs")]
 mod proc;
-pub(crate) mod proc_file;
+pub mod proc_file;
 pub mod process_handle;
 mod ready;
 #[cfg_attr(target_os = "macos", path = "darwin/remote.rs")]

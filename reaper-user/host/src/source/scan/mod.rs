@@ -4,10 +4,10 @@
 //! ([`interval`]). Each operating system has its own way to read the table.
 
 pub mod error;
-pub(crate) mod interval;
+pub mod interval;
 #[cfg(target_os = "linux")]
 mod linux;
-pub(crate) mod table;
+pub mod table;
 
 pub use interval::ScanOptions;
 #[cfg(target_os = "linux")]
