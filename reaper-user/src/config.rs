@@ -189,8 +189,10 @@ fn read_trusted(path: &Path) -> Result<Vec<u8>, ConfigError> {
         .open(path)
         .map_err(unreadable)?;
     let metadata = file.metadata().map_err(unreadable)?;
-    // For a directory, the read fails with a better error.
-    if !metadata.is_file() && !metadata.is_dir() {
+    if metadata.is_dir() {
+        return Err(unreadable(std::io::ErrorKind::IsADirectory.into()));
+    }
+    if !metadata.is_file() {
         let error = std::io::Error::other("not a regular file");
         return Err(unreadable(error));
     }
@@ -200,13 +202,14 @@ fn read_trusted(path: &Path) -> Result<Vec<u8>, ConfigError> {
             Some(parent) => parent,
             None => Path::new("/"),
         };
-        let directory = directory.metadata().map_err(unreadable)?;
-        if owner::is_writable_by_others(&metadata) || owner::allows_replacement(&directory) {
-            return Err(ConfigError::not_trusted(
-                path,
-                metadata.uid(),
-                metadata.mode(),
-            ));
+        if owner::is_writable_by_others(&metadata) {
+            let (uid, mode) = (metadata.uid(), metadata.mode());
+            return Err(ConfigError::not_trusted(path, uid, mode));
+        }
+        let metadata = directory.metadata().map_err(unreadable)?;
+        if owner::allows_replacement(&metadata) {
+            let (uid, mode) = (metadata.uid(), metadata.mode());
+            return Err(ConfigError::replaceable(path, directory, uid, mode));
         }
     }
     let mut bytes = Vec::new();

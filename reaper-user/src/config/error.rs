@@ -44,7 +44,7 @@ impl ConfigError {
     pub(super) fn unreadable(path: &Path, error: &io::Error) -> ConfigError {
         let message = match error.kind() {
             io::ErrorKind::NotFound => {
-                "no such file: create it, or omit `--config` to use the defaults".into()
+                "no such file: check the path; without a config file, the defaults apply".into()
             }
             io::ErrorKind::IsADirectory => "this is a directory: name a TOML file".into(),
             io::ErrorKind::PermissionDenied => {
@@ -60,8 +60,19 @@ impl ConfigError {
 
     pub(super) fn not_trusted(path: &Path, uid: u32, mode: u32) -> ConfigError {
         let message = format!(
-            "users other than root may change or replace this file (owner {uid}, mode {:04o}), and it decides which \
-             processes are killed: apply `chown root` and `chmod go-w` to it and its directory",
+            "users other than root may change this file (owner {uid}, mode {:04o}), and it decides which processes are \
+             killed: run `chown root` and `chmod go-w` on it",
+            mode & 0o7777
+        );
+        ConfigError::of_file(path, message)
+    }
+
+    pub(super) fn replaceable(path: &Path, directory: &Path, uid: u32, mode: u32) -> ConfigError {
+        let message = format!(
+            "users other than root may replace this file, because they may change its directory {} (owner {uid}, mode \
+             {:04o}), and it decides which processes are killed: run `chown root` and `chmod go-w` on that directory, or \
+             move the file",
+            directory.display(),
             mode & 0o7777
         );
         ConfigError::of_file(path, message)

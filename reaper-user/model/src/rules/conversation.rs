@@ -61,7 +61,9 @@ impl TryFrom<Table> for ConversationSource {
 
     fn try_from(table: Table) -> Result<ConversationSource, &'static str> {
         if table.pid.len() != table.start.len() {
-            return Err("`pid` and `start` differ in length: write one key of each for each pair");
+            return Err(
+                "`pid` and `start` differ in length: each key in `pid` needs its counterpart in `start`, at the same position",
+            );
         }
         let has_registry = !table.files.is_empty() && !table.pid.is_empty();
         if table.directory.is_some() != has_registry {

@@ -264,8 +264,8 @@ fn program(table: &DeTable<'_>, is_member_rule: bool) -> Result<(Vec<Condition>,
             // In the joined arguments, a prompt that names a subcommand looks like the subcommand.
             let not = if negative { "not_" } else { "" };
             let what = format!(
-                "`{key}` matches the joined arguments, where a prompt reads like a sub-command or an option; agents and \
-                 boundaries match them one by one: write `{not}args = [\"serve\"]` for the first argument that is no \
+                "`{key}` matches the joined arguments, where a prompt can look like an option; agents and boundaries \
+                 match single arguments: write `{not}args = [\"serve\"]` for the first argument that is no \
                  option, `{not}options = [\"--type=*\"]` or `{not}arg0`"
             );
             return Err((place.span().start, what));

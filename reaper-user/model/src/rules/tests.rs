@@ -159,8 +159,9 @@ fn only_boundaries_and_servers_cover_other_rule_types() {
 
 #[test]
 fn rule_that_can_never_apply_gives_a_warning() {
-    const DENIES: Option<&str> =
-        Some("its conditions contradict each other, or its program runs no `script`");
+    const DENIES: Option<&str> = Some(
+        "its conditions contradict each other, or it has `script` although its program is no interpreter that reaper knows",
+    );
     const NO_AGENT: Option<&str> = Some("`agent` names no agent that is enabled");
     let cases = [
         ("agent = 'claude'", None),

@@ -31,7 +31,8 @@ pub fn warnings(user_rules: &[RuleEntry], all: &[Rule]) -> Vec<(usize, String)> 
         }
         if !rule.matchers.is_empty() && rule.matchers.iter().all(Matcher::is_impossible) {
             warn(format!(
-                "`{name}` can never apply: its conditions contradict each other, or its program runs no `script`"
+                "`{name}` can never apply: its conditions contradict each other, or it has `script` although its program is no \
+                 interpreter that reaper knows"
             ));
         }
         let changing = [
@@ -46,7 +47,7 @@ pub fn warnings(user_rules: &[RuleEntry], all: &[Rule]) -> Vec<(usize, String)> 
             && rule.when.is_of(true)
         {
             warn(format!(
-                "`{name}` checks `{key}` only when the process has an event, and below a living agent none may come for long: add \
+                "`{name}` checks `{key}` only when the process has an event, which may take long below a living agent: add \
                  `after` to check again when that delay expires"
             ));
         }

@@ -222,7 +222,7 @@ fn unreachable_rules_are_warned_of() {
         ),
         (
             rule("a", "comm = 'x'\nsession = 'alive'\nlistening = true"),
-            "`a` checks `listening` only when the process has an event, and below a living agent none may come for long: \
+            "`a` checks `listening` only when the process has an event, which may take long below a living agent: \
              add `after` to check again when that delay expires",
         ),
         (
@@ -238,15 +238,18 @@ fn unreachable_rules_are_warned_of() {
         ),
         (
             rule("a", "comm = 'x'\nnot_comm = ['x', 'y']"),
-            "`a` can never apply: its conditions contradict each other, or its program runs no `script`",
+            "`a` can never apply: its conditions contradict each other, or it has `script` although its program is no interpreter that \
+             reaper knows",
         ),
         (
             rule("a", "exe = '**/ruby'\nscript = '**/x'"),
-            "`a` can never apply: its conditions contradict each other, or its program runs no `script`",
+            "`a` can never apply: its conditions contradict each other, or it has `script` although its program is no interpreter that \
+             reaper knows",
         ),
         (
             keep("a", "comm = 'x'\nargs = ['y', 'z']\nnot_args = 'y'"),
-            "`a` can never apply: its conditions contradict each other, or its program runs no `script`",
+            "`a` can never apply: its conditions contradict each other, or it has `script` although its program is no interpreter that \
+             reaper knows",
         ),
         (
             keep("a", "comm = 'x'\nargs = 'y'\nnot_args = ['x', 'y']"),

@@ -340,8 +340,8 @@ fn problems_of_settings_and_rules_are_in_file_order() {
 
 #[test]
 fn joined_arguments_are_refused_for_agents_and_boundaries() {
-    let why = "matches the joined arguments, where a prompt reads like a sub-command or an option; agents and boundaries \
-               match them one by one: write";
+    let why = "matches the joined arguments, where a prompt can look like an option; agents and boundaries \
+               match single arguments: write";
     let instead = |not: &str| {
         format!(
             "`{not}args = [\"serve\"]` for the first argument that is no option, `{not}options = [\"--type=*\"]` or `{not}arg0`"
@@ -435,7 +435,8 @@ fn bad_conversations() {
         ),
         (
             "variable = 'V'\npid = 'p'",
-            "4:1: `conversation`: `pid` and `start` differ in length: write one key of each for each pair",
+            "4:1: `conversation`: `pid` and `start` differ in length: each key in `pid` needs its counterpart \
+             in `start`, at the same position",
         ),
         (
             "variable = 'V'\ndirectory = 'd'",
