@@ -1,7 +1,7 @@
 //! Requests from other threads to store or remove keeps.
 
 use std::path::PathBuf;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use super::JournalError;
@@ -39,18 +39,19 @@ impl KeepWriter {
 
     fn change(&self, change: KeepUpdate) -> Result<(), JournalError> {
         let (reply, answer) = channel();
-        let timed_out = || JournalError::TimedOut {
-            path: self.path.clone(),
-        };
-        self.changes
-            .send((change, reply))
-            .map_err(|_| timed_out())?;
+        let path = || self.path.clone();
+        let given_up = || JournalError::GivenUp { path: path() };
+        self.changes.send((change, reply)).map_err(|_| given_up())?;
         self.sender
             .send(Message::KeepUpdateQueued)
-            .map_err(|_| timed_out())?;
+            .map_err(|_| given_up())?;
         match answer.recv_timeout(ANSWER_TIMEOUT) {
             Ok(result) => result,
-            Err(_) => Err(timed_out()),
+            Err(RecvTimeoutError::Timeout) => Err(JournalError::TimedOut {
+                path: path(),
+                limit: ANSWER_TIMEOUT,
+            }),
+            Err(RecvTimeoutError::Disconnected) => Err(given_up()),
         }
     }
 }

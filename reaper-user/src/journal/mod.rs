@@ -108,7 +108,7 @@ pub enum JournalError {
         kind: &'static str,
     },
     #[error(
-        "other users can write to {}: remove that permission (chmod o-w, chown), or set `journal_dir` to \
+        "other users can write to {}: remove that permission (chmod go-w, chown), or set `journal_dir` to \
          another directory",
         directory.display()
     )]
@@ -122,8 +122,14 @@ pub enum JournalError {
     Newer(#[from] NewerSchema),
     #[error("cannot start the journal's thread: {0}")]
     Thread(std::io::Error),
-    #[error("journal {} does not answer in time", path.display())]
-    TimedOut { path: PathBuf },
+    #[error("journal {} did not answer within {} s: check whether the disk is full or slow", path.display(), limit.as_secs())]
+    TimedOut { path: PathBuf, limit: Duration },
+    /// The journal was given up, or its thread has ended. The reason is in the log.
+    #[error(
+        "journal {} is not in use since an earlier error in the log: repair it and restart the service",
+        path.display()
+    )]
+    GivenUp { path: PathBuf },
 }
 
 /// Error for a journal that a newer version of this program wrote.

@@ -87,7 +87,11 @@ impl Journal {
                     done,
                 })
             }
-            Err(_) => Err(JournalError::TimedOut { path }),
+            Err(RecvTimeoutError::Timeout) => Err(JournalError::TimedOut {
+                path,
+                limit: OPEN_TIMEOUT,
+            }),
+            Err(RecvTimeoutError::Disconnected) => Err(JournalError::GivenUp { path }),
         }
     }
 
@@ -131,8 +135,10 @@ impl Journal {
         let _ = self.sender.send(Message::Stop);
         if self.done.recv_timeout(ANSWER_TIMEOUT).is_err() {
             tracing::error!(
-                "the last records are missing from the journal {}: timed out",
-                self.path.display()
+                "the last records may be missing from the journal {}: it was not written within {} s; check whether the \
+                 disk is full or slow",
+                self.path.display(),
+                ANSWER_TIMEOUT.as_secs()
             );
         }
     }
@@ -270,7 +276,10 @@ impl JournalThread {
             if (self.batch.len(), self.replaced) == before {
                 let path = self.options.path();
                 let (count, path) = (before.0, path.display());
-                tracing::error!("the last {count} records are missing from the journal {path}");
+                tracing::error!(
+                    "the last {count} records are missing from the journal {path}: it could not be written before the \
+                     service stopped; see the earlier error"
+                );
                 return;
             }
         }
@@ -349,7 +358,10 @@ impl JournalThread {
             return self.replace_store(&format!("damaged ({error})"));
         }
         let count = self.batch.len().min(BATCH_MAX);
-        tracing::error!("cannot write {count} records to the journal: {error}; this is a bug");
+        tracing::error!(
+            "cannot write {count} records to the journal {}: {error}; they are dropped; report this as a bug",
+            self.options.path().display()
+        );
         self.shared
             .dropped
             .fetch_add(count as u64, Ordering::AcqRel);
@@ -362,7 +374,10 @@ impl JournalThread {
         };
         self.replaced += 1;
         let opened = if self.replaced > REPLACED_MAX {
-            Err("too many databases were damaged".to_owned())
+            Err(format!(
+                "journal {} was damaged more than {REPLACED_MAX} times: check the disk, then restart the service",
+                self.options.path().display()
+            ))
         } else {
             let opened = store.replace(why, &self.boot_id);
             opened.map_err(|error| error.to_string())
@@ -407,7 +422,7 @@ impl JournalThread {
         self.reopen_if_removed();
         let path = self.options.path();
         let Some(store) = &mut self.store else {
-            return Err(JournalError::TimedOut { path });
+            return Err(JournalError::GivenUp { path });
         };
         let written = store.change(&change);
         written.map_err(|source| JournalError::Database { path, source })?;
