@@ -337,7 +337,7 @@ fn records_full(place: &RunWorld) {
         mount -o remount,ro state
         $0 $1";
     let runs = "./reaper run -- sh -c 'exit 3' > out 2>&1; echo $? $(cat out | wc -c)
-        ./reaper run --name x -- touch begun > out 2>&1; echo $? $(grep -c 'cannot record runs' out)";
+        ./reaper run --name x -- touch begun > out 2>&1; echo $? $(grep -c 'cannot use the records of runs' out)";
     fs::create_dir(place.path("state")).expect("create a directory");
     fs::write(place.path("script"), runs).expect("write the script");
     let mut command = place.command("unshare");

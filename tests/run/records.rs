@@ -398,7 +398,11 @@ fn unusable_records(place: &RunWorld) {
         for option in [&["--name", "x"][..], &["--detach"], &["--limit", "x=1"]] {
             let said = with(state, &[option, &["--", "touch", "begun"]].concat());
             assert_eq!(said.code, Some(125), "{state} {option:?}");
-            assert!(said.err.contains("cannot record runs"), "{}", said.err);
+            assert!(
+                said.err.contains("cannot use the records of runs"),
+                "{}",
+                said.err
+            );
         }
         let mut ps = place.command("./reaper");
         let said = crate::cli::run(

@@ -228,7 +228,7 @@ impl RunCgroup {
         let removed = empty.and_then(|_| self.cgroup.clear());
         if let Err(error) = removed.and_then(|()| cgroup::remove(&self.directory)) {
             tracing::warn!(
-                "cannot remove the cgroup {}: {error}",
+                "cannot remove the cgroup {}: {error}; remove it with rmdir when its processes have exited",
                 self.directory.display()
             );
         }

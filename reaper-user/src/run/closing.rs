@@ -88,7 +88,10 @@ fn close_all(locked: Vec<(PathBuf, Flock<File>)>) -> Vec<RecordedRun> {
 }
 
 pub(super) fn warn_not_closed(path: &Path, error: &io::Error) {
-    tracing::warn!("cannot close the run of {}: {error}", path.display());
+    tracing::warn!(
+        "cannot close the run recorded in {}: {error}; the next `reaper ps` tries again",
+        path.display()
+    );
 }
 
 /// Result of an attempt to close a run.
@@ -124,7 +127,9 @@ fn close_locked(path: &Path, file: &File) -> io::Result<Option<RecordedRun>> {
     };
     if let Err(error) = close(file, path, result.clone(), true) {
         let id = &record.header.id;
-        tracing::warn!("run {id}: cannot write the result to its record: {error}");
+        tracing::warn!(
+            "run {id}: cannot write the result to its record: {error}; `reaper wait` may report another status"
+        );
     }
     let result = Some(result);
     Ok(Some(RecordedRun {

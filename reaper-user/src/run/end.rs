@@ -54,7 +54,7 @@ impl SupervisedCommand<'_> {
             let new = match reaper.round(find) {
                 Ok(new) => new,
                 Err(error) => {
-                    tracing::error!("{error}");
+                    tracing::error!("cannot find what the command left behind: {error}");
                     0
                 }
             };

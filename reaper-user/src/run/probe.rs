@@ -158,7 +158,11 @@ fn kill_subtree(pid: u32) {
     let procfs = Procfs::default();
     let exits = match ExitPoll::new() {
         Ok(exits) => Arc::new(exits),
-        Err(error) => return tracing::warn!("cannot wait for exits: {error}"),
+        Err(error) => {
+            return tracing::warn!(
+                "--done-when: cannot kill the check: cannot wait for exits: {error}"
+            );
+        }
     };
     let mut reaper = PollingReaper::new(exits, Times::default(), Signal::SIGKILL);
     reaper.end_grace();
@@ -169,7 +173,7 @@ fn kill_subtree(pid: u32) {
     };
     // One round is enough: processes that it forks meanwhile are ended with the rest of the run.
     if let Err(error) = reaper.round(find) {
-        tracing::warn!("{error}");
+        tracing::warn!("--done-when: cannot kill the check: {error}");
     }
 }
 

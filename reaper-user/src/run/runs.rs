@@ -83,14 +83,14 @@ pub struct Runs {
     dir: PathBuf,
 }
 
-/// Reasons why a run cannot be recorded or found.
+/// Reasons why a run cannot be recorded or found. Commands that only read records return them too.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// Neither XDG_STATE_HOME nor HOME is set.
-    #[error("cannot record runs: set XDG_STATE_HOME or HOME")]
+    #[error("cannot use the records of runs: set XDG_STATE_HOME or HOME")]
     NoDirectory,
     /// A file or directory cannot be used.
-    #[error("cannot record runs: {}: {source}", path.display())]
+    #[error("cannot use the records of runs: {}: {source}", path.display())]
     File {
         /// Path of the file or directory.
         path: PathBuf,
@@ -99,7 +99,7 @@ pub enum RecordError {
     },
     /// Other users may write to the directory.
     #[error(
-        "cannot record runs: other users may write to {} (owner {uid}, mode {mode:04o}), and the records decide which \
+        "cannot use the records of runs: other users may write to {} (owner {uid}, mode {mode:04o}), and the records decide which \
          processes are ended; remove that permission (chmod go-w, chown), or set XDG_STATE_HOME to another directory",
         dir.display()
     )]
@@ -113,7 +113,7 @@ pub enum RecordError {
     },
     /// The directory is on a network file system.
     #[error(
-        "cannot record runs: {} is on a network file system ({kind}), which other machines may use too; set \
+        "cannot use the records of runs: {} is on a network file system ({kind}), which other machines may use too; set \
          XDG_STATE_HOME to a local directory", dir.display()
     )]
     Remote {
@@ -459,8 +459,13 @@ pub(super) fn parse_or_rename(path: &Path, bytes: &[u8]) -> Option<RunRecord> {
     };
     let new_name = path.with_extension(DAMAGED);
     match fs::rename(path, &new_name) {
+        Ok(()) if path.extension().unwrap_or_default() == OPEN => tracing::warn!(
+            "cannot use run record {name}: {problem}; renamed it to {}, and did not end the processes of its run; \
+             look for them with `ps`",
+            new_name.display()
+        ),
         Ok(()) => tracing::warn!(
-            "cannot use run record {name}: {problem}; renamed it to {}, and did not end the processes of its run",
+            "cannot use the record of a finished run, {name}: {problem}; renamed it to {}",
             new_name.display()
         ),
         // Another process has renamed it.

@@ -32,10 +32,12 @@ pub enum StopError {
     #[error(transparent)]
     Record(#[from] RecordError),
     /// A system call failed.
-    #[error("run {id}: {source}")]
+    #[error("run {id}: cannot {action}: {source}")]
     Io {
         /// Id of the run.
         id: String,
+        /// Verb phrase that completes the message.
+        action: &'static str,
         /// Error of the system call.
         source: io::Error,
     },
@@ -51,9 +53,10 @@ pub enum StopError {
     },
 }
 
-fn failed(known: &RecordedRun) -> impl Fn(io::Error) -> StopError {
-    |source| StopError::Io {
+fn failed(known: &RecordedRun, action: &'static str) -> impl Fn(io::Error) -> StopError {
+    move |source| StopError::Io {
         id: known.id().to_owned(),
+        action,
         source,
     }
 }
@@ -68,7 +71,7 @@ fn refused(known: &RecordedRun, reason: &'static str) -> StopError {
 
 /// Opens a pidfd of the supervisor of a run. Returns `None` if it has exited; [`Runs::wait`] then closes the run.
 fn open_supervisor(known: &RecordedRun) -> Result<Option<Pidfd>, StopError> {
-    let failed = failed(known);
+    let failed = failed(known, "identify its supervisor");
     let header = &known.record.header;
     if sys::non_initial_pid_namespace().map_err(&failed)? != header.pid_namespace {
         return Err(refused(
@@ -108,7 +111,7 @@ fn open_supervisor(known: &RecordedRun) -> Result<Option<Pidfd>, StopError> {
 fn is_supervised(known: &RecordedRun, file: &File) -> Result<bool, StopError> {
     let supervised = match known.has_supervisor() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => false,
-        supervised => supervised.map_err(failed(known))?,
+        supervised => supervised.map_err(failed(known, "check for its supervisor"))?,
     };
     Ok(supervised && runs::is_at(file, &known.path))
 }
@@ -121,11 +124,10 @@ impl Runs {
     /// # Errors
     /// The supervisor cannot be signalled. It is no error if it has exited.
     pub fn stop(&self, known: &RecordedRun) -> Result<(), StopError> {
-        let failed = failed(known);
         let file = match runs::open(&known.path) {
             // The run is closed.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            file => file.map_err(&failed)?,
+            file => file.map_err(failed(known, "open its record"))?,
         };
         let Some(supervisor) = open_supervisor(known)? else {
             return Ok(());
@@ -161,7 +163,7 @@ impl Runs {
         match sent {
             Ok(()) | Err(Errno::ESRCH) => Ok(()),
             Err(Errno::EPERM) => Err(refused(known, "may not be signalled by this user")),
-            Err(errno) => Err(failed(errno.into())),
+            Err(errno) => Err(failed(known, "signal its supervisor")(errno.into())),
         }
     }
 
@@ -182,7 +184,7 @@ impl Runs {
     /// # Errors
     /// The record no longer exists, or this process cannot close the run.
     pub fn wait(&self, known: &RecordedRun) -> Result<RecordedRun, StopError> {
-        let failed = failed(known);
+        let failed = failed(known, "close it");
         loop {
             let now = self.reload(known)?;
             if now.record.result.is_some() {
