@@ -104,6 +104,8 @@ pub enum EngineError {
     Procfs(#[from] ProcfsError),
     #[error("cannot wait for events: {0}")]
     Wait(#[from] io::Error),
+    #[error("{0}")]
+    Scan(String),
 }
 
 /// Owner of the source, the model, the reaper and the state of each session.
@@ -239,17 +241,21 @@ impl Engine {
         };
         if undecided > 0 {
             let suffix = match &pinned {
-                Some(dir) => format!("probes and maps stay pinned at {dir} for the next service"),
+                Some(dir) => format!(
+                    "the next service decides about them (probes and maps stay pinned at {dir})"
+                ),
                 None => "they are left running".into(),
             };
-            tracing::warn!("stopped with {undecided} due processes undecided; {suffix}");
+            tracing::warn!(
+                "stopped before it could decide about {undecided} processes of exited agents; {suffix}"
+            );
         }
         if let Some(pinned) = pinned.filter(|_| self.settings.leave_pinned || undecided > 0) {
             self.sync_maps();
             // The probes must not try to wake a reader that is gone.
             let announced = self.source.announce_idle(false);
             if let Err(error) = announced.and_then(|()| self.source.announce_escalations(false)) {
-                tracing::error!("{error}");
+                tracing::error!("cannot tell the probes that the service stops: {error}");
             }
             return Some(pinned);
         }
@@ -262,7 +268,7 @@ impl Engine {
     fn disarm(&mut self) {
         let probes = self.source.probes_mut();
         if let Some(Err(error)) = probes.map(|probes| probes.unpin()) {
-            tracing::error!("{error}");
+            tracing::error!("cannot unpin the probes: {error}; run `reaper unpin`");
         }
     }
 
@@ -353,7 +359,11 @@ impl Engine {
         if open != self.escalations_announced {
             match self.source.announce_escalations(open) {
                 Ok(()) => self.escalations_announced = open,
-                Err(error) => tracing::error!("{error}"),
+                Err(error) => {
+                    tracing::error!(
+                        "cannot tell the probes about open escalations: {error}; trying again"
+                    );
+                }
             }
         }
     }

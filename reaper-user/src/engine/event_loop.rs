@@ -262,7 +262,7 @@ impl Engine {
         let exited = match self.exited_before_membership() {
             Ok(exited) => exited,
             Err(error) => {
-                tracing::error!("{error}");
+                tracing::error!("cannot remove exited members from the probes' map: {error}");
                 return 0;
             }
         };

@@ -59,7 +59,9 @@ impl Engine {
             }
             let maps = self.source.maps_mut();
             if let Some(Err(error)) = maps.map(|maps| maps.set_lost_reported(lost.total)) {
-                tracing::error!("{error}");
+                tracing::error!(
+                    "cannot store the number of lost events: {error}; the next service may report them again"
+                );
             }
             self.open_gap("records_lost", since);
         }
@@ -140,7 +142,8 @@ impl Engine {
             let work = move || drop(done.send(scanner.scan(scope)));
             std::thread::Builder::new()
                 .name("reconcile".into())
-                .spawn(work)?;
+                .spawn(work)
+                .map_err(|error| EngineError::Scan(format!("cannot start a thread: {error}")))?;
             Ok(scan)
         });
         match started {
@@ -160,7 +163,9 @@ impl Engine {
         match gap.as_mut().map(|gap| &mut gap.search) {
             Some(Search::Scan(scan)) => Some(match scan.await {
                 Ok(scan) => scan,
-                Err(_) => Err(std::io::Error::other("the reconciliation scan was aborted").into()),
+                Err(_) => Err(EngineError::Scan(
+                    "the reconciliation scan was aborted".into(),
+                )),
             }),
             Some(Search::Retry(at)) => {
                 clock.sleep_until(*at).await;

@@ -37,7 +37,7 @@ impl Engine {
     pub(super) fn sync_maps(&mut self) {
         if let Err(error) = self.try_sync_maps() {
             tracing::error!(
-                "{error}; the next service will not know the changes that could not be written"
+                "cannot store the newest members and sessions: {error}; if the service restarts now, it does not know them"
             );
         }
     }
@@ -54,7 +54,8 @@ impl Engine {
     pub(super) fn sync_kill_on_fork(&mut self) {
         if let Err(error) = self.write_kill_on_fork() {
             tracing::error!(
-                "{error}; members that fork before this service sees them are not killed at birth"
+                "cannot let the probes kill members that fork after SIGKILL: {error}; the service kills their children, a little \
+                 later"
             );
         }
     }
@@ -195,7 +196,7 @@ impl Engine {
     pub(super) fn forget_session(&mut self, first_root: ProcessKey) {
         let maps = self.source.maps_mut();
         if let Some(Err(error)) = maps.map(|maps| maps.set_session(first_root, None)) {
-            tracing::error!("{error}");
+            tracing::error!("cannot remove a closed session from the probes' map: {error}");
         }
     }
 

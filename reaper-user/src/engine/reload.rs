@@ -34,7 +34,9 @@ impl Engine {
     pub(super) fn reload(&mut self, sender: oneshot::Sender<EngineReply>) {
         let refuse = |what: &str| EngineReply::Refused(ErrorResponse::new("conflict", what));
         if self.reloading.is_some() {
-            let _ = sender.send(refuse("the config is already being reloaded"));
+            let _ = sender.send(refuse(
+                "the config is already being reloaded; try again in a few seconds",
+            ));
             return;
         }
         let load = Arc::clone(&self.settings.load);
@@ -43,7 +45,9 @@ impl Engine {
         match thread.spawn(move || drop(done.send(load()))) {
             Ok(_) => self.reloading = Some(Reloading { read, sender }),
             Err(error) => {
-                let what = format!("cannot start a thread to read the config: {error}");
+                let message = format!(
+                    "cannot start a thread to read the config: {error}; the old config stays in force, try again later"
+                );
                 let _ = sender.send(refuse(&what));
             }
         }

@@ -99,7 +99,10 @@ impl Engine {
             }
             // Handled by the caller, as the reply comes later.
             RequestKind::Reload => {
-                return Err(ErrorResponse::new("conflict", "a reload is in progress"));
+                return Err(ErrorResponse::new(
+                    "conflict",
+                    "the config is already being reloaded; try again in a few seconds",
+                ));
             }
         })
     }

@@ -83,7 +83,8 @@ impl Engine {
         }
         if scan.unreadable > 0 {
             tracing::warn!(
-                "cannot read {} processes: an agent among them is not tracked until it executes another program",
+                "cannot read {} processes, for example because they are in state D or hidden by hidepid: an agent among them is \
+                 not tracked until it executes another program",
                 scan.unreadable
             );
         }

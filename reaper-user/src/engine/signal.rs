@@ -114,7 +114,9 @@ impl Engine {
         let rows = match self.kernel.processes.snapshot_within(REREAD_TIMEOUT, pids) {
             Ok(snapshot) => snapshot.rows,
             Err(error) => {
-                tracing::error!("{error}");
+                tracing::error!(
+                    "cannot reread the processes to be signalled: {error}; they are not signalled yet"
+                );
                 Vec::new()
             }
         };

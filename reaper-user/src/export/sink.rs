@@ -39,6 +39,8 @@ pub enum Format {
 
 /// An output of the stream.
 pub struct StreamOutput {
+    /// Path of the file, or `stdout`.
+    name: String,
     format: Format,
     writer: Box<dyn Write + Send>,
     /// Whether a write has failed. Nothing more is written then.
@@ -49,6 +51,7 @@ impl StreamOutput {
     /// Creates an output to standard output, with colours if that is a terminal that supports them.
     pub fn stdout(format: Format) -> StreamOutput {
         StreamOutput {
+            name: "stdout".into(),
             format,
             writer: Box::new(super::terminal::stdout()),
             closed: false,
@@ -71,6 +74,7 @@ impl StreamOutput {
             (&file).write_all(b"\n")?;
         }
         Ok(StreamOutput {
+            name: path.display().to_string(),
             format: Format::Json,
             writer: Box::new(BufWriter::new(file)),
             closed: false,
@@ -340,7 +344,10 @@ impl StreamOutput {
         if let Err(error) = result {
             self.closed = true;
             if error.kind() != io::ErrorKind::BrokenPipe {
-                tracing::error!("cannot write the event stream: {error}");
+                tracing::error!(
+                    "cannot write events to {}: {error}; nothing more is written there until the service restarts",
+                    self.name
+                );
             }
         }
     }

@@ -57,7 +57,7 @@ impl Drop for Busy {
 /// Reasons why a scan failed.
 #[derive(Debug, thiserror::Error)]
 enum ScanError {
-    #[error("the service is stopping")]
+    #[error("the service is stopping; try again after it has restarted")]
     Stopping,
     #[error("cannot read which processes users keep: {0}")]
     Keeps(String),

@@ -50,7 +50,10 @@ impl Target {
         if let Some(pidfd) = &self.pidfd
             && let Err(error) = pidfd.watch_exit(self.token)
         {
-            tracing::error!("pid {}: cannot wait for its exit: {error}", key.pid);
+            tracing::error!(
+                "process {}: cannot wait for its exit: {error}; its outcome may be late or missing",
+                key.pid
+            );
         }
     }
 

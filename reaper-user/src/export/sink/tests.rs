@@ -19,6 +19,7 @@ struct BlockableOutput {
 impl BlockableOutput {
     fn start(&self) -> (Sink, Writer) {
         let output = StreamOutput {
+            name: "test".into(),
             format: Format::Json,
             writer: Box::new(BufWriter::new(self.clone())),
             closed: false,
@@ -185,6 +186,7 @@ fn on_written_runs_after_drops_and_with_a_closed_output() {
     writer.join();
 
     let closed = StreamOutput {
+        name: "test".into(),
         format: Format::Json,
         writer: Box::new(io::sink()),
         closed: true,

@@ -54,7 +54,7 @@ pub fn reap_all<E>(
     match ExitPoll::new() {
         Ok(exits) => PollingReaper::new(Arc::new(exits), times, Signal::SIGTERM).end(false, find),
         Err(error) => {
-            tracing::error!("cannot wait for exits: {error}");
+            tracing::error!("cannot reap: cannot wait for exits: {error}; nothing was signalled");
             Ok(Vec::new())
         }
     }
@@ -212,7 +212,7 @@ impl PollingReaper {
                 && let ReapOutcome::Failed(ReapFailure::Errno(errno)) = result.outcome
             {
                 let (pid, error) = (result.key.pid, nix::Error::from_raw(errno));
-                tracing::warn!("pid {pid}: cannot open a pidfd: {error}");
+                tracing::warn!("process {pid} is not ended: cannot open a pidfd: {error}");
             }
         }
         if !new.is_empty() {
