@@ -243,7 +243,9 @@ impl Workers {
                 && !state.queues.is_empty()
                 && let Err(error) = self.add_thread(&mut state)
             {
-                tracing::warn!("cannot start a thread to read /proc: {error}");
+                tracing::warn!(
+                    "cannot start a thread to read /proc: {error}; raise the limit on processes (RLIMIT_NPROC)"
+                );
             }
         }
         newly_stuck

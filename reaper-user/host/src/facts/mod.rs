@@ -348,7 +348,9 @@ impl FactPool {
             work: Box::new(move |_| work()),
         };
         if let Err(error) = workers.submit(job) {
-            tracing::warn!("cannot start a thread to read /proc: {error}");
+            tracing::warn!(
+                "cannot start a thread to read /proc: {error}; raise the limit on processes (RLIMIT_NPROC)"
+            );
         }
     }
 

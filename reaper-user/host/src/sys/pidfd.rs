@@ -19,12 +19,12 @@ pub struct Pidfd(OwnedFd);
 
 /// Pidfds are unavailable, so that no process can be signalled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("processes can be neither held nor signalled by pidfds: {0}; {advice}", advice = PidfdUnavailable::ADVICE)]
+#[error("cannot open or signal processes by pidfds: {0}; {advice}", advice = PidfdUnavailable::ADVICE)]
 pub struct PidfdUnavailable(pub nix::Error);
 
 impl PidfdUnavailable {
     /// What the user can do about it.
-    pub const ADVICE: &str = "run it on Linux 5.3 or later, without a seccomp filter that denies pidfd_open or \
+    pub const ADVICE: &str = "run reaper on Linux 5.3 or later, without a seccomp filter that denies pidfd_open or \
         pidfd_send_signal (older container runtimes have one)";
 }
 

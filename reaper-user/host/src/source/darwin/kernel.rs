@@ -104,7 +104,9 @@ impl Kernel for Queue {
                 Ok(count) => count,
                 Err(Errno::EINTR) => continue,
                 Err(error) => {
-                    tracing::error!("cannot read process events from the kernel: {error}");
+                    tracing::error!(
+                        "cannot read process events from the kernel: {error}; the next scan finds the processes that exited"
+                    );
                     0
                 }
             };
@@ -126,8 +128,10 @@ impl Kernel for Queue {
             0,
         );
         let set = self.0.kevent(&[timer], &mut [], None);
-        set.inspect_err(|error| tracing::error!("cannot set the timer for the next scan: {error}"))
-            .is_ok()
+        set.inspect_err(|error| {
+            tracing::error!("cannot set the timer for the next scan: {error}; the scan may be late")
+        })
+        .is_ok()
     }
 }
 

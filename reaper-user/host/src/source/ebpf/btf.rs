@@ -41,6 +41,21 @@ pub enum BtfError {
     Shape(String),
 }
 
+impl BtfError {
+    /// Returns what the user can do.
+    pub(super) fn advice(&self) -> &'static str {
+        match self {
+            BtfError::Read { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+                "use a kernel with CONFIG_DEBUG_INFO_BTF=y, and mount sysfs"
+            }
+            BtfError::Read { .. } => "make this file readable for the service, or run it as root",
+            BtfError::Malformed { .. } | BtfError::Missing(_) | BtfError::Shape(_) => {
+                "report this as a bug, with the kernel release (`uname -r`)"
+            }
+        }
+    }
+}
+
 const MAGIC: u16 = 0xeb9f;
 const HEADER: usize = 24;
 /// Size in bytes of the fixed part of a type.

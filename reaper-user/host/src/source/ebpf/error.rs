@@ -11,9 +11,7 @@ use super::btf::BtfError;
 #[derive(Debug, thiserror::Error)]
 pub enum EbpfError {
     /// The kernel has no type information, or not what the probes need.
-    #[error(
-        "cannot use the kernel's type information: {0}; use a kernel with CONFIG_DEBUG_INFO_BTF=y"
-    )]
+    #[error("cannot use the kernel's type information: {0}; {advice}", advice = .0.advice())]
     Btf(#[source] BtfError),
     /// The user lacks the capabilities to load programs.
     #[error(
@@ -46,7 +44,10 @@ pub enum EbpfError {
         found: u16,
     },
     /// A part of the object is missing or has another shape.
-    #[error("the object file of the probes has no {what}: it was not built for this program")]
+    #[error(
+        "the object file of the probes has no {what}: it was not built for this program; rebuild it with `cargo xtask \
+         build-ebpf`, or omit --bpf-object"
+    )]
     InvalidObject {
         /// Name of the program, map or section; `ELF header` if the file is no object at all.
         what: String,
@@ -65,11 +66,18 @@ pub enum EbpfError {
     )]
     Proc(#[source] std::io::Error),
     /// Loading or attaching failed for a reason other than permissions.
-    #[error("the kernel rejects the probes: {0}")]
+    #[error(
+        "the kernel rejects the probes: {0}; report this as a bug, with the kernel release (`uname -r`)"
+    )]
     Refused(#[source] BoxError),
     /// A map cannot be read, written or mapped into memory.
-    #[error("cannot use a map of the probes: {0}")]
-    Map(#[source] BoxError),
+    #[error("cannot use the map {name} of the probes: {source}")]
+    Map {
+        /// Name of the map.
+        name: String,
+        /// Cause.
+        source: BoxError,
+    },
     /// The pinned maps have pids of another pid namespace.
     #[error(
         "the pinned probes belong to another pid namespace: run the service there, set another `pin_dir`, or run `reaper unpin`"
@@ -133,8 +141,11 @@ impl EbpfError {
         }
     }
 
-    pub(super) fn map(error: aya::maps::MapError) -> EbpfError {
-        EbpfError::Map(error.into())
+    pub(super) fn map<E: Into<BoxError>>(name: &str) -> impl FnOnce(E) -> EbpfError + '_ {
+        move |error| EbpfError::Map {
+            name: name.to_owned(),
+            source: error.into(),
+        }
     }
 
     /// Classifies an error of loading by what the user can do about it.

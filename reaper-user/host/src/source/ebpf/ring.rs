@@ -45,9 +45,9 @@ struct Reader {
 
 impl Ring {
     pub(super) fn new(map: MapData) -> Result<Ring, EbpfError> {
-        let size = map.info().map_err(EbpfError::map)?.max_entries();
+        let size = map.info().map_err(EbpfError::map("EVENTS"))?.max_entries();
         let memory = RingMemory::map(map.fd().as_fd(), size);
-        let memory = memory.map_err(|e| EbpfError::Map(e.into()))?;
+        let memory = memory.map_err(EbpfError::map("EVENTS"))?;
         let reader = Reader::new(memory);
         Ok(Ring { map, reader })
     }

@@ -29,9 +29,9 @@ pub struct MemberMap(HashMap<MapData, [u8; 16], [u8; 24]>, usize);
 
 impl MemberMap {
     fn new(map: MapData) -> Result<MemberMap, EbpfError> {
-        let capacity = map.info().map_err(EbpfError::map)?.max_entries();
-        let map = Map::from_map_data(map).map_err(EbpfError::map)?;
-        let members = HashMap::try_from(map).map_err(EbpfError::map)?;
+        let capacity = map.info().map_err(EbpfError::map("MEMBERS"))?.max_entries();
+        let map = Map::from_map_data(map).map_err(EbpfError::map("MEMBERS"))?;
+        let members = HashMap::try_from(map).map_err(EbpfError::map("MEMBERS"))?;
         Ok(MemberMap(members, capacity as usize))
     }
 
@@ -65,8 +65,8 @@ pub struct KernelMaps {
     name_index: Array<MapData, u32>,
     control: Array<MapData, u64>,
     counters: Array<MapData, u64>,
-    /// Errno of a map that is permanently read-only.
-    write_error: Option<i32>,
+    /// Name and errno of a map that is permanently read-only.
+    write_error: Option<(&'static str, i32)>,
 }
 
 impl KernelMaps {
@@ -76,41 +76,57 @@ impl KernelMaps {
     ) -> Result<KernelMaps, EbpfError> {
         let members = take("MEMBERS")?;
         let members_fd = members.fd().as_fd().try_clone_to_owned();
-        let capacity = members.info().map_err(EbpfError::map)?.max_entries();
+        let capacity = members
+            .info()
+            .map_err(EbpfError::map("MEMBERS"))?
+            .max_entries();
         let pid_filter = take("PID_FILTER")?;
         let counters = Counters::map(pid_filter.fd().as_fd(), PID_FILTER_SLOTS);
-        let mut typed = |name: &str| Map::from_map_data(take(name)?).map_err(EbpfError::map);
+        let mut typed = |name: &str| Map::from_map_data(take(name)?).map_err(EbpfError::map(name));
         Ok(KernelMaps {
-            members_fd: members_fd.map_err(|e| EbpfError::Map(e.into()))?,
+            members_fd: members_fd.map_err(EbpfError::map("MEMBERS"))?,
             capacity,
-            pid_filter: counters.map_err(|e| EbpfError::Map(e.into()))?,
+            pid_filter: counters.map_err(EbpfError::map("PID_FILTER"))?,
             _pid_filter: pid_filter,
-            sessions: typed("SESSIONS")?.try_into().map_err(EbpfError::map)?,
-            exits: typed("ROOT_EXITS")?.try_into().map_err(EbpfError::map)?,
-            names: typed("NAMES")?.try_into().map_err(EbpfError::map)?,
-            name_index: typed("NAME_INDEX")?.try_into().map_err(EbpfError::map)?,
-            control: typed("CONTROL")?.try_into().map_err(EbpfError::map)?,
-            counters: typed("DROPS")?.try_into().map_err(EbpfError::map)?,
+            sessions: typed("SESSIONS")?
+                .try_into()
+                .map_err(EbpfError::map("SESSIONS"))?,
+            exits: typed("ROOT_EXITS")?
+                .try_into()
+                .map_err(EbpfError::map("ROOT_EXITS"))?,
+            names: typed("NAMES")?
+                .try_into()
+                .map_err(EbpfError::map("NAMES"))?,
+            name_index: typed("NAME_INDEX")?
+                .try_into()
+                .map_err(EbpfError::map("NAME_INDEX"))?,
+            control: typed("CONTROL")?
+                .try_into()
+                .map_err(EbpfError::map("CONTROL"))?,
+            counters: typed("DROPS")?
+                .try_into()
+                .map_err(EbpfError::map("DROPS"))?,
             write_error: None,
             members: Map::from_map_data(members)
                 .and_then(HashMap::try_from)
-                .map_err(EbpfError::map)?,
+                .map_err(EbpfError::map("MEMBERS"))?,
         })
     }
 
     /// Returns why the maps cannot be written any more, if so: for example, a user has frozen one of them.
     pub fn failure(&self) -> Option<EbpfError> {
-        let write_error = self.write_error.map(std::io::Error::from_raw_os_error);
-        write_error.map(|error| EbpfError::Map(error.into()))
+        let (name, errno) = self.write_error?;
+        Some(EbpfError::map(name)(std::io::Error::from_raw_os_error(
+            errno,
+        )))
     }
 
     /// Records an error that shows a permanently read-only map. Other errors may be temporary.
-    fn note_error(&mut self, error: MapError) -> EbpfError {
-        let errno = errno(&error);
-        if matches!(errno, Some(libc::EPERM | libc::EBADF)) {
-            self.write_error = errno;
+    fn note_error(&mut self, name: &'static str, error: MapError) -> EbpfError {
+        if let Some(errno @ (libc::EPERM | libc::EBADF)) = errno(&error) {
+            self.write_error = Some((name, errno));
         }
-        EbpfError::map(error)
+        EbpfError::map(name)(error)
     }
 
     /// Replaces the program names that the rules use.
@@ -121,16 +137,18 @@ impl KernelMaps {
         self.set_control(CONTROL_ONLY_KEEP_MARKER, 0)?;
         // Insert before removing, so that a name in both tables is never missing.
         for (name, bits) in &table.names {
-            self.names.insert(name, bits, 0).map_err(EbpfError::map)?;
+            self.names
+                .insert(name, bits, 0)
+                .map_err(EbpfError::map("NAMES"))?;
         }
         for (slot, flags) in (0..).zip(table.first.iter()) {
             self.name_index
                 .set(slot, flags, 0)
-                .map_err(EbpfError::map)?;
+                .map_err(EbpfError::map("NAME_INDEX"))?;
         }
         let known: Vec<_> = self.names.keys().filter_map(Result::ok).collect();
         for name in known.iter().filter(|name| !table.names.contains_key(*name)) {
-            self.names.remove(name).map_err(EbpfError::map)?;
+            self.names.remove(name).map_err(EbpfError::map("NAMES"))?;
         }
         self.set_control(
             CONTROL_ONLY_KEEP_MARKER,
@@ -164,8 +182,8 @@ impl KernelMaps {
     /// The file descriptor cannot be duplicated.
     pub fn member_map(&self) -> Result<MemberMap, EbpfError> {
         let fd = self.members_fd.as_fd().try_clone_to_owned();
-        let map = MapData::from_fd(fd.map_err(|e| EbpfError::Map(e.into()))?);
-        MemberMap::new(map.map_err(EbpfError::map)?)
+        let map = MapData::from_fd(fd.map_err(EbpfError::map("MEMBERS"))?);
+        MemberMap::new(map.map_err(EbpfError::map("MEMBERS"))?)
     }
 
     /// Writes a setting of the probes, one of `CONTROL_*`.
@@ -174,15 +192,19 @@ impl KernelMaps {
     /// The map cannot be written.
     pub(super) fn set_control(&mut self, slot: u32, value: u64) -> Result<(), EbpfError> {
         let result = self.control.set(slot, value, 0);
-        result.map_err(|error| self.note_error(error))
+        result.map_err(|error| self.note_error("CONTROL", error))
     }
 
     /// Returns whether the entry existed. A missing entry is not an error.
-    fn existed(&mut self, changed: Result<(), MapError>) -> Result<bool, EbpfError> {
+    fn existed(
+        &mut self,
+        name: &'static str,
+        changed: Result<(), MapError>,
+    ) -> Result<bool, EbpfError> {
         match changed {
             Ok(()) => Ok(true),
             Err(error) if errno(&error) == Some(libc::ENOENT) => Ok(false),
-            Err(error) => Err(self.note_error(error)),
+            Err(error) => Err(self.note_error(name, error)),
         }
     }
 
@@ -260,17 +282,17 @@ impl ProbeMaps for KernelMaps {
                 Ok(()) => return Ok(true),
                 Err(error) if errno(&error) == Some(libc::E2BIG) => return Ok(false),
                 Err(error) if errno(&error) == Some(libc::EEXIST) => {}
-                Err(error) => return Err(self.note_error(error).into()),
+                Err(error) => return Err(self.note_error("MEMBERS", error).into()),
             }
         }
         let written = self.members.insert(key_bytes, bytes, EXIST);
-        self.existed(written)?;
+        self.existed("MEMBERS", written)?;
         Ok(true)
     }
 
     fn remove(&mut self, of: ProcessKey) -> Result<(), SourceError> {
         let removed = self.members.remove(&raw(of).to_bytes());
-        if self.existed(removed)? {
+        if self.existed("MEMBERS", removed)? {
             self.pid_filter.add(pid_filter_slot(of.pid), -1);
         }
         Ok(())
@@ -297,13 +319,13 @@ impl ProbeMaps for KernelMaps {
             Some(state) => self
                 .sessions
                 .insert(key_bytes, state.to_bytes(), 0)
-                .map_err(|error| self.note_error(error).into()),
+                .map_err(|error| self.note_error("SESSIONS", error).into()),
             None => {
-                for removed in [
-                    self.sessions.remove(&key_bytes),
-                    self.exits.remove(&key_bytes),
+                for (name, removed) in [
+                    ("SESSIONS", self.sessions.remove(&key_bytes)),
+                    ("ROOT_EXITS", self.exits.remove(&key_bytes)),
                 ] {
-                    self.existed(removed)?;
+                    self.existed(name, removed)?;
                 }
                 Ok(())
             }

@@ -422,7 +422,9 @@ impl Translator {
             }),
         };
         if let Err(error) = self.readers.submit(job) {
-            tracing::error!("cannot start a thread to read /proc: {error}");
+            tracing::error!(
+                "cannot start a thread to read /proc: {error}; raise the limit on processes (RLIMIT_NPROC)"
+            );
             return None;
         }
         let found = found.recv_timeout(self.read_timeout);

@@ -14,7 +14,7 @@ pub enum ScanError {
     Proc(#[source] std::io::Error),
     /// The directory /proc cannot be listed.
     #[cfg(target_os = "linux")]
-    #[error("cannot list the processes in /proc: {0}; mount it")]
+    #[error("cannot list the processes in /proc: {0}; check that /proc is mounted and readable")]
     List(#[source] nix::Error),
     /// The process table cannot be read.
     #[cfg(target_os = "macos")]

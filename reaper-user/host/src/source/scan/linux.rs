@@ -260,7 +260,9 @@ impl Scan {
         match self.timer.set(Expiration::OneShot(at), flags) {
             Ok(()) => self.timer_due_ns = due,
             Err(errno) => {
-                tracing::error!("cannot set the timer for the next scan: {errno}")
+                tracing::error!(
+                    "cannot set the timer for the next scan: {errno}; the scan may be late"
+                )
             }
         }
     }

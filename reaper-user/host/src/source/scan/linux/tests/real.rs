@@ -239,6 +239,6 @@ fn missing_proc_is_an_error() {
     let error = Scan::of(&none, &ScanOptions::default()).err().unwrap();
     assert_eq!(
         error.to_string(),
-        "cannot list the processes in /proc: ENOENT: No such file or directory; mount it"
+        "cannot list the processes in /proc: ENOENT: No such file or directory; check that /proc is mounted and readable"
     );
 }
