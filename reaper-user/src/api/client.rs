@@ -39,7 +39,10 @@ pub enum ClientError {
     #[error("{}", .0.message)]
     Refused(ErrorResponse),
     /// The response is no HTTP, or its JSON has another format.
-    #[error("{} is not a reaper service, or one of another version: {what}", path.display())]
+    #[error(
+        "{} is not a reaper service, or one of another version ({what}): restart the service after an upgrade, or name \
+         another socket with --socket", path.display()
+    )]
     UnexpectedResponse {
         /// Path of the socket.
         path: PathBuf,
@@ -47,13 +50,20 @@ pub enum ClientError {
         what: String,
     },
     /// No complete response within 40 s. The service may have carried out the request.
-    #[error("the service on {} did not answer within {} s", path.display(), PATIENCE.as_secs())]
+    #[error(
+        "the service on {} did not answer within {} s: it may be busy or stopped (SIGSTOP); try again, then restart it",
+        path.display(), PATIENCE.as_secs()
+    )]
     TimedOut {
         /// Path of the socket.
         path: PathBuf,
     },
     /// The service may have carried out the request.
-    #[error("the service on {} exited before it answered", .0.display())]
+    #[error(
+        "the service on {} closed the connection before it answered, and may have carried out the request: check with \
+         `reaper status`",
+        .0.display()
+    )]
     ConnectionClosed(PathBuf),
     /// The runtime of the client cannot be started.
     #[error("cannot send the request: {0}")]

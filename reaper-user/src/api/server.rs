@@ -158,6 +158,7 @@ impl Socket {
             .build()
             .map_err(ServerError::Thread)?;
         let listener = self.listener.take();
+        let path = self.path.clone();
         let socket = Arc::new(self);
         let (stop, stopped) = oneshot::channel::<()>();
         let run = move || {
@@ -166,7 +167,12 @@ impl Socket {
                 // Must be registered with the runtime that uses it.
                 match listener.map(UnixListener::from_std) {
                     Some(Ok(listener)) => accept(listener, backend, timeouts).await,
-                    Some(Err(error)) => tracing::error!("cannot serve the socket: {error}"),
+                    Some(Err(error)) => {
+                        tracing::error!(
+                            "cannot answer requests on {}: {error}; restart the service",
+                            path.display()
+                        );
+                    }
                     None => {}
                 }
             };
@@ -277,7 +283,10 @@ async fn accept(listener: UnixListener, backend: Backend, timeouts: Timeouts) {
             Ok((stream, _)) => stream,
             Err(error) => {
                 // The likely cause is a lack of file descriptors. Clients stay queued until the next try.
-                tracing::warn!("cannot accept a connection on the socket: {error}");
+                tracing::warn!(
+                    "cannot accept a connection on the socket: {error}; trying again; if it persists, raise the limit on open \
+                     files (ulimit -n) of the service"
+                );
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }

@@ -50,8 +50,13 @@ impl Lane {
                 let _ = send.send(work());
             }),
         };
-        let failed =
-            |error| ErrorResponse::new("failed", format!("cannot start a thread: {error}"));
+        let failed = |error| {
+            let what = format!(
+                "cannot start a thread for the {name}: {error}; raise the limit on processes (RLIMIT_NPROC) of the service, \
+                 or try again later"
+            );
+            ErrorResponse::new("failed", what)
+        };
         self.workers.submit(job).map_err(failed)?;
         let bug = |_| ErrorResponse::new("failed", format!("the {name} has failed; this is a bug"));
         match timeout(limit, done).await {

@@ -168,7 +168,12 @@ async fn off_thread(
 
 /// Sends a request to the engine and waits for the reply.
 async fn ask(kind: RequestKind, peer: Peer, shared: &Shared) -> ApiResult<EngineReply> {
-    let stopping = || ErrorResponse::new("busy", "the service is stopping");
+    let stopping = || {
+        ErrorResponse::new(
+            "busy",
+            "the service is stopping; try again after it has restarted",
+        )
+    };
     let exchange = async {
         let (reply, answered) = oneshot::channel();
         let ask = EngineRequest { peer, kind, reply };

@@ -20,7 +20,12 @@ pub(super) fn query(query: Option<&str>, peer: Peer) -> ApiResult<history::Histo
     let mut query = Query::read(query)?;
     let since = query.seconds("since_s")?.map(|since| {
         let since = Timestamp::now().checked_sub(since);
-        since.map_err(|_| ErrorResponse::new("bad_request", "since_s is too large"))
+        since.map_err(|_| {
+            ErrorResponse::new(
+                "bad_request",
+                "since_s is too large: omit it to read the whole history",
+            )
+        })
     });
     let parsed = history::HistoryQuery {
         since: since.transpose()?,
@@ -39,7 +44,12 @@ pub(super) fn read_history(
 ) -> impl FnOnce() -> ApiResult<Vec<u8>> + Send + 'static {
     let journal = journal.map(Path::to_owned);
     move || {
-        let none = || ErrorResponse::new("not_found", "this service has no journal");
+        let none = || {
+            ErrorResponse::new(
+                "not_found",
+                "this service has no journal: see its log, or start it with `journal = true` and without --no-journal",
+            )
+        };
         let journal = journal.ok_or_else(none)?;
         let mut kept = VecDeque::new();
         let (mut bytes, mut left_out) = (0, 0);

@@ -137,8 +137,8 @@ fn number(word: &str) -> ApiResult<u32> {
     })
 }
 
-/// Parameters of the query that have not been used yet.
-pub(super) struct Query(Vec<(String, String)>);
+/// Parameters of the query that have not been used yet, and the names of those that the request knows.
+pub(super) struct Query(Vec<(String, String)>, Vec<String>);
 
 impl Query {
     pub(super) fn read(text: Option<&str>) -> ApiResult<Query> {
@@ -151,10 +151,11 @@ impl Query {
             let what = format!("the query contains `{name}` twice");
             return Err(ErrorResponse::new("bad_request", what));
         }
-        Ok(Query(pairs))
+        Ok(Query(pairs, Vec::new()))
     }
 
     pub(super) fn take(&mut self, name: &str) -> Option<String> {
+        self.1.push(format!("`{name}`"));
         let at = self.0.iter().position(|(n, _)| n == name)?;
         Some(self.0.swap_remove(at).1)
     }
@@ -187,7 +188,11 @@ impl Query {
             None => Ok(()),
             Some((name, _)) => {
                 let name = printable(name, NAME_MAX);
-                let what = format!("unknown parameter `{name}` in the query");
+                let known = match self.1.is_empty() {
+                    true => "this request has none".into(),
+                    false => format!("known are {}", self.1.join(", ")),
+                };
+                let what = format!("unknown parameter `{name}` in the query: {known}");
                 Err(ErrorResponse::new("bad_request", what))
             }
         }
