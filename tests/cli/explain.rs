@@ -222,10 +222,10 @@ fn stopped_service() {
 /// A command exits with code 5 if the server sends nothing, an incomplete response or another protocol.
 fn broken_service() {
     for (answer, message) in [
-        ("", "exited before it answered"),
+        ("", "closed the connection before it answered"),
         (
             "HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{\"groups\"",
-            "exited before it answered",
+            "closed the connection before it answered",
         ),
         ("220 mail.example.org ESMTP\r\n", "not a reaper service"),
         (
@@ -318,7 +318,7 @@ fn history_of_a_session() {
     );
     let said = history(&["--agent", "nobody"]);
     assert_eq!(said.out, "");
-    assert_contains(&said.err, &["no such session"]);
+    assert_contains(&said.err, &["in the journal matches --agent"]);
     let said = reaper(world.dir(), &["history", "--file", "none.db"]);
     assert_eq!(said.code, Some(1), "{}", said.out);
     assert_contains(&said.err, &["none.db"]);

@@ -201,7 +201,7 @@ kill "$(cat one)" "$(cat two)"
         for word in [
             &*format!("refused: {errno}"),
             ", but it can only observe: no process can be signalled",
-            "this service only observes: processes can be neither held nor signalled by pidfds",
+            "this service only observes: cannot open or signal processes by pidfds",
             "both live",
             "the scan ended with 1",
         ] {

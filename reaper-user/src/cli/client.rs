@@ -1,7 +1,7 @@
 //! Helpers for the commands that query the service.
 
 use std::fmt::Write as _;
-use std::io::{self, ErrorKind};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -97,11 +97,7 @@ pub(super) fn print<T: DeserializeOwned>(
     } else {
         export::print(table(response.read()?))
     };
-    written.map_err(failed)
-}
-
-fn failed(error: io::Error) -> Failure {
-    Failure::Other(anyhow::Error::new(error).context("cannot write"))
+    written.map_err(Failure::stdout)
 }
 
 /// Runs `reaper config reload`.

@@ -16,5 +16,5 @@ pub(super) fn run(file: &Path) -> Result<(), Failure> {
     let (mode, summary) = (config.mode.name(), config.summary());
     let summary_line = printable(&format!("{path}: ok; mode {mode}, {summary}"), usize::MAX);
     let written = print(summary_line + "\n");
-    written.map_err(|error| Failure::Other(error.into()))
+    written.map_err(Failure::stdout)
 }

@@ -15,5 +15,5 @@ pub(super) fn run(file: Option<&Path>, defaults: bool, json: bool) -> Result<(),
         (false, false) => show::toml(&config).into_bytes(),
     };
     let written = print(text);
-    written.map_err(|error| Failure::Other(error.into()))
+    written.map_err(Failure::stdout)
 }

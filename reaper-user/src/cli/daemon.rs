@@ -29,13 +29,16 @@ use reaper_host::sys;
 use reaper_host::sys::pidfd;
 
 pub(super) const HELP: &str = "\
-Only descendants of a recognised agent are ever signalled. Never signalled: pid 1, kernel threads, reaper and its \
-    ancestors, and processes that a rule keeps or declares a boundary. With --observe the same decisions are made and \
-    printed, but no signal is sent.
+Signals only members of the sessions of recognised agents, and leftovers: processes that an agent left behind before the \
+    daemon started. It looks for leftovers when it starts, and reaps those with strong evidence (see `reaper scan --help`; \
+    `reap_leftovers = false` turns that off).
+
+Never signalled: pid 1, kernel threads, reaper and its ancestors, processes that a rule keeps or declares a boundary, and \
+    processes with REAPER_KEEP=1. With --observe the same decisions are made and printed, but no signal is sent.
 
 Event sources: BPF probes need privileges and a recent kernel. Without them, the daemon uses the netlink proc \
     connector (root only before Linux 6.6), or polls the process table. It also does so if a source fails later, and logs \
-    it. `reaper doctor` shows what is available.
+    it. Run `reaper doctor` to see what is available.
 
 Restarts: probes, maps and ring buffer are pinned on a bpffs. If the daemon is killed, the kernel continues to track \
     processes, and the next daemon of the same scope picks up all events since then. A daemon that is stopped removes the \
@@ -111,7 +114,9 @@ pub(super) struct DaemonArgs {
     /// Pin nothing: tracking ends with the daemon.
     #[arg(long)]
     no_pin: bool,
-    /// Whether the probes may send the first signal to the children of an exited agent.
+    /// Let the probes send the first signal to children of an exited agent, or not; overrides the config.
+    ///
+    /// With `auto` they do so if the kernel supports it, with `off` the daemon sends all signals.
     #[arg(long, value_name = "auto|off", hide_possible_values = true)]
     kernel_reap: Option<KernelReap>,
 }
@@ -169,15 +174,24 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
         scope.uid = Some(nix::unistd::getuid().as_raw());
     }
     if let Some(lacks) = source.kind().limitation() {
-        tracing::warn!("event source {}: {lacks}", source.name());
+        let advice = if cfg!(target_os = "macos") {
+            ""
+        } else {
+            "; run `reaper doctor` to see whether a better source can be used"
+        };
+        tracing::warn!("event source {}: {lacks}{advice}", source.name());
     }
     if config.mode == Mode::Enforce && scope.uid.is_none() {
         warn_of_missing(&host);
     }
     let (requests, request_receiver) = mpsc::channel(server::QUEUE);
     let unsure = match &journal {
-        None if config.journal && newer.is_none() => Some("no journal could be opened"),
-        Some(journal) if journal.was_replaced() => Some("the journal was replaced"),
+        None if config.journal && newer.is_none() => Some(
+            "no journal could be opened; repair it and restart the service, or set `journal = false`",
+        ),
+        Some(journal) if journal.was_replaced() => Some(
+            "the journal was unusable and was replaced; to reap leftovers all the same, restart the service",
+        ),
         _ => None,
     };
     // Requests that arrive before the engine runs wait in this channel.
@@ -267,7 +281,8 @@ fn load_config(args: &DaemonArgs) -> Result<Config, Failure> {
     }
     config.pin = !args.no_pin && (config.pin || args.pin_dir.is_some());
     if args.leave_pinned && !config.pin {
-        let what = "--leave-pinned: nothing is pinned, because the config says `pin = false`";
+        let what = "--leave-pinned: nothing is pinned, because the config says `pin = false`: set `pin = true`, or omit \
+                    --leave-pinned";
         return Err(Failure::Usage(what.into()));
     }
     if args.user {
@@ -298,7 +313,9 @@ fn open_journal(options: journal::JournalOptions) -> (Option<Journal>, Option<Ne
         Ok(journal) => (Some(journal), None),
         Err(JournalError::Newer(newer)) => (None, Some(newer)),
         Err(error) => {
-            tracing::warn!("cannot keep a journal: {error}");
+            tracing::warn!(
+                "cannot keep a journal: {error}; the service runs without a history, and keeps are lost when it stops"
+            );
             (None, None)
         }
     }
@@ -329,11 +346,13 @@ fn warn_of_missing(host: &sys::host::Host) {
         ("CAP_KILL", "processes of other users cannot be signalled"),
         (
             "CAP_SYS_PTRACE",
-            "programs of other users cannot be read, and these processes are kept",
+            "programs of other users cannot be read, so their processes are kept",
         ),
     ] {
         if !host.capabilities.has(capability) {
-            tracing::warn!("without {capability} {without}");
+            tracing::warn!(
+                "without {capability}, {without}; run the service as root or with {capability}"
+            );
         }
     }
 }
@@ -376,7 +395,7 @@ fn watch(
         if log {
             let mut logger = source
                 .probes_mut()
-                .context("--bpf-log needs the event source ebpf")?
+                .context("--bpf-log needs the event source ebpf, which is not in use: see `reaper doctor`, or omit --bpf-log")?
                 .diagnostics()?;
             let ready =
                 sys::readable(&logger).context("cannot wait for the probes' diagnostics")?;

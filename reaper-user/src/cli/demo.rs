@@ -154,9 +154,10 @@ impl Agent {
         let stdout = child
             .stdout
             .take()
-            .ok_or_else(|| anyhow!("the demo's agent has no stdout"))?;
+            .ok_or_else(|| anyhow!("the demo's agent has no stdout; report this as a bug"))?;
         let ticks = Procfs::default().start_ticks(child.id());
-        let began = ticks.ok_or_else(|| anyhow!("the demo's agent has exited already"))? * TICK_NS;
+        let began =
+            ticks.ok_or_else(|| anyhow!("the demo's agent exited at once; try again"))? * TICK_NS;
         let stdout = BufReader::new(stdout);
         Ok(Agent {
             child,
@@ -182,10 +183,11 @@ impl Agent {
             let pid: u32 = line
                 .trim()
                 .parse()
-                .with_context(|| format!("no pid from {what}: {line:?}"))?;
+                .ok()
+                .with_context(|| format!("the demo's agent did not report the pid of {what}, but {line:?}; report this as a bug"))?;
             let pidfd = self
                 .open_own(pid)
-                .with_context(|| format!("no process {pid} for {what}"))?;
+                .with_context(|| format!("process {pid} of the demo ({what}) has exited already, or is not the expected one; try again"))?;
             survivors.0.push((what, pid, pidfd));
         }
         Ok(survivors)

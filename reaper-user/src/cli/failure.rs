@@ -1,5 +1,7 @@
 //! Errors that end a command, and their exit statuses.
 
+use std::io;
+
 use crate::config::ConfigError;
 use crate::engine::EngineError;
 use reaper_host::source::SourceError;
@@ -36,6 +38,11 @@ impl From<EngineError> for Failure {
 }
 
 impl Failure {
+    /// Creates the error for output that cannot be written.
+    pub(super) fn stdout(error: io::Error) -> Failure {
+        Failure::Other(anyhow::Error::new(error).context("cannot write to stdout"))
+    }
+
     /// Returns the exit status for this error.
     pub(super) fn status(&self) -> u8 {
         match self {

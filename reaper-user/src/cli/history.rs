@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
-use anyhow::Context;
 use clap::Args;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
@@ -14,7 +13,7 @@ use nix::unistd::geteuid;
 
 use super::client::{BOLD, DIM, client};
 use super::show::{count, fit, size, time as time_text, width};
-use super::{Failure, ServiceArgs};
+use super::{Failure, ServiceArgs, time_with_unit};
 use crate::api::History;
 use crate::export::{
     self, ExitInfo, FreedMemory, duration, message, printable, reason_text, write_object,
@@ -37,13 +36,13 @@ const PLAIN: Style = Style::new();
 #[derive(Args)]
 pub(super) struct HistoryArgs {
     /// Show only sessions that were active in this time, such as `2h` or `30min`.
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = time_with_unit)]
     since: Option<Duration>,
-    /// Show only sessions of this agent, named as in `reaper agents`.
-    #[arg(long, value_name = "AGENT")]
+    /// Show only sessions of this agent, as in `reaper agents`.
+    #[arg(long, value_name = "NAME")]
     agent: Option<String>,
     /// Show only the session with this id, or sessions whose id starts with it.
-    #[arg(long, value_name = "SESSION")]
+    #[arg(long, value_name = "ID")]
     session: Option<String>,
     /// Print one JSON object per session.
     #[arg(long)]
@@ -67,19 +66,37 @@ pub(super) fn run(args: HistoryArgs) -> Result<(), Failure> {
             Err(HistoryError::Denied(path)) if args.file.is_none() => {
                 query_service(&args, &mut printer).map_err(|failure| match failure {
                     Failure::NoService(why) => {
-                        Failure::NoService(format!("{}, and {why}", HistoryError::Denied(path)))
+                        let path = path.display();
+                        Failure::NoService(format!(
+                            "cannot read the journal {path}: permission denied, and {why}; or run as root"
+                        ))
                     }
                     other => other,
                 })
             }
+            Err(HistoryError::Callback(error)) => Err(Failure::stdout(error)),
             result => result.map_err(|error| anyhow::Error::from(error).into()),
         },
     };
     result?;
     let since = args.since;
-    printer.finish(since).context("cannot write")?;
+    printer.finish(since).map_err(Failure::stdout)?;
     if printer.total.sessions == 0 && !args.json {
-        message!("no such session in the journal");
+        let filters = [
+            ("--since", since.is_some()),
+            ("--agent", args.agent.is_some()),
+            ("--session", args.session.is_some()),
+        ];
+        let given = filters.iter().filter(|(_, is_given)| *is_given);
+        let given: Vec<_> = given.map(|(flag, _)| *flag).collect();
+        let own = if geteuid().is_root() { "" } else { " of yours" };
+        match given.is_empty() {
+            true => message!("the journal has no sessions{own} yet"),
+            false => message!(
+                "no session{own} in the journal matches {}",
+                given.join(" and ")
+            ),
+        }
     }
     Ok(())
 }
@@ -118,7 +135,7 @@ fn query_service(args: &HistoryArgs, printer: &mut Printer<impl Write>) -> Resul
     let response = client(&service).get(&format!("/v1/history?{}", query.finish()))?;
     let history: History = response.read()?;
     for session in &history.sessions {
-        printer.session(session).context("cannot write")?;
+        printer.session(session).map_err(Failure::stdout)?;
     }
     if history.omitted > 0 {
         let n = history.omitted;

@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::client::{BOLD, DIM, client, print, span};
 use super::show::{count, fit, time as time_text, user, width};
-use super::{Failure, ServiceArgs, pid};
+use super::{Failure, ServiceArgs, pid, time_with_unit};
 use crate::api::{KEEP_MAX_S, KeepParams, KeepResult, KeepsResponse};
 
 /// Characters before the command in the list.
@@ -16,10 +16,13 @@ const BEFORE: usize = 39;
 const COMMAND_MAX: usize = 256;
 
 pub(super) const HELP: &str = "\
-Only members of an agent's session can be kept, because nothing else is ever reaped. Keeping a process again replaces \
-    the time, also for the descendants that are kept along with it. If a process is kept both itself and along with an \
-    ancestor, the longer time counts. A keep ends when its time has passed, when the process exits or, with --tree, when \
-    the session closes. The process is then decided again, and reaped if it is due.
+Only members of an agent's session can be kept. A leftover from before the service started cannot: to keep it, set \
+    `reap_leftovers = false` and restart the service.
+
+Keeping a process again replaces the time, also for the descendants that are kept along with it. If a process is \
+    kept both itself and along with an ancestor, the longer time counts. A keep ends when its time has passed, when \
+    the process exits or, with --tree, when the session closes. The process is then evaluated again, and reaped if \
+    it is due.
 
 Examples:
   # Keep a process until it exits
@@ -37,9 +40,9 @@ Examples:
 #[derive(Args)]
 pub(super) struct KeepArgs {
     /// Process id.
-    #[arg(required_unless_present = "list", value_parser = pid())]
+    #[arg(value_parser = pid())]
     pid: Option<u32>,
-    /// Time to keep it, such as `2h` or `30min` [default: until it exits].
+    /// Time to keep it, such as `2h`; until it exits if omitted.
     #[arg(long = "for", value_name = "TIME", value_parser = keep_time)]
     keep_time: Option<Duration>,
     /// Keep all its descendants too.
@@ -54,6 +57,10 @@ pub(super) struct KeepArgs {
 
 pub(super) fn run(args: &KeepArgs) -> Result<(), Failure> {
     let (service, client) = (&args.service, client(&args.service));
+    if args.pid.is_none() && !args.list {
+        let what = "name a process by its pid, or list what is kept with --list";
+        return Err(Failure::Usage(what.into()));
+    }
     let Some(pid) = args.pid.filter(|_| !args.list) else {
         let response = client.get("/v1/keeps")?;
         return print(service, &response, |keeps: KeepsResponse| {
@@ -75,7 +82,7 @@ pub(super) fn run(args: &KeepArgs) -> Result<(), Failure> {
         let note = if done.durable {
             ""
         } else {
-            "; the service has no journal, so this is lost when it restarts"
+            "; it is not in the journal, so a restart of the service loses it"
         };
         format!("kept {time}: {}{note}\n", processes(&done))
     })
@@ -91,7 +98,7 @@ pub(super) fn undo(pid: u32, service: &ServiceArgs) -> Result<(), Failure> {
 
 /// Parses the time of a keep, which the service limits to ten years.
 pub(super) fn keep_time(text: &str) -> Result<Duration, String> {
-    let keep_time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    let keep_time = time_with_unit(text)?;
     if keep_time.is_zero() || keep_time > Duration::from_secs(KEEP_MAX_S) {
         let what =
             "expected a time of up to ten years; omit --for to keep the process until it exits";

@@ -23,6 +23,9 @@ pub(super) fn run(name: &str, follow: bool) -> Result<(), Failure> {
         io::ErrorKind::Other | io::ErrorKind::NotFound => {
             Failure::Refused(format!("run {} has no log: {error}", recorded.id()))
         }
-        _ => Failure::Other(error.into()),
+        _ => Failure::Other(anyhow::Error::new(error).context(format!(
+            "cannot copy the log of run {} to stdout",
+            recorded.id()
+        ))),
     })
 }

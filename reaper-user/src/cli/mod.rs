@@ -40,6 +40,7 @@ mod wait;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::error::ContextValue;
 use clap::{Args, Parser, Subcommand};
@@ -104,7 +105,7 @@ Exit status:
   1  failed while running
   2  wrong usage or config; nothing was started
   3  the requested event source is not available here; see `reaper doctor`
-  4  another daemon watches the same scope, or uses what should be removed
+  4  another daemon watches the same scope, or uses the pins to be removed
   5  no service answers on the socket";
 
 #[derive(Subcommand)]
@@ -176,7 +177,7 @@ Example:
         #[arg(short, long)]
         follow: bool,
     },
-    /// Show what the service watches, what it has done and what it has missed.
+    /// Show what the service watches, has done and has missed.
     #[command(after_long_help = "\
 Examples:
   reaper status
@@ -203,7 +204,7 @@ Examples:
   # List the pids of all processes whose agent has exited
   reaper tree --json | jq '.groups[].processes[] | select(.due).pid'")]
     Tree {
-        /// Show only sessions of this agent, named as in `reaper agents`.
+        /// Show only sessions of this agent, as in `reaper agents`.
         #[arg(long, value_name = "NAME")]
         agent: Option<String>,
         /// Include processes that belong to no agent.
@@ -326,8 +327,22 @@ const OWN_FAILURE: u8 = 125;
 
 /// Returns the parser for a process id.
 fn pid() -> impl clap::builder::TypedValueParser<Value = u32> {
-    // The kernel's PID_MAX_LIMIT.
-    clap::value_parser!(u32).range(1..=4_194_304)
+    |text: &str| {
+        // The kernel's PID_MAX_LIMIT.
+        let pid = text
+            .parse()
+            .ok()
+            .filter(|pid| (1..=4_194_304).contains(pid));
+        pid.ok_or("expected a pid from 1 to 4194304, such as 4250")
+    }
+}
+
+/// Parses a time that is given with a unit.
+fn time_with_unit(text: &str) -> Result<Duration, &'static str> {
+    humantime::parse_duration(text).map_err(|error| match error {
+        humantime::DurationError::NumberOverflow => "this time is too long",
+        _ => "expected a time with its unit, such as `30s`, `10min` or `2h`",
+    })
 }
 
 /// Options of the commands that query the service.
@@ -445,7 +460,7 @@ fn usage_error(mut error: clap::Error) -> ExitCode {
 }
 
 fn doctor(config: Option<&Path>, json: bool) -> Result<u8, Failure> {
-    doctor::run(&load(config)?, json, SourceKind::probe).map_err(|e| Failure::Other(e.into()))
+    doctor::run(&load(config)?, json, SourceKind::probe).map_err(Failure::stdout)
 }
 
 /// Loads a config file, or the built-in settings without one.

@@ -83,7 +83,7 @@ pub(super) fn run(args: &PsArgs) -> Result<(), Failure> {
         true => to_json(&output),
         false => table(&output.runs, args.all, width()).into_bytes(),
     };
-    print(text).map_err(|error| Failure::Other(error.into()))
+    print(text).map_err(Failure::stdout)
 }
 
 impl ListedRun<'_> {

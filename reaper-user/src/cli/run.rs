@@ -12,7 +12,7 @@ use anyhow::Context;
 use clap::Args;
 use nix::sys::signal::{Signal, raise};
 
-use super::OWN_FAILURE;
+use super::{OWN_FAILURE, time_with_unit};
 use crate::export::{message, to_json};
 use crate::run::{
     CommandExit, ConcurrencyLimit, DoneWhen, Progress, Role, Run, RunError, RunOutcome, RunReport,
@@ -76,13 +76,13 @@ Exit status:
   0    --done-when reported success
   1    the command exited with 0, but --done-when reported that it is not done
   124  a time limit ended the run
-  125  reaper itself failed, or a step after the command did
+  125  reaper itself failed, or a hook or --clean-on-success did
   126  the command cannot be executed
   127  the command was not found";
 
 #[derive(Args)]
 pub(super) struct RunArgs {
-    /// End the run after this time, such as `45min`; a plain number means seconds.
+    /// End the run after this time; each TIME is such as `45min`, or a number of seconds.
     #[arg(long, value_name = "TIME", value_parser = limit)]
     timeout: Option<Duration>,
     /// End the run after this time without output on stdout and stderr.
@@ -218,7 +218,7 @@ pub(super) fn run(args: RunArgs) -> u8 {
         // A process that was just forked has no children.
         Some(Ok(Side::Run(notifier))) => return run_and_report(run, &report, &notifier),
         Some(Err(error)) => {
-            message!("reaper: --detach: {error}");
+            message!("reaper: cannot start the run in the background: {error}");
             return OWN_FAILURE;
         }
     };
@@ -378,7 +378,7 @@ fn write_report(report: &RunReport, target: Option<&ReportFile>, json: bool) -> 
 fn time(text: &str) -> Result<Duration, String> {
     match text.parse::<u64>() {
         Ok(seconds) => Ok(Duration::from_secs(seconds)),
-        Err(_) => humantime::parse_duration(text).map_err(|error| error.to_string()),
+        Err(_) => time_with_unit(text).map_err(str::to_owned),
     }
 }
 
@@ -426,7 +426,8 @@ fn group(text: &str) -> Result<ConcurrencyLimit, String> {
 
 fn signal(text: &str) -> Result<Signal, String> {
     if let Ok(number) = text.parse::<i32>() {
-        return Signal::try_from(number).map_err(|_| format!("unknown signal {number}"));
+        return Signal::try_from(number)
+            .map_err(|_| format!("unknown signal {number}; `kill -l` lists all signals"));
     }
     let name = text.to_ascii_uppercase();
     let name = match name.starts_with("SIG") {

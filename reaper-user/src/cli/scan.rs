@@ -6,13 +6,13 @@ mod show;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::Args;
 use hashbrown::HashSet;
 
 use super::client::client;
 use super::show::width;
-use super::{Failure, ServiceArgs, load, scope};
+use super::{Failure, ServiceArgs, load, pid, scope, time_with_unit};
 use crate::api::ScanReport;
 use crate::api::client::{ClientError, ServiceResponse};
 use crate::export::{self, to_json};
@@ -59,17 +59,19 @@ Examples:
 
 Exit status:
   0  nothing is left behind
-  1  something was found, or the scan failed
+  1  something was found, even if --reap ended it, or the scan failed
   2  wrong usage or config
-  4  --reap: a service is running that was not asked";
+  4  --reap: a service is running but did not do the scan; nothing was reaped";
 
 #[derive(Args)]
 pub(super) struct ScanArgs {
     /// Reap what is found, and print the confirmed outcomes.
     #[arg(long)]
     reap: bool,
-    /// Minimum age of an orphaned tool shell that names no agent [default: 10min].
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    /// Minimum age of an orphaned shell of a Claude tool [default: 10min].
+    ///
+    /// Only for shells whose environment names no agent.
+    #[arg(long, value_name = "TIME", value_parser = time_with_unit)]
     min_age: Option<Duration>,
     /// Print one JSON object.
     #[arg(long)]
@@ -81,7 +83,7 @@ pub(super) struct ScanArgs {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Scan without a service, and only the descendants of this process.
-    #[arg(long, value_name = "PID", hide_short_help = true)]
+    #[arg(long, value_name = "PID", value_parser = pid())]
     scope: Option<u32>,
 }
 
@@ -125,17 +127,23 @@ fn scan_here(args: &ScanArgs) -> Result<ScanReport, Failure> {
     let kept = match preflight::kept(&config) {
         Ok(kept) => kept,
         Err(error) if args.reap => {
-            let what = "cannot read which processes users keep, so nothing was reaped; repair the file or move it away";
-            return Err(Failure::Refused(format!("{error:#}: {what}")));
+            return Err(Failure::Refused(format!(
+                "nothing was reaped: cannot read which processes users keep: {error:#}; repair that journal or move it \
+                 away"
+            )));
         }
         Err(error) => {
-            tracing::warn!("processes that users keep are listed like others: {error:#}");
+            tracing::warn!(
+                "cannot read which processes users keep: {error:#}; they are listed like other processes"
+            );
             Vec::new()
         }
     };
     let scope = args.scope.map(|pid| scope::parse(&[pid.to_string()]));
     // Fails if /proc shows another pid namespace, where pids from environment variables mean other processes.
-    sys::non_initial_pid_namespace().context("cannot use /proc")?;
+    sys::non_initial_pid_namespace().map_err(|error| {
+        anyhow!("cannot use /proc: {error}; mount this pid namespace's own, as `unshare --mount-proc` does")
+    })?;
     let options = ScanOptions {
         rules: config.rules,
         scope: scope.transpose()?.unwrap_or_else(Scope::default),
@@ -171,6 +179,6 @@ fn print(report: &ScanReport, args: &ScanArgs) -> Result<u8, Failure> {
     } else {
         text(report, args.reap, all_users, width()).into_bytes()
     };
-    export::print(text).map_err(|error| Failure::Other(error.into()))?;
+    export::print(text).map_err(Failure::stdout)?;
     Ok(u8::from(!report.reapable.is_empty()))
 }

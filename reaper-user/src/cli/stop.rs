@@ -22,7 +22,7 @@ Examples:
 
 Exit status:
   0  all runs have ended
-  1  there is no such run, or some of its processes could not be ended; they are listed
+  1  there is no such run, or processes could not be ended (they are listed)
   2  wrong usage";
 
 /// Stops the runs and returns the exit status. If one cannot be stopped, the others still are.
@@ -68,7 +68,7 @@ pub(super) fn run(names: &[String]) -> Result<u8, Failure> {
             _ => format!("ended by itself: {outcome}"),
         };
         let line = printable(&format!("{} {state}", run_label(&run)), usize::MAX);
-        print(line + "\n").map_err(|error| Failure::Other(error.into()))?;
+        print(line + "\n").map_err(Failure::stdout)?;
         print_survivors(&run, &result.left);
         left |= !result.left.is_empty() && !had_ended;
     }

@@ -37,7 +37,7 @@ pub(super) fn run(args: UnpinArgs) -> Result<(), Failure> {
         let sentence = sentence(&directory, &removed);
         print(printable(&sentence, usize::MAX) + "\n")
     };
-    written.map_err(|error| Failure::Other(error.into()))
+    written.map_err(Failure::stdout)
 }
 
 impl From<PinError> for Failure {

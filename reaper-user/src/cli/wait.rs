@@ -10,7 +10,8 @@ Examples:
   id=$(reaper run --detach -- make); reaper wait $id; echo $?
 
 Exit status:
-  the status of the run; 1 if its `reaper run` process was killed
+  the status that `reaper run` exits with, see `reaper run --help`; of a stopped run, that of its command, such as 143
+  1    `reaper run` was killed before it ended the run
   125  there is no such run, or it cannot be waited for";
 
 /// Waits for the run and returns its exit status, or 125 on an error.

@@ -26,8 +26,8 @@ pub(super) fn check_no_daemon(config: &Config) -> Result<(), Failure> {
         };
         if let Some((daemon, lock)) = lock::running_daemon(directory).with_context(context)? {
             return Err(Failure::Locked(format!(
-                "{daemon} is running and was not asked (lock {}): name its socket with --socket, or stop it first; \
-                 nothing was reaped",
+                "nothing was reaped: {daemon} is running (lock {}) and must do the scan; omit --config and --scope, name its \
+                 socket with --socket, or stop it first",
                 lock.display()
             )));
         }
