@@ -48,7 +48,7 @@ impl Engine {
                 let message = format!(
                     "cannot start a thread to read the config: {error}; the old config stays in force, try again later"
                 );
-                let _ = sender.send(refuse(&what));
+                let _ = sender.send(refuse(&message));
             }
         }
     }

@@ -259,7 +259,7 @@ fn explanation_sentences_match_the_decision() {
             alive("detached", reaped(), server),
             "Kept: its parent has exited, but its agent claude-code (42) lives.",
             "When claude-code (42) exits, this process is reaped: SIGTERM, and SIGKILL 5s later. If claude-code (42) exits \
-             with status 0, this process is reaped 10m later, by the rule \"asked-for-servers\".",
+             with status 0, this process is reaped 10 min later, by the rule \"asked-for-servers\".",
         ),
         (
             alive("root_alive", reaped(), unread),
