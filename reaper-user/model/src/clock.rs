@@ -59,7 +59,8 @@ impl Model {
     /// Sets the current time (ns since boot) and for how long the machine has been suspended since boot (ns), which is
     /// the difference to `CLOCK_MONOTONIC`. Delays, ages and users' keeps are measured with both.
     ///
-    /// Ignores a time before the current one. After a suspend, delays are too short until this is called.
+    /// Ignores a time before the current one. Until this is called after a suspend, events since then convert to a too
+    /// late time, which lengthens delays.
     pub fn set_time(&mut self, boot: u64, suspended: u64) {
         self.clock.set(boot, suspended);
     }

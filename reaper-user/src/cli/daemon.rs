@@ -34,7 +34,8 @@ Signals only members of the sessions of recognised agents, and leftovers: proces
     `reap_leftovers = false` turns that off).
 
 Never signalled: pid 1, kernel threads, reaper and its ancestors, processes that a rule keeps or declares a boundary, and \
-    processes with REAPER_KEEP=1. With --observe the same decisions are made and printed, but no signal is sent.
+    processes with REAPER_KEEP=1 (unless `honor_keep = false`). With --observe the same decisions are made and printed, \
+    but no signal is sent.
 
 Event sources: BPF probes need privileges and a recent kernel. Without them, the daemon uses the netlink proc \
     connector (root only before Linux 6.6), or polls the process table. It also does so if a source fails later, and logs \

@@ -448,7 +448,7 @@ impl Ingest {
             self.kernel_signals += 1;
             self.map_changes.push(key);
             if !self.reaper.has_reported(key) && self.decision_emitted.insert(key) {
-                // Probes signal after the root's exit, and at a fork after SIGKILL was due.
+                // Probes signal after the root's exit, and at a fork or exec after SIGKILL was due.
                 let reason = match signal {
                     Signal::SIGTERM => Reason::RootExited,
                     _ => Reason::ForkedAfterRootExit,

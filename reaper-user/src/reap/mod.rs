@@ -34,7 +34,9 @@ use reaper_model::session::SessionId;
 
 pub use escalation::{Escalation, SignalStep, Stage, Times};
 pub use reaper::Reaper;
-pub use reaper::polling::{Due, PollingReaper, reap_all};
+#[cfg(target_os = "linux")]
+pub use reaper::polling::PollingReaper;
+pub use reaper::polling::{Due, reap_all};
 pub use send::signal_own;
 #[cfg(target_os = "linux")]
 pub use send::{STOP_SIGVAL, forward, stop_supervisor, terminate_own};

@@ -112,7 +112,7 @@ const SHOWN: &[(&str, &[&str])] = &[
     ("facts::", &["isolation", "kept"]),
     ("facts::reading::registry", &["agents"]),
     ("engine::", &["answers"]),
-    ("engine::survey", &["loss"]),
+    ("engine::scan", &["loss"]),
     ("engine::tests", &["orphans", "identity"]),
     ("leftovers::", &["leftovers"]),
     ("api::", &["answers", "isolation"]),

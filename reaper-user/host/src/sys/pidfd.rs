@@ -28,7 +28,7 @@ impl PidfdUnavailable {
         pidfd_send_signal (older container runtimes have one)";
 }
 
-/// Checks that pidfds work, by opening one for this process. Sends nothing.
+/// Checks that pidfds can be opened and signalled, with signal 0 to this process.
 ///
 /// # Errors
 /// The error of the kernel or of a seccomp filter. A lack of file descriptors or memory is no error.

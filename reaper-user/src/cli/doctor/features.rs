@@ -44,8 +44,8 @@ pub(super) fn kernel(btf: Option<&Btf>, offsets: Option<&Offsets>) -> Vec<Check>
             "use kernel 6.9 or later",
         ),
         ask("PIDFD_GET_INFO", &|b| b.has_struct("pidfd_info")).or(
-            "exit statuses cannot be read through pidfds",
-            "use kernel 6.13 or later",
+            "uids and exit statuses cannot be read through pidfds",
+            "use kernel 6.13 or later for uids, 6.15 or later for exit statuses",
         ),
         ask("process table", &|b| b.has_func("bpf_iter_task")).or(
             "pre-existing processes are read from /proc, where start times have a resolution of 10 ms",

@@ -71,7 +71,7 @@ fn summary(report: &ScanReport, reap: bool, all_users: bool) -> String {
     } else {
         "; `reaper scan --reap` ends them"
     };
-    format!("{left} by agents that have exited, {}{action}.", size(held))
+    format!("{left}, {}{action}.", size(held))
 }
 
 /// Writes the subtrees of these processes. Consecutive processes with the same reason share one line for it.
@@ -148,7 +148,7 @@ mod tests {
         }];
         assert_eq!(
             first_line(&report, false),
-            "1 process is left behind by agents that have exited, 3.0 MB; `reaper scan --reap` ends them."
+            "1 process is left behind, 3.0 MB; `reaper scan --reap` ends them."
         );
         (report.ended, report.freed_bytes) = (Some(1), Some(3_000_000));
         assert_eq!(

@@ -98,6 +98,7 @@ impl PollingReaper {
     }
 
     /// Adds a cgroup. When the grace expires, all of its processes are killed at once, whether found or not.
+    #[cfg(target_os = "linux")]
     pub fn with_cgroup(self, cgroup: Option<Arc<Cgroup>>) -> PollingReaper {
         PollingReaper { cgroup, ..self }
     }
@@ -212,7 +213,7 @@ impl PollingReaper {
                 && let ReapOutcome::Failed(ReapFailure::Errno(errno)) = result.outcome
             {
                 let (pid, error) = (result.key.pid, nix::Error::from_raw(errno));
-                tracing::warn!("process {pid} is not ended: cannot open a pidfd: {error}");
+                tracing::warn!("cannot open a pidfd for process {pid}: {error}; trying again");
             }
         }
         if !new.is_empty() {
