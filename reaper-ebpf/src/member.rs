@@ -29,7 +29,8 @@ pub const UNTRACKED: Member = Member {
 /// A name as words for comparison and lookup, padded with NUL and with at least one NUL at the end.
 type Name = [u64; NAME_LEN / 8];
 
-/// Returns the membership of a process in the map.
+/// Returns the entry of a process in [`MEMBERS`]; `None` if it has none. An entry that is replaced during the read
+/// gives no session and [`MEMBER_UNCERTAIN`].
 #[inline(always)]
 pub fn of(key: &RawKey) -> Option<Member> {
     if !may_be_followed(key.pid) {
@@ -169,7 +170,9 @@ pub fn moved(key: &RawKey, member: &mut Member) {
     }
 }
 
-/// Returns the flags with the next generation, so that the service does not apply what it found out for the earlier one.
+/// Returns `flags` with the generation after that of `before`.
+///
+/// The service then drops a membership that it computed before this exec or cgroup move.
 #[inline(always)]
 fn later(before: u32, flags: u32) -> u32 {
     flags & !MEMBER_GENERATION_MASK
@@ -201,14 +204,14 @@ pub fn forget(key: &RawKey) {
     unfollow(key);
 }
 
-/// Returns the rules that can match the program of a typed task and the name of its file, as `NAME_*`.
+/// Returns the kinds of rules (`NAME_*`) that can match a typed task by its name or the name of its file.
 #[inline(always)]
 fn bits_of_current(task: Task, name: *const u8) -> u32 {
     let at = offset!(task_comm);
     either([task.load(at), task.load(at + 8)], name)
 }
 
-/// Returns the rules that can match the program of an untyped task, as `NAME_*`.
+/// Returns the kinds of rules (`NAME_*`) that can match the program of an untyped task.
 #[inline(always)]
 pub fn bits_of(task: *const u8) -> u32 {
     let comm: Name = read(task, offset!(task_comm));
@@ -222,7 +225,9 @@ pub fn bits_of(task: *const u8) -> u32 {
     either(comm, read(dentry, offset!(dentry_name)))
 }
 
-/// Returns the rules that can match the name of the process or the name of its file.
+/// Returns the kinds of rules (`NAME_*`) that can match the process by its name or the name of its file.
+///
+/// `string` is the kernel address of the file name. Returns all kinds if it cannot be read.
 #[inline(always)]
 fn either(comm: Name, string: *const u8) -> u32 {
     // Read as a block, which is cheaper than as a string. The buffer of a name in a directory entry is large enough.
@@ -261,7 +266,7 @@ fn padded(name: Name) -> Name {
     [first, second]
 }
 
-/// Returns the rules that can match a program with this name.
+/// Returns the kinds of rules (`NAME_*`) that can match a program with this name.
 #[inline(always)]
 fn bits(name: &Name) -> u32 {
     let Some(first) = NAME_INDEX.get(name[0] as u32 & 0xff).copied() else {

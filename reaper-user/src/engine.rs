@@ -102,7 +102,7 @@ pub enum EngineError {
     Source(#[from] SourceError),
     #[error(transparent)]
     Procfs(#[from] ProcfsError),
-    #[error("cannot wait for events: {0}")]
+    #[error("cannot wait for events: {0}; raise the limit on open files (ulimit -n)")]
     Wait(#[from] io::Error),
     #[error("{0}")]
     Scan(String),
@@ -242,12 +242,12 @@ impl Engine {
         if undecided > 0 {
             let suffix = match &pinned {
                 Some(dir) => format!(
-                    "the next service decides about them (probes and maps stay pinned at {dir})"
+                    "the next service evaluates them (probes and maps stay pinned at {dir})"
                 ),
-                None => "they are left running".into(),
+                None => "they are left running; list them with `reaper scan`".into(),
             };
             tracing::warn!(
-                "stopped before it could decide about {undecided} processes of exited agents; {suffix}"
+                "stopped before it could evaluate {undecided} processes of exited agents; {suffix}"
             );
         }
         if let Some(pinned) = pinned.filter(|_| self.settings.leave_pinned || undecided > 0) {

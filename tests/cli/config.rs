@@ -173,7 +173,7 @@ not_exe = "**/x"
         );
     }
     assert_eq!(said.err.lines().count(), 3, "{}", said.err);
-    assert!(said.out.contains("fine"), "{}", said.out);
+    assert!(said.out.contains("ok; mode"), "{}", said.out);
 }
 
 /// The output of `config show` is a config with the same meaning.

@@ -322,7 +322,7 @@ fn observed() {
 fn request_reap(service: &Service) -> CommandOutput {
     eventually("the service's own scan is complete", || {
         let said = service.ask(&["scan", "--reap"]);
-        (!said.err.contains("being reaped already")).then_some(said)
+        (!said.err.contains("already being reaped")).then_some(said)
     })
 }
 
@@ -395,7 +395,7 @@ fn without_keeps() {
     );
     let warnings = std::fs::read_to_string(service.dir.path().join("stderr"));
     let warnings = warnings.expect("read standard error");
-    assert_eq!(warnings.matches("and not ended").count(), 1, "{warnings}");
+    assert_eq!(warnings.matches("but not reaped").count(), 1, "{warnings}");
     assert_eq!(service.keeper.sleepers(), ALL);
 }
 

@@ -354,7 +354,7 @@ fn names(place: &RunWorld) {
     );
     let said = place.ask(&["run", "--detach", "--name", "web", "--", "touch", "begun"]);
     assert_eq!(said.code, Some(125), "{}", said.err);
-    assert_eq!(said.err.matches("is taken").count(), 1, "{}", said.err);
+    assert_eq!(said.err.matches("is in use").count(), 1, "{}", said.err);
     assert!(!place.path("begun").exists());
     run.signal(nix::libc::SIGTERM);
     assert_eq!(run.end(), 143);

@@ -286,6 +286,6 @@ fn few_open_files(place: &RunWorld) {
         "{}",
         said.err
     );
-    assert!(said.err.contains("is closed"), "{}", said.err);
+    assert!(said.err.contains("closed run "), "{}", said.err);
     place.assert_alone();
 }

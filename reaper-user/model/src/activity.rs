@@ -60,7 +60,7 @@ struct UsageSample {
 }
 
 impl UsageSample {
-    /// Returns whether the process has used more than a heartbeat until `now`.
+    /// Returns whether the process has used more CPU time or I/O from this sample to `now` than an idle program may.
     fn has_worked_until(self, now: UsageSample) -> bool {
         let seconds = now.at.saturating_sub(self.at) / 1_000_000_000 + 1;
         let cpu = now.cpu_ns.saturating_sub(self.cpu_ns);

@@ -64,7 +64,8 @@ impl Model {
         std::mem::take(&mut self.released)
     }
 
-    /// Updates the awaited processes after a change. `now` is its time, in ns since boot.
+    /// Updates which processes are awaited, and which descend from them, after a fork, exec or exit. A process is
+    /// awaited while its script is unread. `now` is the time of the change, in ns since boot.
     pub(super) fn follow_awaited(&mut self, change: &TreeChange, now: u64) {
         match *change {
             TreeChange::Born { key, .. } => {

@@ -349,7 +349,8 @@ impl Sessions {
         all.find(|session| session.root_exit.is_none())
     }
 
-    /// Handles the exit of a process.
+    /// Removes an exited process from its session. If it was a root, a successor continues the session, or the root's
+    /// exit is recorded. `orphans` are its children, and `now` is in ns since boot. Closes no session yet.
     pub(super) fn on_exit(
         &mut self,
         tree: &mut Tree,

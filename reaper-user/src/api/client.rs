@@ -66,7 +66,9 @@ pub enum ClientError {
     )]
     ConnectionClosed(PathBuf),
     /// The runtime of the client cannot be started.
-    #[error("cannot send the request: {0}")]
+    #[error(
+        "cannot prepare the connection to the service: {0}; raise the limit on open files (ulimit -n)"
+    )]
     Io(#[from] io::Error),
 }
 

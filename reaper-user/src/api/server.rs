@@ -211,7 +211,7 @@ impl Drop for Server {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the thread of the socket has panicked; this is a bug");
+            tracing::error!("the thread of the socket has panicked; report this as a bug");
         }
     }
 }

@@ -80,7 +80,7 @@ pub(super) struct DaemonArgs {
     /// Append the event stream to this file as JSON lines; `-` is stdout.
     #[arg(long, value_name = "FILE|-")]
     events: Option<PathBuf>,
-    /// Print JSON lines instead of text.
+    /// Print the event stream to stdout as JSON lines instead of text.
     #[arg(long)]
     json: bool,
     /// Run as your own service, for your own processes only.
@@ -399,7 +399,7 @@ fn watch(
                 .context("--bpf-log needs the event source ebpf, which is not in use: see `reaper doctor`, or omit --bpf-log")?
                 .diagnostics()?;
             let ready =
-                sys::readable(&logger).context("cannot wait for the probes' diagnostics")?;
+                sys::readable(&logger).context("cannot wait for the messages of the probes (raise the limit on open files, ulimit -n, or omit --bpf-log)")?;
             tokio::spawn(async move {
                 while let Ok(mut guard) = ready.readable().await {
                     guard.clear_ready();

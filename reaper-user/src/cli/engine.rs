@@ -103,7 +103,7 @@ pub(super) fn settings(config: Config, scope: Scope, scope_names: Vec<String>) -
 pub(super) fn kernel(settings: &EngineSettings) -> Result<Kernel, Failure> {
     let config = &settings.running;
     let kernel = Kernel::open(config.ring_size, config.scan());
-    Ok(kernel.context("cannot watch process exits")?)
+    Ok(kernel.context("cannot watch process exits (raise the limit on open files, ulimit -n)")?)
 }
 
 /// Runs `work` with a writer of the event stream. Returns when all is written.
@@ -130,10 +130,12 @@ pub(super) fn in_thread<T: Send + 'static>(
     let thread = std::thread::Builder::new()
         .name("engine".into())
         .spawn(work)
-        .context("cannot start a thread")?;
-    thread
-        .join()
-        .unwrap_or_else(|_| Err(anyhow::anyhow!("the engine has panicked; this is a bug").into()))
+        .context(
+            "cannot start the thread of the engine (raise the limit on processes, RLIMIT_NPROC)",
+        )?;
+    thread.join().unwrap_or_else(|_| {
+        Err(anyhow::anyhow!("the engine has panicked; report this as a bug").into())
+    })
 }
 
 /// Creates the engine's runtime, which has a single thread.

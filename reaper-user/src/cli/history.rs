@@ -220,7 +220,7 @@ fn freed_bytes(memory: &FreedMemory) -> u64 {
     memory.rss.saturating_add(memory.swap)
 }
 
-/// Writes one session as text.
+/// Writes one session as text, with times in `zone`. Fits command lines into `width` columns, if it is given.
 fn write_session(
     out: &mut impl Write,
     session: &HistorySession,

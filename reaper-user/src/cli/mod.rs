@@ -130,7 +130,8 @@ Exit status:
     },
     /// Demonstrate reaper on a small process tree.
     ///
-    /// Only processes that the demo has started are signalled.
+    /// Starts a stand-in for an agent with four child processes, kills it, and shows how they are reaped. Only processes
+    /// that the demo has started are signalled.
     #[command(after_long_help = "\
 Example:
   sudo reaper demo")]
@@ -265,7 +266,8 @@ Examples:
     Config(ConfigCommand),
     /// Remove everything that a daemon has pinned in the kernel.
     ///
-    /// Also removes pins of other versions. Fails with exit status 4 while a daemon uses them.
+    /// The kernel then stops tracking, and the next daemon does not get earlier events. Also removes pins of other
+    /// versions. Fails with exit status 4 while a daemon uses them.
     #[command(after_long_help = "\
 Examples:
   sudo reaper unpin
@@ -292,7 +294,7 @@ Exit status:
         /// Config file (TOML).
         file: PathBuf,
     },
-    /// Show the settings and rules in force, in the order of evaluation.
+    /// Show the settings and rules that a daemon would use, in the order of evaluation.
     #[command(after_long_help = "\
 Examples:
   # Show all built-in rules, for example to copy one

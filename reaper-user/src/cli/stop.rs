@@ -10,7 +10,7 @@ A run is stopped as by its own time limit: --signal first, then SIGKILL after th
     second `stop` skips the grace. The outcome is `cancelled`, neither a success nor a failure, and the hooks do not run. \
     A run that has ended by itself in the meantime keeps its own outcome. `stop` waits until no process is left.
 
-Only processes of `reaper run` are signalled, and only if the recorded pid still belongs to the same process. If one \
+`stop` signals only the `reaper run` process, which then ends the run, and only if the recorded pid still belongs to it. If one \
     of several runs cannot be stopped, the others still are.
 
 Examples:

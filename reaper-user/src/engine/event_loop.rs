@@ -262,7 +262,9 @@ impl Engine {
         let exited = match self.exited_before_membership() {
             Ok(exited) => exited,
             Err(error) => {
-                tracing::error!("cannot remove exited members from the probes' map: {error}");
+                tracing::error!(
+                    "cannot remove exited members from the probes' map: {error}; they may be shown as running"
+                );
                 return 0;
             }
         };

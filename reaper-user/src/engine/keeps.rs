@@ -54,7 +54,7 @@ impl UnsavedKeep {
         };
         written
             .inspect_err(|error| {
-                tracing::error!("cannot store a keep: {error}; a restart loses the change")
+                tracing::error!("cannot store a change of the keeps: {error}; the change is lost if the service restarts")
             })
             .is_ok()
     }

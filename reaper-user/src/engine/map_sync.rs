@@ -196,7 +196,10 @@ impl Engine {
     pub(super) fn forget_session(&mut self, first_root: ProcessKey) {
         let maps = self.source.maps_mut();
         if let Some(Err(error)) = maps.map(|maps| maps.set_session(first_root, None)) {
-            tracing::error!("cannot remove a closed session from the probes' map: {error}");
+            tracing::error!(
+                "cannot remove the closed session of process {} from the probes' map: {error}; its entry stays there",
+                first_root.pid
+            );
         }
     }
 

@@ -59,7 +59,7 @@ impl Engine {
     ) -> Result<LoadedConfig, String> {
         match reloading {
             Some(reloading) => (&mut reloading.read).await.unwrap_or_else(|_| {
-                Err("the thread that reads the config panicked; this is a bug".into())
+                Err("the thread that reads the config has panicked; report this as a bug".into())
             }),
             None => std::future::pending().await,
         }

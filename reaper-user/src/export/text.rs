@@ -43,7 +43,7 @@ pub(super) fn freed(memory: &FreedMemory) -> String {
     text
 }
 
-/// Returns `, its tree has 1.2 GB of memory`.
+/// Returns text such as `, its tree has 1.2 GB of memory and 30 MB in swap`. Without swap, the end is left out.
 pub(super) fn tree_memory(memory: TreeMemory) -> String {
     let TreeMemory { rss, swap } = memory;
     let mut text = format!(", its tree has {} of memory", size(rss));

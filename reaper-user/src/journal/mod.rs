@@ -126,7 +126,7 @@ pub enum JournalError {
     TimedOut { path: PathBuf, limit: Duration },
     /// The journal was given up, or its thread has ended. The reason is in the log.
     #[error(
-        "journal {} is not in use since an earlier error in the log: repair it and restart the service",
+        "journal {} is not in use since an earlier error: fix the cause that the log gives, then restart the service",
         path.display()
     )]
     GivenUp { path: PathBuf },

@@ -154,7 +154,9 @@ fn copy(mut from: PipeReader, mut to: File, activity: &OutputActivity, _done: Se
                     Ok(()) => {}
                     Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return,
                     Err(error) => {
-                        tracing::error!("cannot write the output of the command: {error}");
+                        tracing::error!(
+                            "cannot write the output of the command: {error}; it gets SIGPIPE if it writes more"
+                        );
                         return;
                     }
                 }

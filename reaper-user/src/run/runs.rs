@@ -452,7 +452,9 @@ pub(super) fn parse_or_rename(path: &Path, bytes: &[u8]) -> Option<RunRecord> {
         Ok(record) if path.file_stem() == Some(record.header.id.as_ref()) => return Some(record),
         Ok(_) => RecordParseError::Damaged,
         Err(problem @ RecordParseError::Later(_)) => {
-            tracing::warn!("ignored run record {name}: {problem}");
+            tracing::warn!(
+                "ignored run record {name}: {problem}; use that version to list or stop the run"
+            );
             return None;
         }
         Err(problem) => problem,

@@ -83,7 +83,7 @@ fn open_supervisor(known: &RecordedRun) -> Result<Option<Pidfd>, StopError> {
     if header.supervisor.pid == 0 {
         return Err(refused(
             known,
-            "has no valid pid: the record of the run is damaged, so the run cannot be stopped",
+            "has no valid pid: the record of the run is damaged; find its processes with `ps`, and kill them",
         ));
     }
     if header.supervisor.pid == 1 {
@@ -156,13 +156,18 @@ impl Runs {
             Ok(_) => terminate_own(&supervisor, pid, Signal::SIGTERM),
             Err(error) => {
                 let id = known.id();
-                tracing::warn!("run {id}: cannot write the stop request to its record: {error}");
+                tracing::warn!(
+                    "run {id}: cannot write the stop request to its record: {error}; only signalling its supervisor"
+                );
                 stop_supervisor(&supervisor, pid)
             }
         };
         match sent {
             Ok(()) | Err(Errno::ESRCH) => Ok(()),
-            Err(Errno::EPERM) => Err(refused(known, "may not be signalled by this user")),
+            Err(Errno::EPERM) => Err(refused(
+                known,
+                "may not be signalled by this user; stop the run as root",
+            )),
             Err(errno) => Err(failed(known, "signal its supervisor")(errno.into())),
         }
     }

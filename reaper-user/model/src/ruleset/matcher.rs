@@ -131,7 +131,7 @@ impl Matcher {
         self.conditions.iter().any(is_excluded) || self.needs_script() && runs_none
     }
 
-    /// Returns whether some condition is positive.
+    /// Returns whether at least one condition requires a match. The others are negative: they forbid one.
     pub fn is_positive(&self) -> bool {
         self.conditions.iter().any(|condition| !condition.negative)
     }

@@ -44,8 +44,10 @@ impl Sessions {
         }
     }
 
-    /// Assigns an unattributed process by the facts that were read and by later discoveries. Returns the new members:
-    /// the process and its descendants, parents before children.
+    /// Assigns an unattributed process to a session by its ids, its cgroup or the facts that were read. Only ids count
+    /// if it is not in the scope of the service.
+    ///
+    /// Returns the new members: the process and its descendants, parents before children. Empty if nothing fits.
     pub(crate) fn attribute(
         &mut self,
         tree: &mut Tree,

@@ -36,7 +36,8 @@ impl<S: NodeState> Tree<S> {
         known.map_or(key, |node| node.key)
     }
 
-    /// Adds a process that an event names, if it is unknown.
+    /// Adds a process that an event names, unless it is known or has exited. A known one gets the `membership` too.
+    /// `parent` is its parent before the event, `time` the time of the event.
     pub(crate) fn add_unknown(
         &mut self,
         key: ProcessKey,

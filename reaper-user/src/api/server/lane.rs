@@ -58,7 +58,12 @@ impl Lane {
             ErrorResponse::new("failed", what)
         };
         self.workers.submit(job).map_err(failed)?;
-        let bug = |_| ErrorResponse::new("failed", format!("the {name} has failed; this is a bug"));
+        let bug = |_| {
+            ErrorResponse::new(
+                "failed",
+                format!("the {name} has panicked; report this as a bug"),
+            )
+        };
         match timeout(limit, done).await {
             Ok(done) => done.map_err(bug)?,
             Err(_) if is_begun.load(Ordering::Relaxed) => Err(ErrorResponse::new(

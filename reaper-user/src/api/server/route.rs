@@ -161,7 +161,7 @@ async fn off_thread(
 ) -> ApiResult<Vec<u8>> {
     let done = tokio::task::spawn_blocking(work).await;
     done.unwrap_or_else(|_| {
-        let what = "the response could not be created; this is a bug";
+        let what = "the response could not be created; report this as a bug";
         Err(ErrorResponse::new("failed", what))
     })
 }
@@ -227,7 +227,7 @@ async fn to_response(reply: EngineReply) -> ApiResult<Vec<u8>> {
         EngineReply::Reload(Err(message)) => Err(ErrorResponse::new("conflict", message)),
         EngineReply::Refused(refusal) => Err(refusal),
         EngineReply::Scan(..) | EngineReply::ScanContext(_) | EngineReply::Emitted => {
-            let what = "unexpected reply of the engine; this is a bug";
+            let what = "unexpected reply of the engine; report this as a bug";
             Err(ErrorResponse::new("failed", what))
         }
     };

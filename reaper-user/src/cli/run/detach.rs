@@ -86,7 +86,9 @@ impl StartNotifier {
     /// Redirects the output of this process and the command to a log file.
     pub(super) fn write_to(&self, log: &File) {
         if let Err(error) = child::write_to(log.as_fd()) {
-            tracing::error!("cannot redirect the output to the log: {error}");
+            tracing::error!(
+                "cannot redirect the output of the run to its log: {error}; `reaper logs` will not show it"
+            );
         }
     }
 

@@ -54,7 +54,9 @@ pub fn reap_all<E>(
     match ExitPoll::new() {
         Ok(exits) => PollingReaper::new(Arc::new(exits), times, Signal::SIGTERM).end(false, find),
         Err(error) => {
-            tracing::error!("cannot reap: cannot wait for exits: {error}; nothing was signalled");
+            tracing::error!(
+                "cannot watch process exits: {error}; nothing was signalled; raise the limit on open files (ulimit -n)"
+            );
             Ok(Vec::new())
         }
     }

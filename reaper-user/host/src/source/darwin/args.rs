@@ -21,7 +21,7 @@ pub struct Arguments<'a> {
 }
 
 impl<'a> Arguments<'a> {
-    /// Parses the bytes, as far as they go.
+    /// Parses a buffer of `KERN_PROCARGS2`. Never fails: of a truncated one, returns what it has and sets `is_cut`.
     pub fn parse(bytes: &'a [u8]) -> Arguments<'a> {
         let Some((argc, rest)) = bytes.split_first_chunk() else {
             return Arguments::default();
