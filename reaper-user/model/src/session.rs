@@ -435,8 +435,8 @@ impl Sessions {
 
     /// Returns the child that continues the session of a root which exited normally.
     ///
-    /// The child is an agent by the same rule and in the same terminal. If the root reads from the terminal, the child
-    /// does so too: one that reads from elsewhere is a helper of the root.
+    /// The child is the first of `orphans` that is an agent by the same rule and in the same terminal. If the root
+    /// reads from the terminal, a child known to read from elsewhere is a helper of the root and does not qualify.
     fn successor_root(
         &self,
         tree: &Tree,

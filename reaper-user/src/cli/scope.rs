@@ -80,7 +80,8 @@ fn shortened(mut name: String, max: usize) -> String {
     name
 }
 
-/// Returns the path of a scope's socket, short enough for the kernel; `None` is the whole host.
+/// Returns the path of a scope's socket; `None` is the whole host. Shortens the scope's name to fit the kernel's limit,
+/// which a long `directory` can still exceed.
 pub(super) fn socket(directory: &Path, scope: Option<&str>) -> PathBuf {
     let Some(name) = scope else {
         return directory.join(api::SOCKET);

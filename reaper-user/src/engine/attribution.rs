@@ -37,8 +37,8 @@ impl Engine {
         }
     }
 
-    /// Queues processes whose fork was lost in a gap and that were known by a later event. The scan does not discover
-    /// them, as they are in the model already.
+    /// Queues late-discovered processes for attribution if they may have escaped from a session. A later event than the
+    /// lost fork added them to the model, so the scan does not discover them.
     pub(super) fn attribute_late_discovered(&mut self) {
         let late = std::mem::take(&mut self.ingest.late_discovered).into_iter();
         let escaped = late.filter(|key| self.model.may_have_escaped(*key));

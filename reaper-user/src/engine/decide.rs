@@ -117,7 +117,7 @@ impl Engine {
         waiting.any(|key| self.ingest.decided.get(&key) != kept)
     }
 
-    /// Returns whether the sessions nested in `id` have claimed or undecided members.
+    /// Returns whether a session nested in `id` has members that are claimed or have no current decision.
     fn has_undecided_nested(&self, id: SessionId) -> bool {
         let mut nested = self.nested_in(id).map(|session| session.id);
         nested.any(|id| self.ingest.reaper.has_members_of(id) || self.has_undecided_member(id))

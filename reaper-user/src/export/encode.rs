@@ -53,7 +53,7 @@ pub fn exit_status<S: Serializer>(status: &ExitStatus, serializer: S) -> Encoded
     ExitInfo::from(*status).serialize(serializer)
 }
 
-/// Writes bytes from the kernel, which may be invalid UTF-8.
+/// Writes bytes from the kernel as a string. Replaces invalid UTF-8 with U+FFFD.
 pub fn lossy<S: Serializer>(bytes: &[u8], serializer: S) -> Encoded<S> {
     serializer.serialize_str(&String::from_utf8_lossy(bytes))
 }

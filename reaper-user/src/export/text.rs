@@ -104,7 +104,7 @@ pub fn exit_status_text(status: ExitStatus) -> String {
     }
 }
 
-/// Returns a duration, given in nanoseconds, with its largest unit up to seconds.
+/// Formats a duration, given in nanoseconds, in one unit of ns, µs, ms or s, such as `1.5 ms`.
 pub fn duration(ns: u64) -> String {
     let (value, unit) = match ns as f64 {
         ns if ns < 1e3 => (ns, "ns"),

@@ -223,7 +223,7 @@ fn end_processes(file: &File, record: &RunRecord) -> io::Result<Option<RunResult
     Ok(Some(result))
 }
 
-/// Waits until a supervisor that is exiting has left its process group.
+/// Waits, at most [`EXIT_MAX`], until a supervisor that is exiting has left its process group.
 ///
 /// An exiting process closes its files, which releases the record, before it leaves its group. If its exit orphans the
 /// group, the kernel sends SIGHUP to a group with stopped members (`exit_notify` in kernel/exit.c). So no member may be

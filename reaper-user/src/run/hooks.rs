@@ -40,7 +40,10 @@ pub(super) fn run_hooks(run: &Run, signals: &BlockedSignals, report: &mut RunRep
     }
 }
 
-/// Runs a hook under the same supervision as the command.
+/// Runs a hook with the signal and the grace of the command, but without a time limit. Adds survivors to the report.
+///
+/// # Errors
+/// The hook cannot start or be ended, is killed by a signal, or exits with another status than 0.
 fn run_hook(
     run: &Run,
     hook: &str,

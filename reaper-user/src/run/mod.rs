@@ -91,7 +91,8 @@ pub struct Run {
     pub idle: Option<Duration>,
     /// Probe that tests whether the run is done.
     pub done_when: Option<DoneWhen>,
-    /// Script for `sh -c` after a success, run when no process of the run is left. It is supervised like the command.
+    /// Script for `sh -c` after a success, run when no process of the run is left. It is supervised like the command,
+    /// but without a time limit.
     /// `REAPER_OUTCOME` is in its environment.
     pub on_success: Option<String>,
     /// The same for a run that failed, died or ran out of time.

@@ -1,4 +1,5 @@
-//! Finds rules that have no effect as written: they can never apply, or an earlier rule covers them.
+//! Finds rules that may not do what was meant: they can never apply, are covered by an earlier rule, replace a
+//! built-in rule of another kind, or are checked too rarely.
 
 use super::catalogue;
 use super::read::RuleEntry;

@@ -258,7 +258,7 @@ impl Sessions {
         self.only(&works_here)
     }
 
-    /// Returns the session in which all the others are nested.
+    /// Returns the session in which all the others are nested, or `None` if there is none.
     fn only<'a>(&self, all: &[&'a Session]) -> Option<&'a Session> {
         let holds = |one: &&&Session| {
             let is_in = |other: &&Session| self.outwards_of(other).any(|s| s.id == one.id);
@@ -302,7 +302,8 @@ fn may_be_from_multiplexer(own: &InheritedFacts, session: &Session) -> bool {
     all.any(|one| one.server.is_none() || !with_root(one))
 }
 
-/// Returns whether an untracked process created its process group or its session in the kernel.
+/// Returns whether another process, which is untracked, created the process group or the kernel session of `node`.
+/// An unknown creator does not count.
 fn is_in_untracked_group(tree: &Tree, node: &Node) -> bool {
     [node.image.pgid, node.image.sid].into_iter().any(|id| {
         let begun = match tree.by_pid(id) {

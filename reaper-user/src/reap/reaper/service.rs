@@ -69,7 +69,7 @@ impl Reaper {
         }) == Some(true)
     }
 
-    /// Handles the exit record of a process, with the orphans it left.
+    /// Handles the exit of a process, claimed or not. Queues its claimed orphans that have not been signalled yet.
     pub fn on_exit(&mut self, node: &Node, exit_status: ExitStatus, orphans: &[ProcessKey]) {
         let key = node.key;
         if let Some(target) = self.targets.get_mut(&key) {
