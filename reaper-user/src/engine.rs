@@ -255,7 +255,9 @@ impl Engine {
             // The probes must not try to wake a reader that is gone.
             let announced = self.source.announce_idle(false);
             if let Err(error) = announced.and_then(|()| self.source.announce_escalations(false)) {
-                tracing::error!("cannot tell the probes that the service stops: {error}");
+                tracing::error!(
+                    "cannot tell the pinned probes that the service stops: {error}; until the next service runs, they may try to wake this one, which only costs time"
+                );
             }
             return Some(pinned);
         }

@@ -74,7 +74,9 @@ pub enum ServerError {
     NotASocket(PathBuf),
     #[error("cannot listen on {}: {source}; to run without a socket, set `socket = false` in the config", path.display())]
     Listen { path: PathBuf, source: io::Error },
-    #[error("cannot start the socket's thread: {0}")]
+    #[error(
+        "cannot start the socket's thread: {0}; raise the limits on processes (RLIMIT_NPROC) and open files (ulimit -n)"
+    )]
     Thread(#[source] io::Error),
 }
 
@@ -200,7 +202,10 @@ impl Drop for Socket {
         let own = fs::symlink_metadata(&self.path)
             .is_ok_and(|meta| meta.file_type().is_socket() && meta.ino() == self.inode);
         if own && let Err(error) = fs::remove_file(&self.path) {
-            tracing::warn!("cannot remove {}: {error}", self.path.display());
+            tracing::warn!(
+                "cannot remove the socket {}: {error}; the next service tries to replace it",
+                self.path.display()
+            );
         }
     }
 }

@@ -315,7 +315,7 @@ fn open_journal(options: journal::JournalOptions) -> (Option<Journal>, Option<Ne
         Err(JournalError::Newer(newer)) => (None, Some(newer)),
         Err(error) => {
             tracing::warn!(
-                "cannot keep a journal: {error}; the service runs without a history, and keeps are lost when it stops"
+                "cannot keep a journal: {error}; until a restart, the service runs without a history, and keeps are lost when it stops"
             );
             (None, None)
         }

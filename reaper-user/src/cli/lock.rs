@@ -30,7 +30,12 @@ fn create(directory: &Path) -> Result<(), Failure> {
             "the runtime directory {name} {what}, or set another one with --runtime-dir"
         ))
     };
-    let context = || format!("cannot use the runtime directory {}", directory.display());
+    let context = || {
+        format!(
+            "cannot use the runtime directory {} (run as root, or set another one with --runtime-dir)",
+            directory.display()
+        )
+    };
     std::fs::create_dir_all(directory).with_context(context)?;
     let mut options = File::options();
     options.read(true).custom_flags(O_NOFOLLOW | O_DIRECTORY);

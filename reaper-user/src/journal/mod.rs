@@ -120,7 +120,7 @@ pub enum JournalError {
     },
     #[error(transparent)]
     Newer(#[from] NewerSchema),
-    #[error("cannot start the journal's thread: {0}")]
+    #[error("cannot start the journal's thread: {0}; raise the limit on processes (RLIMIT_NPROC)")]
     Thread(std::io::Error),
     #[error("journal {} did not answer within {} s: check whether the disk is full or slow", path.display(), limit.as_secs())]
     TimedOut { path: PathBuf, limit: Duration },

@@ -412,7 +412,9 @@ impl JournalThread {
         match opened {
             Ok(store) => self.store = Some(store),
             Err(error) => {
-                tracing::error!("{error}; the service continues without a journal");
+                tracing::error!(
+                    "{error}; the service continues without a journal until it restarts"
+                );
                 self.forget(self.batch.len());
             }
         }

@@ -112,7 +112,9 @@ impl Scanner {
             match delay {
                 // Another scan is reaping, or the service stopped.
                 Ok(_) | Err(ScanError::Stopping) => {}
-                Err(error) => tracing::error!("cannot scan for leftovers: {error}"),
+                Err(error) => tracing::error!(
+                    "cannot scan for leftovers: {error}; run `reaper scan` to look for them, or restart the service to try again"
+                ),
             }
             sys::trim();
         };

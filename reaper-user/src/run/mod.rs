@@ -337,7 +337,7 @@ pub enum RunError {
         source: io::Error,
     },
     /// A path in [`Run::clean_on_success`] cannot be resolved or may be changed by another user.
-    #[error("cannot clean {} on success: {source}", path.display())]
+    #[error("--clean-on-success cannot use {}, so the command was not started: {source}", path.display())]
     Path {
         /// Path as the caller gave it.
         path: PathBuf,

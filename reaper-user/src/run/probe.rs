@@ -70,7 +70,9 @@ impl<'a> DoneProbe<'a> {
         let now = sys::monotonic();
         match self.running {
             Some(running) if running.deadline_ns <= now => {
-                self.warn(&format!("has not exited within {PROBE_MAX:?}"));
+                self.warn(&format!(
+                    "has not exited within {PROBE_MAX:?}; killed it, which counts as not done"
+                ));
                 kill_subtree(running.pid);
                 self.finish(running, false);
             }
@@ -132,7 +134,9 @@ impl<'a> DoneProbe<'a> {
                 });
             }
             Err(error) => {
-                self.warn(&format!("cannot be started: {error}"));
+                self.warn(&format!(
+                    "cannot be started: {error}; this counts as not done"
+                ));
                 self.next_ns = sys::after(self.done_when.every);
                 self.is_final = after_exit;
             }

@@ -90,7 +90,10 @@ pub enum RecordError {
     #[error("cannot use the records of runs: set XDG_STATE_HOME or HOME")]
     NoDirectory,
     /// A file or directory cannot be used.
-    #[error("cannot use the records of runs: {}: {source}", path.display())]
+    #[error(
+        "cannot use the records of runs: {}: {source}; make it usable, or set XDG_STATE_HOME to another directory",
+        path.display()
+    )]
     File {
         /// Path of the file or directory.
         path: PathBuf,

@@ -27,7 +27,10 @@ pub enum ProcfsError {
     Thread(#[source] io::Error),
     /// A file in /proc has another format.
     #[cfg(target_os = "linux")]
-    #[error("cannot parse {}", path.display())]
+    #[error(
+        "cannot parse {}: unexpected format; report this as a bug, with the kernel release (`uname -r`)",
+        path.display()
+    )]
     Malformed {
         /// The file.
         path: PathBuf,

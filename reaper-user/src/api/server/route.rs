@@ -202,7 +202,8 @@ fn explain_untracked(refusal: ErrorResponse, explained: Option<u32>) -> ErrorRes
     match explained.filter(is_alive) {
         Some(pid) if refusal.error == "not_found" => {
             let what = format!(
-                "process {pid} is not tracked: it is a kernel thread or outside of the scope of this service; it is never signalled"
+                "process {pid} is not tracked: it belongs to no agent, is a kernel thread, or is outside of the scope of this service; \
+                 `reaper scan` lists leftovers from before the service started"
             );
             ErrorResponse::new("not_found", what)
         }

@@ -102,7 +102,9 @@ impl EbpfSource {
         loaded.load_probes()?;
         let links = loaded.attach()?;
         if let Some(error) = pin_error {
-            tracing::warn!("{error}; events will be lost while the service is down");
+            tracing::warn!(
+                "cannot pin the probes: {error}; using them without pins, so after a stop, events are lost until the service runs again"
+            );
         }
         EbpfSource::new(loaded, ring, state, links)
     }
