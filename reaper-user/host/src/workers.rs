@@ -35,7 +35,8 @@ pub struct Size {
 }
 
 impl Size {
-    /// Returns limits without replacement of stuck threads and without idle threads.
+    /// Returns the limits of a pool of at most `threads` threads, all of which may run jobs of one owner. Stuck threads
+    /// are not replaced. Threads end when there is no job.
     pub const fn fixed(threads: usize) -> Size {
         Size {
             idle: 0,
@@ -50,7 +51,7 @@ impl Size {
 pub struct Job {
     /// Key for taking turns: the real uid of the process that is read, or the number of a pass over many processes.
     pub owner: u32,
-    /// Id of the job in the results of [`Workers::replace_stuck`].
+    /// Id of the job in the results of [`Workers::replace_stuck`] and [`Workers::stuck`]. Need not be unique.
     pub id: u64,
     /// Whether the job runs before the non-urgent jobs of the same owner.
     pub is_urgent: bool,
@@ -94,6 +95,7 @@ struct Thread {
     thread_id: Option<u32>,
     /// Owner of the running job. `None` while the thread waits for one.
     owner: Option<u32>,
+    /// Id of the running job, or of its current item.
     id: u64,
     /// Start of the job (CLOCK_MONOTONIC, ns).
     since: u64,
@@ -113,13 +115,14 @@ struct Sleep {
 }
 
 impl Thread {
-    /// Records that a job starts, or that it continues with another item.
+    /// Records the start of a job or of its next item, with this id. The thread no longer counts as stuck.
     fn begin(&mut self, id: u64) {
         (self.id, self.since) = (id, sys::monotonic());
         (self.sleep, self.is_stuck) = (None, false);
     }
 
-    /// Records the current sleep of the thread, and returns how long the checks have found this same sleep, in ns.
+    /// Records the current sleep of the thread, and returns the time in ns since the first check that found this sleep.
+    /// `None` if the thread is runnable.
     fn check(&mut self, now: u64) -> Option<u64> {
         let number = self.thread_id.and_then(sys::sleep_number);
         let same = self.sleep.filter(|sleep| Some(sleep.number) == number);
@@ -135,7 +138,8 @@ impl Job {
 }
 
 impl State {
-    /// Removes the next wanted job, starting with the owner after the last one. Skips owners at their limit.
+    /// Removes and returns the next wanted job, starting with the owner after the last one. Skips owners at their
+    /// limit. Drops the unwanted jobs that it finds on the way. `None` if no job may run now.
     fn next_job(&mut self, max_per_owner: usize) -> Option<Job> {
         let later = self
             .queues
@@ -160,13 +164,14 @@ impl State {
         None
     }
 
-    /// Returns the number of running jobs of an owner, in replaced or in other threads.
+    /// Returns the number of running jobs of an owner: in replaced threads if `is_replaced`, else in the other threads.
     fn count(&self, owner: u32, is_replaced: bool) -> usize {
         let is_of =
             |thread: &&Thread| thread.owner == Some(owner) && thread.is_replaced == is_replaced;
         self.threads.values().filter(is_of).count()
     }
 
+    /// Returns the number of threads that have not been replaced.
     fn active(&self) -> usize {
         let is_active = |thread: &&Thread| !thread.is_replaced;
         self.threads.values().filter(is_active).count()
@@ -187,7 +192,7 @@ impl Workers {
     /// Queues a job. Never waits for a thread.
     ///
     /// # Errors
-    /// There is no thread, and none can be started.
+    /// There is no thread, apart from replaced ones, and none can be started. The job stays queued nevertheless.
     pub fn submit(&self, job: Job) -> io::Result<()> {
         let mut state = self.0.lock();
         let owner = job.owner;
@@ -205,10 +210,11 @@ impl Workers {
         self.add_thread(&mut state)
     }
 
-    /// Marks the threads that have slept in one system call for `limit` (ns), and replaces them if there is room.
+    /// Marks as stuck the threads that have slept in one system call for `limit` (ns). Lets other threads run in their
+    /// place, as far as [`Size`] permits.
     ///
-    /// The time counts from the first check that found this sleep, so with a limit of 0 one check suffices. Checks
-    /// only threads of `owner` if given. Returns the ids of the jobs of newly marked threads.
+    /// The time counts from the first call that found this sleep, so with a limit of 0 one call suffices. Checks only
+    /// threads that run a job of `owner`, if given. Returns the job ids of newly marked threads, replaced or not.
     pub fn replace_stuck(&self, limit: u64, owner: Option<u32>) -> Vec<u64> {
         let mut state = self.0.lock();
         let Size {
@@ -251,8 +257,8 @@ impl Workers {
         newly_stuck
     }
 
-    /// Returns the job ids of stuck threads and when they started (ns since boot). If the machine was suspended since the
-    /// start, the returned time is too late by that period.
+    /// Returns the job ids of stuck threads and when these jobs started (ns since boot). If the machine was suspended
+    /// since the start, the returned time is too late by that period.
     pub fn stuck(&self) -> Vec<(u64, u64)> {
         let state = self.0.lock();
         let stuck = state.threads.values().filter(|thread| thread.is_stuck);
@@ -272,7 +278,8 @@ impl Workers {
         })
     }
 
-    /// Returns whether queued jobs can run even if no stuck read returns.
+    /// Returns whether queued jobs can run even if no stuck read returns: a thread is not stuck, or
+    /// there are fewer threads than the maximum.
     pub fn has_room(&self) -> bool {
         let state = self.0.lock();
         state.threads.len() < self.0.size.max_threads
@@ -284,7 +291,10 @@ impl Workers {
         self.0.lock().threads.len()
     }
 
-    /// Wakes a thread, or starts one if all are busy and there is room.
+    /// Wakes an idle thread, or starts one if all are busy and [`Size`] permits.
+    ///
+    /// # Errors
+    /// No thread can be started, and all that exist have been replaced.
     fn add_thread(&self, state: &mut State) -> io::Result<()> {
         let Shared { name, size, .. } = *self.0;
         if state.idle > 0 {
@@ -329,7 +339,7 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Records that the job continues with another item, which gets the time limit of a new job.
+    /// Records that the job continues with another item. It gets the time limit of a new job, and `id` as the job's id.
     pub fn begin(&self, id: u64) {
         let mut state = self.shared.lock();
         if let Some(thread) = state.threads.get_mut(&self.number) {
@@ -344,13 +354,15 @@ impl Slot {
         thread.is_none_or(|thread| thread.is_replaced)
     }
 
+    /// Runs jobs until the thread must end.
     fn run(self) {
         while let Some(job) = self.next() {
             (job.work)(&self);
         }
     }
 
-    /// Waits for the next job. Returns `None` if the thread must end.
+    /// Waits for the next job. Returns `None` if the thread must end: the pool was dropped, enough threads are idle, or
+    /// enough replacements of this thread run.
     fn next(&self) -> Option<Job> {
         let mut state = self.shared.lock();
         let Size {

@@ -33,27 +33,30 @@ use reaper_model::facts::{Fact, FactSet, Facts};
 use reaper_model::ruleset::Ruleset;
 pub use scan::{listening, scan_processes};
 
-/// Time in ns that a thread may sleep in one read before it counts as stuck. Multiplied by the number of runnable threads
-/// per processor: one of these may hold a lock that the read needs.
+/// Time in ns that a thread may sleep in one read before it counts as stuck. Multiplied by the number of runnable
+/// threads per processor: one of these may hold a lock that the read needs.
 const LIMIT: u64 = 100_000_000;
 /// Time limit in ns for a request that a decision waits for. Long, because whole trees are read, also while hundreds of
-/// processes compete for the processor. After it, the fact is unknown and the process is kept.
+/// processes compete for the processor. After it, the fact is [`Fact::Unreadable`], and a rule that needs it keeps the
+/// process.
 #[cfg(not(test))]
 const LIMIT_WAITED: u64 = 30_000_000_000;
 #[cfg(test)]
 const LIMIT_WAITED: u64 = 10_000_000_000;
 /// Time limit in ns for script paths and prefetches.
 const LIMIT_OTHERS: u64 = 10_000_000_000;
-/// Time in ns between the two readings of the CPU time.
+/// Minimum time in ns between the two readings of the CPU time.
 const CPU_SPAN: u64 = 1_000_000_000;
 /// Maximum number of open requests per user. Above it, prefetches and script paths are refused.
 const OPEN_MAX: usize = 8192;
+/// Threads for all facts except script paths.
 const FACTS: Size = Size {
     idle: 2,
     threads: 4,
     max_threads: 16,
     max_per_owner: 2,
 };
+/// Threads for script paths.
 const SCRIPTS: Size = Size { idle: 0, ..FACTS };
 
 /// Urgency of a request.
@@ -61,7 +64,8 @@ const SCRIPTS: Size = Size { idle: 0, ..FACTS };
 pub enum Urgency {
     /// Nothing waits for the facts.
     Prefetch,
-    /// A decision that is not urgent waits for the facts.
+    /// A decision that is not urgent waits for the facts. They are read after those of urgent requests of the same
+    /// user.
     Normal,
     /// A deferred decision about a process waits for the facts.
     Urgent,
@@ -72,12 +76,13 @@ pub type ReadyFuture<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
 /// Reads facts without blocking its caller. Each request is answered in bounded time; answers can come in any order.
 pub trait FactReader {
-    /// Requests facts about a process with the real uid `uid`.
+    /// Requests the facts `needs` about a process with the real uid `uid`. They can come in several answers.
     ///
-    /// A fact with an open request is not requested twice, but becomes as urgent as the new request. `image` is the known
-    /// program of the process, which [`FactSet::ARGUMENTS`] and [`FactSet::SCRIPT`] need.
+    /// A fact with an open request is not requested twice, but becomes at least as urgent as the new request. `image`
+    /// is the known program of the process. Without it, [`FactSet::ARGUMENTS`] and [`FactSet::SCRIPT`] are unreadable.
     ///
-    /// A prefetch is answered with [`Fact::Unread`] if the user has too many requests, or if it takes too long.
+    /// A request that takes too long is answered without a read: with [`Fact::Unread`] for a prefetch, else with
+    /// [`Fact::Unreadable`]. So are prefetches and requests for script paths if the user has too many open requests.
     fn request(
         &mut self,
         key: ProcessKey,
@@ -87,10 +92,11 @@ pub trait FactReader {
         urgency: Urgency,
     );
 
-    /// Waits until a request that a decision waits for is answered or has expired. Can be dropped and called again.
+    /// Waits until there is an answer that a decision waits for, or a request has expired. Returns at once if this has
+    /// happened since the last [`take`](FactReader::take). Can be dropped and called again.
     fn ready(&mut self) -> ReadyFuture<'_>;
 
-    /// Returns all answers since the last call, including those of prefetches.
+    /// Returns all answers since the last call, including those of prefetches. Does not wait; empty if there are none.
     fn take(&mut self) -> Vec<FactAnswer>;
 }
 
@@ -101,10 +107,11 @@ pub struct FactAnswer {
     pub key: ProcessKey,
     /// Facts that were requested. The others in `found` have no meaning.
     pub requested: FactSet,
-    /// Facts that were read. A fact that could not be read is unknown.
+    /// Facts that were read. One that could not be read is [`Fact::Unreadable`]. After a prefetch that was refused or
+    /// has expired, all are [`Fact::Unread`].
     pub found: Facts,
-    /// Start of the read (ns since boot). If the process has executed another program since, the markers are those of the
-    /// earlier program.
+    /// Start of the read (ns since boot). If the process has executed another program since, the markers are those of
+    /// the earlier program. For a request that was refused or has expired, the time of the answer.
     pub at: u64,
 }
 
@@ -115,6 +122,7 @@ pub struct FactPool {
     scripts: Workers,
     done: Receiver<Done>,
     last_id: u64,
+    /// Open requests by id.
     open: HashMap<u64, OpenRequest>,
     /// Ids of the open requests for each process.
     open_ids: HashMap<ProcessKey, Vec<u64>>,
@@ -135,12 +143,14 @@ struct Shared {
     /// Directory of /proc.
     root: PathBuf,
     rules: Ruleset,
+    /// Wakes [`FactReader::ready`].
     woken: Notify,
     done: Sender<Done>,
 }
 
 /// Result of a job.
 struct Done {
+    /// Id of the request.
     id: u64,
     /// Start of the job (ns since boot).
     at: u64,
@@ -160,7 +170,7 @@ struct OpenRequest {
     since: u64,
     /// First reading of the CPU time.
     used: Option<CpuTime>,
-    /// Token of the queued job, which is dropped together with the request.
+    /// Token of the request's queued jobs. They are dropped once the request is closed.
     wanted: Arc<()>,
 }
 
@@ -178,7 +188,7 @@ impl OpenRequest {
             }
     }
 
-    /// Returns the answer for a request that expired. A prefetch counts as not requested.
+    /// Returns the facts for the answer if the request is refused or expires: unread for a prefetch, else unreadable.
     fn unread(&self) -> Facts {
         match self.urgency {
             Urgency::Prefetch => Facts::default(),
@@ -189,7 +199,7 @@ impl OpenRequest {
 
 impl FactPool {
     /// Returns a pool that reads /proc at `root`. `rules` define the content of [`Facts::markers`],
-    /// [`Facts::conversations`] and [`Facts::arguments`].
+    /// [`Facts::conversations`], [`Facts::arguments`] and [`Facts::script`].
     pub fn new(root: impl Into<PathBuf>, rules: Ruleset) -> FactPool {
         let (send, done) = channel();
         FactPool {
@@ -311,7 +321,9 @@ impl FactReader for FactPool {
 }
 
 impl FactPool {
-    /// Queues the job of an open request.
+    /// Queues a job that reads the facts of an open request. Does nothing if the request is closed.
+    ///
+    /// Logs a warning if no thread can be started. The job then stays queued.
     fn submit(&self, id: u64) {
         let Some(request) = self.open.get(&id) else {
             return;
@@ -354,7 +366,9 @@ impl FactPool {
         }
     }
 
-    /// Receives the results of the jobs.
+    /// Receives the results of finished jobs without waiting, and answers and closes their requests.
+    ///
+    /// After the first reading of a CPU time, the request stays open for the second one.
     fn collect(&mut self) {
         while let Ok(Done { id, at, found }) = self.done.try_recv() {
             let Some(request) = self.open.get_mut(&id) else {
@@ -377,7 +391,7 @@ impl FactPool {
         }
     }
 
-    /// Closes a request and queues its answer.
+    /// Closes a request and queues its answer for [`FactReader::take`]. Does nothing if the request is closed already.
     fn close(&mut self, id: u64, at: u64, found: Facts) {
         let Some(request) = self.open.remove(&id) else {
             return;
@@ -401,6 +415,7 @@ impl FactPool {
         }
     }
 
+    /// Queues an answer. Unless it is that of a prefetch, [`FactReader::ready`] then returns.
     fn answer(&mut self, request: &OpenRequest, at: u64, found: Facts) {
         self.ready |= request.urgency > Urgency::Prefetch;
         self.answers.push(FactAnswer {
@@ -411,6 +426,8 @@ impl FactPool {
         });
     }
 
+    /// Does what is due: checks for stuck threads, answers expired requests, and queues the second readings of CPU
+    /// times.
     fn on_time(&mut self) {
         let now = sys::monotonic();
         let timer = self.timers.peek().map(|Reverse((at, _))| *at);
@@ -435,7 +452,8 @@ impl FactPool {
         }
     }
 
-    /// Replaces stuck threads and answers the requests of their jobs, except those for script paths.
+    /// Replaces stuck threads, as far as their maximum number permits, and answers the requests of their jobs as
+    /// expired. Requests for script paths stay open until their time limit.
     fn check_threads(&mut self) {
         // Half of the limit: the first check only records the sleep of a thread.
         let limit = LIMIT / 2 * u64::from(sys::runnable_per_processor());
@@ -445,6 +463,7 @@ impl FactPool {
         }
     }
 
+    /// Closes a request without a read, and makes [`FactReader::ready`] return.
     fn close_unread(&mut self, id: u64) {
         if let Some(request) = self.open.get(&id) {
             let found = request.unread();
@@ -455,7 +474,7 @@ impl FactPool {
     }
 }
 
-/// Returns the CPU use in percent of one processor.
+/// Returns the CPU use between two readings, in percent of one processor. Several threads can use more than 100 %.
 fn percent(first: CpuTime, second: CpuTime) -> u32 {
     let used = second.ticks.saturating_sub(first.ticks) * TICK_NS;
     let span = second.at.saturating_sub(first.at).max(1);

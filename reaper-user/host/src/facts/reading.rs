@@ -33,12 +33,14 @@ pub(super) struct CpuTime {
 /// Result of a read.
 #[derive(Clone, Debug)]
 pub(super) struct ReadResult {
-    /// All facts except the CPU use, which takes two readings.
+    /// All requested facts except the CPU use, which takes two readings. The others are unreadable.
     pub(super) facts: Facts,
+    /// CPU time so far; `None` if it was not requested or could not be read.
     pub(super) used: Option<CpuTime>,
 }
 
 impl ReadResult {
+    /// Returns a result in which all facts are unreadable.
     pub(super) fn nothing() -> ReadResult {
         ReadResult {
             facts: Facts::unreadable(),
@@ -49,6 +51,9 @@ impl ReadResult {
 
 /// Reads the requested facts of a process. `root` is the directory of /proc, and `image` the known program of the
 /// process. Nothing returned is older than `requested` (ns since boot).
+///
+/// A fact that cannot be read is unreadable. All are if the process has exited, also if it exits during the read.
+/// [`FactSet::ARGUMENTS`] and [`FactSet::SCRIPT`] need `image`.
 pub(super) fn read_facts(
     root: &Path,
     key: ProcessKey,
@@ -117,8 +122,11 @@ pub(super) fn read_facts(
     }
 }
 
-/// Returns the patterns that match a variable of an environment, as a bit set. In a truncated environment, a pattern
-/// without a match is unknown. The first pattern alone suffices: it is `REAPER_KEEP=1` and keeps the process.
+/// Returns which patterns match a variable (`NAME=value`) of an environment: bit n is set if pattern n does. Patterns
+/// after the first 64 are ignored. `whole` tells whether the environment is complete.
+///
+/// In a truncated environment a pattern without a match is unknown, so the result is unreadable. It is known if all
+/// patterns match, or if the first does: that is `REAPER_KEEP=1`, which alone keeps the process.
 fn match_markers(environ: &[u8], whole: bool, patterns: &[Pattern]) -> Fact<u64> {
     let mut found = 0_u64;
     let patterns = &patterns[..patterns.len().min(64)];
@@ -137,7 +145,7 @@ fn match_markers(environ: &[u8], whole: bool, patterns: &[Pattern]) -> Fact<u64>
     }
 }
 
-/// Returns the user's home directory by an environment.
+/// Returns the value of `HOME` in an environment (format of `/proc/PID/environ`), or `None` if it is not set.
 fn home(environ: &[u8]) -> Option<PathBuf> {
     let mut variables = environ.split(|b| *b == 0);
     let home = variables.find_map(|variable| variable.strip_prefix(b"HOME="))?;

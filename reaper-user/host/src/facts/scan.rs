@@ -16,7 +16,7 @@ use reaper_model::facts::{Fact, FactSet};
 use reaper_model::leftover::{EnvMarkers, LeftoverRow, ProcessTable};
 use reaper_model::ruleset::{Ruleset, script_path};
 
-/// Time limit of a pass for the next process.
+/// Time limit of a pass for its next result, see [`Procfs::pass`].
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Maximum number of bytes read for truncated command lines in one scan.
 const ARGUMENTS_ROOM: u64 = 16 << 20;
@@ -27,13 +27,18 @@ static SCRIPT_READERS: Readers = readers();
 
 /// Result for one process.
 enum ScannedProcess {
+    /// Row for the table.
     Row(Box<LeftoverRow>),
     /// It has exited.
     Exited,
+    /// It could not be read.
     Unread,
 }
 
-/// Reads all processes. Those that cannot be read in time are listed as unread.
+/// Reads all living processes. Those that cannot be read, or not in time, are listed as unread.
+///
+/// Then completes truncated command lines and resolves script paths, as far as possible within limits. Does not read
+/// whether the processes listen (see [`listening`]).
 ///
 /// # Errors
 /// The processes cannot be listed, or no thread can be started.
@@ -63,7 +68,8 @@ pub fn scan_processes(procfs: &Procfs) -> Result<ProcessTable, ProcfsError> {
     Ok(table)
 }
 
-/// Completes the truncated command lines of the table, shortest first, up to a total size.
+/// Reads the truncated command lines of the table completely, shortest first, up to 16 MiB in total. The others, and
+/// those that cannot be read in time, stay truncated.
 fn complete_arguments(procfs: &Procfs, table: &mut ProcessTable) -> Result<(), ProcfsError> {
     let images = table.rows.iter().map(|(pid, row)| (*pid, &row.entry.image));
     let cut = images.filter(|(_, image)| image.truncated);
@@ -110,7 +116,8 @@ fn resolve_scripts(procfs: &Procfs, table: &mut ProcessTable) -> Result<(), Proc
     Ok(())
 }
 
-/// Returns the image of a row for completion. `None` if the process now runs another program.
+/// Returns the image of a row, to complete it from `now`, a later reading of its process. `None` if the pid or the
+/// program is now another one.
 fn image_of<'t>(table: &'t mut ProcessTable, pid: u32, now: &ProcEntry) -> Option<&'t mut Image> {
     let row = table.rows.get_mut(&pid)?;
     let begins = |whole: &Image, part: &Image| whole.argv.starts_with(&part.argv);
@@ -121,7 +128,7 @@ fn image_of<'t>(table: &'t mut ProcessTable, pid: u32, now: &ProcEntry) -> Optio
     is_same.then(|| Arc::make_mut(&mut row.entry.image))
 }
 
-/// Returns a process and its whole command line.
+/// Returns a process and its whole command line. `None` if it has exited, or if the command line cannot be read.
 fn whole_arguments(
     procfs: &Procfs,
     reading: Result<ProcessReading, ProcfsError>,
@@ -134,7 +141,8 @@ fn whole_arguments(
     subject.is_alive().then_some((seen, argv))
 }
 
-/// Returns whether the processes with these pids have a listening socket, by key. Start times are precise to the tick.
+/// Returns whether the processes with these pids have a listening TCP socket, by key. Start times are precise to the
+/// tick. Leaves out processes that have exited or cannot be read in time.
 ///
 /// # Errors
 /// No thread can be started.
@@ -161,6 +169,7 @@ pub fn listening(
     Ok(all)
 }
 
+/// Reads the facts for the row of a process. Those that cannot be read are unknown in the row.
 fn scan(procfs: &Procfs, _: u32, found: Result<ProcessReading, ProcfsError>) -> ScannedProcess {
     let seen = match found {
         Ok(ProcessReading::Alive(seen)) => seen,

@@ -24,7 +24,8 @@ pub trait Clock: Send + Sync {
         self.monotonic().saturating_add(sys::nanoseconds(delay))
     }
 
-    /// Waits until [`monotonic`](Clock::monotonic) reaches `at`. Can end up to 1 ms later.
+    /// Waits until [`monotonic`](Clock::monotonic) reaches `at`, at once if it has. The timer has a resolution of 1 ms,
+    /// so the wait can end later.
     fn sleep_until(&self, at: u64) -> Sleep;
 }
 

@@ -14,8 +14,8 @@ pub trait Signals: AsFd {
     /// `ESRCH` if there is no such process, `EMFILE` or `ENFILE` if no more files can be opened.
     fn open(&self, pid: u32) -> nix::Result<Box<dyn WatchedHandle>>;
 
-    /// Returns the tokens of some watched processes that have exited, an empty list if there are no more. A token is
-    /// returned until its handle is dropped.
+    /// Returns the tokens of some watched processes that have exited; empty if there are none. Does not wait. Linux
+    /// returns a token again and again until its handle is dropped, macOS once.
     fn exited(&self) -> Vec<u64>;
 }
 
@@ -24,7 +24,7 @@ pub trait WatchedHandle: Send {
     /// Returns the handle, for signalling.
     fn handle(&self) -> &dyn ProcessHandle;
 
-    /// Watches for the exit: [`Signals::exited`] then returns `token`. Can be called again.
+    /// Watches for the exit, after which [`Signals::exited`] returns `token`. Can be called again with the same token.
     ///
     /// # Errors
     /// As `epoll_ctl(2)`.

@@ -10,19 +10,19 @@ const MAGIC: FsType = FsType(0xcafe_4a11);
 /// Directory where systemd and bpftool mount it.
 const DEFAULT: &str = "/sys/fs/bpf";
 
-/// Returns whether a path is in a BPF file system.
+/// Returns whether a path is in a BPF file system; false if it does not exist.
 pub fn is(path: &Path) -> bool {
     statfs(path).is_ok_and(|fs| fs.filesystem_type() == MAGIC)
 }
 
-/// Returns the longest prefix of a path that exists.
+/// Returns the longest leading part of a path that exists: the path itself or a directory above it.
 pub fn existing_part(path: &Path) -> &Path {
     let mut parts = path.ancestors();
     parts.find(|part| part.exists()).unwrap_or(path)
 }
 
-/// Mounts a BPF file system at its default place, as bpftool does. Does nothing unless `path` is below that place and no
-/// BPF file system is mounted there. Call [`is`] to see whether it succeeded.
+/// Mounts a BPF file system at its default place, as bpftool does. Does nothing unless `path` is below that place and
+/// no BPF file system is mounted there. Call [`is`] to see whether it succeeded.
 pub fn mount_default_for(path: &Path) {
     let default = Path::new(DEFAULT);
     if path.starts_with(default) && default.is_dir() && !is(default) {

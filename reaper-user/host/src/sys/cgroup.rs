@@ -51,11 +51,11 @@ impl Cgroup {
         PathBuf::from(format!("/proc/self/fd/{}/{name}", self.0.as_raw_fd()))
     }
 
-    /// Returns the pids of the processes in the cgroup and below it. Zombies are in no cgroup. Processes without a pid in
-    /// this pid namespace are left out.
+    /// Returns the pids of the processes in the cgroup and below it. Zombies are in no cgroup. Processes without a pid
+    /// in this pid namespace are left out, and so are cgroups that this user may not read.
     ///
     /// # Errors
-    /// The cgroup cannot be read. A removed cgroup is empty.
+    /// A cgroup cannot be read for another reason. A removed cgroup is empty.
     pub fn pids(&self) -> io::Result<HashSet<u32>> {
         let mut pids = HashSet::new();
         for directory in self.directories()? {
@@ -89,7 +89,7 @@ impl Cgroup {
         Ok(names.any(|one| one == name))
     }
 
-    /// Waits until the cgroup is empty, at most for `timeout`. Returns whether it is.
+    /// Waits until no process is in the cgroup or below it, at most for `timeout`. Returns whether none is.
     ///
     /// # Errors
     /// Its state cannot be read.
@@ -124,10 +124,10 @@ impl Cgroup {
         file.write_at(b"1", 0).map(drop)
     }
 
-    /// Removes the cgroups below this one, if they are empty.
+    /// Removes all cgroups below this one, but not this one. They must contain no processes.
     ///
     /// # Errors
-    /// One cannot be removed.
+    /// One cannot be removed. Those removed before stay removed.
     pub fn clear(&self) -> io::Result<()> {
         let below = self.directories()?.into_iter().skip(1);
         let mut below: Vec<_> = below.collect();
@@ -183,7 +183,7 @@ pub fn remove(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// Returns the directory of this process's cgroup of version 2, if a mount shows it.
+/// Returns the directory of this process's cgroup of version 2. `None` if no mount shows it.
 pub fn own() -> Option<PathBuf> {
     let file = fs::read("/proc/self/cgroup").ok()?;
     Mounts::parse(&fs::read("/proc/self/mountinfo").ok()?).cgroup(field(&file, b"0::")?)
@@ -207,7 +207,8 @@ pub fn has_systemd_units() -> bool {
     *HAS_UNITS
 }
 
-/// Returns whether both hierarchies have the same path in a `cgroup` file of /proc.
+/// Returns whether version 2 and systemd's hierarchy of version 1 have the same path in a `cgroup` file of /proc.
+/// Without the latter, returns whether there is version 2.
 pub fn paths_agree(file: &[u8]) -> bool {
     let path = |start: &[u8]| {
         let mut lines = file.split(|b| *b == b'\n');
@@ -219,7 +220,7 @@ pub fn paths_agree(file: &[u8]) -> bool {
     }
 }
 
-/// Returns the ids of a cgroup and of those below it.
+/// Returns the ids of a cgroup and of all cgroups below it, at any depth.
 ///
 /// # Errors
 /// The directory cannot be read. Unreadable or removed cgroups below it are skipped.

@@ -44,13 +44,15 @@ static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
 #[unsafe(link_section = ".init_array")]
 static NOTE_PIPE: extern "C" fn() = note_pipe;
 
+/// Sets [`PIPE_IGNORED`]. Runs before `main`.
 extern "C" fn note_pipe() {
     if is_ignored(Signal::SIGPIPE) {
         PIPE_IGNORED.store(true, Ordering::Relaxed);
     }
 }
 
-/// Signals that are blocked until they are read.
+/// Signals that are blocked, so that they can be read from a descriptor. Dropping it discards pending ones and
+/// restores the earlier state.
 #[derive(Debug)]
 pub struct BlockedSignals {
     /// Descriptor from which the signals are read.
@@ -59,7 +61,7 @@ pub struct BlockedSignals {
     pub inherited: InheritedSignals,
 }
 
-/// Signal state of this process at its start, for the commands that it starts.
+/// Signal mask and dispositions of this process before it changed them, for the commands that it starts.
 #[derive(Clone, Copy, Debug)]
 pub struct InheritedSignals {
     blocked: SigSet,
@@ -68,8 +70,10 @@ pub struct InheritedSignals {
 }
 
 impl BlockedSignals {
-    /// Blocks all signals that a command could be meant to receive, and SIGCHLD. Affects this thread and all that it
-    /// starts, until the value is dropped.
+    /// Blocks all signals except those of faults, such as SIGSEGV, so that this process can pass them on to a command.
+    /// Applies to this thread and all that it starts, until the value is dropped.
+    ///
+    /// Also resets SIGCHLD to its default disposition.
     ///
     /// # Errors
     /// `EMFILE` and others.
@@ -97,14 +101,15 @@ impl BlockedSignals {
         Ok(BlockedSignals { signals, inherited })
     }
 
-    /// Unblocks the signals. Pending ones then act on this process.
+    /// Restores the earlier signal mask. Pending signals then act on this process. A drop alone discards them.
     pub fn release(self) {
         // Before the drop, which discards pending signals.
         let before = &self.inherited.blocked;
         let _ = pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(before), None);
     }
 
-    /// Returns a pending signal that would have ended this process if it were not blocked. The signal stays pending.
+    /// Returns a pending signal of [`TERMINATION_SIGNALS`] that would have ended this process without this value.
+    /// `None` if there is none. The signal stays pending.
     pub fn pending_termination(&self) -> Option<Signal> {
         let waiting = pending()?;
         let would_end = |signal: &Signal| {
@@ -116,7 +121,7 @@ impl BlockedSignals {
     }
 }
 
-/// Returns the signals pending for this thread or process.
+/// Returns the signals pending for this thread or process; `None` if the system call fails.
 fn pending() -> Option<SigSet> {
     let mut set = std::mem::MaybeUninit::uninit();
     // SAFETY: the call initializes the set if it succeeds.
@@ -125,11 +130,12 @@ fn pending() -> Option<SigSet> {
     (result == 0).then(|| unsafe { SigSet::from_sigset_t_unchecked(set.assume_init()) })
 }
 
-/// Returns whether a blocked signal is pending for this process.
+/// Returns whether a signal is blocked and pending for this thread or process.
 pub fn is_pending(signal: Signal) -> bool {
     pending().is_some_and(|set| set.contains(signal))
 }
 
+/// Returns whether this process ignores a signal (`SIG_IGN`).
 fn is_ignored(signal: Signal) -> bool {
     // SAFETY: the structure consists of integers and pointers, for which zero is valid.
     let mut now: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -151,7 +157,8 @@ impl Drop for BlockedSignals {
 }
 
 impl InheritedSignals {
-    /// Makes the command start with the inherited signal mask and dispositions of SIGPIPE and SIGCHLD.
+    /// Makes the command start with the inherited signal mask and dispositions of SIGPIPE and SIGCHLD. A handler counts
+    /// as the default disposition.
     pub fn restore_signals(self, command: &mut Command) {
         let child = match self.child {
             SigHandler::SigIgn => SigHandler::SigIgn,
@@ -170,8 +177,11 @@ impl InheritedSignals {
     }
 }
 
-/// Stops this process with a stop signal of the terminal. The kernel ignores such a signal in an orphaned process group,
-/// because no shell could continue it.
+/// Stops this process with `by`, a stop signal of the terminal such as SIGTSTP. Returns once it is continued. `by` is
+/// blocked afterwards.
+///
+/// The kernel ignores such a signal in an orphaned process group, because no shell could continue it. The call then
+/// returns at once.
 ///
 /// Does nothing while a SIGCONT is pending for this process. A shell sends it to the whole process group, so it also
 /// continues the child, and a stop signal would discard it (`prepare_signal` in kernel/signal.c).
@@ -209,7 +219,8 @@ pub enum ChildChange {
     Stopped(i32),
 }
 
-/// Returns an unreported change of a child, if there is one. If the child has exited, this also removes the zombie.
+/// Returns the pid of a child that has exited or stopped, and that change. Each change is returned once. `None` if
+/// there is none now; does not wait. If the child has exited, this also removes the zombie.
 ///
 /// # Errors
 /// `ECHILD`: this process has no children.
@@ -222,8 +233,10 @@ pub fn next_change() -> nix::Result<Option<(u32, ChildChange)>> {
     )
 }
 
-/// Returns an available change of a child, if there is one (waitid(2)). `nix` does not support signals without a name,
-/// such as real-time signals, that can kill a child.
+/// Returns the pid and a change of a child without waiting, or `None` if there is none now. `of`, `id` and `what` are
+/// the arguments of waitid(2): which children, and which changes.
+///
+/// `nix` does not support signals without a name, such as real-time signals, that can kill a child.
 fn wait(of: libc::idtype_t, id: u32, what: i32) -> nix::Result<Option<(u32, ChildChange)>> {
     // SAFETY: the structure consists of integers, for which zero is valid.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
@@ -249,8 +262,8 @@ fn wait(of: libc::idtype_t, id: u32, what: i32) -> nix::Result<Option<(u32, Chil
     Ok(Some((pid, change)))
 }
 
-/// Makes the command append a line to a file before exec: its pid, its start time by the kernel, and the monotonic time.
-/// If the line cannot be written, the command starts without it.
+/// Makes the command append a line to a file before exec: its pid, its start time by the kernel, and the monotonic
+/// time. If the line cannot be written, the command starts without it.
 pub fn record_start(command: &mut Command, file: File) {
     let note = move || {
         let mut stat = [0; 1024];
@@ -274,8 +287,8 @@ pub fn record_start(command: &mut Command, file: File) {
     unsafe { command.pre_exec(note) };
 }
 
-/// Makes the kernel send SIGKILL to the command when this thread ends (`PR_SET_PDEATHSIG`). The setting does not apply to
-/// descendants of the command.
+/// Makes the kernel send SIGKILL to the command when the thread that starts it ends (`PR_SET_PDEATHSIG`). The setting
+/// does not apply to descendants of the command.
 pub fn kill_on_parent_death(command: &mut Command) {
     let parent = nix::unistd::getpid();
     let arm = move || Ok(die_with(parent, Signal::SIGKILL)?);
@@ -283,7 +296,8 @@ pub fn kill_on_parent_death(command: &mut Command) {
     unsafe { command.pre_exec(arm) };
 }
 
-/// Makes the kernel send this process a signal when its parent dies. Fails if the parent has died already.
+/// Makes the kernel send this process a signal when its parent dies. Fails with `ESRCH` if the parent is not `parent`,
+/// because it has died already.
 fn die_with(parent: Pid, signal: Signal) -> nix::Result<()> {
     nix::sys::prctl::set_pdeathsig(signal)?;
     match getppid() == parent {
@@ -295,7 +309,8 @@ fn die_with(parent: Pid, signal: Signal) -> nix::Result<()> {
 /// Offset above all error numbers of the kernel (`MAX_ERRNO` of include/linux/err.h).
 const ENTERING: i32 = 4096;
 
-/// Makes the command move itself to a cgroup before exec. `procs` is the `cgroup.procs` file of that cgroup.
+/// Makes the command move itself to a cgroup before exec. `procs` is the `cgroup.procs` file of that cgroup. If that
+/// fails, the command does not start, and [`not_entered`] recognises the error.
 pub fn enter_cgroup(command: &mut Command, procs: File) {
     let enter = move || match write(&procs, b"0") {
         Ok(_) => Ok(()),
@@ -312,7 +327,9 @@ pub fn not_entered(error: &io::Error) -> Option<Errno> {
     (number >= 0).then(|| Errno::from_raw(number))
 }
 
-/// Returns the start time of this process in ns since boot. Reads /proc into `buffer` and allocates nothing.
+/// Returns the start time of this process in ns since boot, precise to the clock tick. `None` if it cannot be read.
+///
+/// Reads `/proc/self/stat` into `buffer`, which must be large enough for it, and allocates nothing.
 pub fn own_start(buffer: &mut [u8]) -> Option<u64> {
     let stat = open(
         c"/proc/self/stat",
@@ -324,11 +341,11 @@ pub fn own_start(buffer: &mut [u8]) -> Option<u64> {
     Some(Stat::parse(&buffer[..length])?.key(0).start)
 }
 
-/// Forks. The child gets a new session and /dev/null as standard input, and the call returns `None` there. Returns the
-/// child's pid in this process.
+/// Forks. The child gets a new session and /dev/null as standard input. Returns the child's pid in this process, and
+/// `None` in the child. The program must not have other threads yet.
 ///
 /// # Errors
-/// As `fork(2)`.
+/// As `fork(2)`; in the child also as `setsid(2)`, `open(2)` and `dup2(2)`.
 pub fn fork_new_session() -> nix::Result<Option<Pid>> {
     // SAFETY: the caller ensures that the program has no other threads yet.
     if let ForkResult::Parent { child } = unsafe { fork() }? {
@@ -357,7 +374,7 @@ pub fn has_children() -> nix::Result<bool> {
 }
 
 /// Forks. The child gets SIGTERM when this process dies (`PR_SET_PDEATHSIG`). Returns the child's pid in this process,
-/// and `None` in the child.
+/// and `None` in the child. The program must not have other threads yet.
 ///
 /// # Errors
 /// As `fork(2)`; in the child `ESRCH` if this process has died already.
@@ -370,7 +387,8 @@ pub fn fork_dependent() -> nix::Result<Option<Pid>> {
     die_with(parent, Signal::SIGTERM).map(|()| None)
 }
 
-/// Returns an unreported change of one child, if there is one.
+/// Returns a change of one child: that it has exited or stopped. Each change is returned once. `None` if there is none
+/// now; does not wait. If the child has exited, this also removes the zombie.
 ///
 /// # Errors
 /// `ECHILD`: it is not a child of this process.
@@ -380,11 +398,10 @@ pub fn change_of(child: Pid) -> nix::Result<Option<ChildChange>> {
     Ok(change.map(|(_, change)| change))
 }
 
-/// Executes this program again with other arguments and, if given, a file that stays open. SIGPIPE gets its disposition
-/// from the start of this program.
+/// Executes this program again in this process, with the arguments `words`, the first of which is the program's name.
+/// `file`, if given, stays open. SIGPIPE gets its disposition from the start of this program.
 ///
-/// # Errors
-/// Returned if the program cannot be executed, for example because its file was removed. Nothing has changed then.
+/// Returns only if that fails, for example because the program's file was removed. Nothing has changed then.
 pub fn reexec(words: &[OsString], file: Option<BorrowedFd<'_>>) -> io::Error {
     let execute = || -> io::Result<()> {
         let program = CString::new(std::env::current_exe()?.into_os_string().into_vec())?;
@@ -410,7 +427,8 @@ pub fn reexec(words: &[OsString], file: Option<BorrowedFd<'_>>) -> io::Error {
     error.unwrap_or_else(|| io::Error::other("execv returned without an error"))
 }
 
-/// Takes over a pipe that [`reexec`] left open, by its descriptor. Returns `None` for standard streams and closed ones.
+/// Takes over a pipe that [`reexec`] left open, by its descriptor, which is then closed by the next exec. Returns
+/// `None` for standard streams and closed descriptors.
 pub fn take_inherited_pipe(number: i32) -> Option<PipeWriter> {
     if number <= 2 {
         return None;
@@ -422,7 +440,7 @@ pub fn take_inherited_pipe(number: i32) -> Option<PipeWriter> {
     Some(unsafe { OwnedFd::from_raw_fd(number) }.into())
 }
 
-/// Redirects standard output and standard error to a file.
+/// Redirects standard output and standard error of this process to a file.
 ///
 /// # Errors
 /// As `dup2(2)`.

@@ -7,18 +7,20 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 
 use crate::sys::pidfd::Pidfd;
 
-/// A set of pidfds, readable when one of them is. Closing a pidfd removes it.
+/// A set of pidfds. It is readable while it contains a process that has exited. Closing a pidfd removes it.
 #[derive(Clone)]
 pub struct ExitPoll(Arc<Epoll>);
 
 impl ExitPoll {
+    /// Returns an empty set.
+    ///
     /// # Errors
     /// As `epoll_create1(2)`.
     pub fn new() -> nix::Result<ExitPoll> {
         Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map(|epoll| ExitPoll(Arc::new(epoll)))
     }
 
-    /// Adds a pidfd, which can be in the set already.
+    /// Adds a pidfd. Does nothing if it is in the set already, even with another token.
     ///
     /// # Errors
     /// As `epoll_ctl(2)`.
@@ -30,7 +32,8 @@ impl ExitPoll {
         }
     }
 
-    /// Returns the tokens of some processes that have exited.
+    /// Returns the tokens of at most 256 processes that have exited, without waiting. Each call can return the same
+    /// ones.
     pub fn ready(&self) -> Vec<u64> {
         let mut events = [EpollEvent::empty(); 256];
         let mut tokens = Vec::new();

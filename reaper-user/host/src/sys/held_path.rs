@@ -64,7 +64,8 @@ pub enum HeldPathError {
 }
 
 impl HeldPath {
-    /// Resolves a path and opens the directory that contains it.
+    /// Resolves a path and opens the nearest existing directory above it. Follows symbolic links up to there, but not
+    /// in the last component.
     ///
     /// # Errors
     /// The path has a `..` component or no name, or a directory cannot be opened. As root, also if another user may
@@ -106,8 +107,10 @@ impl HeldPath {
         Err(HeldPathError::NoName)
     }
 
-    /// Removes the file or directory with all its content. Returns the directories that were left because they are mount
-    /// points. A symbolic link is removed itself, not its target.
+    /// Removes the file or directory with all its content. A missing one is no error. A symbolic link is removed
+    /// itself, not its target.
+    ///
+    /// Returns the mount points, which are left, together with the directories above them.
     ///
     /// # Errors
     /// Something cannot be removed, or a directory on the way has become a symbolic link or a mount point.
@@ -125,7 +128,8 @@ impl HeldPath {
         }
     }
 
-    /// Replaces a file atomically: a reader finds either the old or the new content.
+    /// Creates or replaces a file atomically: a reader finds either the old or the new content. The file has the owner
+    /// and mode of a new one. A symbolic link is replaced itself, not its target.
     ///
     /// # Errors
     /// It cannot be written, or a directory on the way has become a symbolic link or a mount point.
@@ -142,7 +146,7 @@ impl HeldPath {
         written
     }
 
-    /// Opens the directory that contains the entry, at or below the held one.
+    /// Opens the directory that contains the entry, at or below the held one. Also returns the name of the entry.
     fn open_parent(&self) -> rustix::io::Result<(OwnedFd, &OsStr)> {
         let name = self.below.file_name().ok_or(Errno::INVAL)?;
         let parent = self.below.parent().unwrap_or(Path::new(""));
@@ -162,8 +166,10 @@ pub fn has_parent_component(path: &Path) -> bool {
     path.components().any(|part| part == Component::ParentDir)
 }
 
-/// Fails if another user than root can change a directory or one above it, and so decide what the path means. A directory
-/// with the sticky bit is allowed if the entry in it belongs to root or does not exist yet.
+/// Fails if another user than root can change a directory on a path, and so decide what the path means. Checks
+/// `directory`, those above it, and those on the path `below` it.
+///
+/// A directory of root with the sticky bit is allowed if the entry in it belongs to root or does not exist yet.
 fn refuse_writable(directory: &Path, below: &Path) -> Result<(), HeldPathError> {
     let whole = directory.join(below);
     let mut entry: &Path = &whole;
@@ -212,7 +218,7 @@ fn open_beneath(
     }
 }
 
-/// Does the same without `openat2`.
+/// Does the same as [`open_beneath`] without openat2(2): opens each component and compares its mount id.
 fn walk_beneath(
     directory: rustix::fd::BorrowedFd<'_>,
     path: &Path,
@@ -239,7 +245,7 @@ fn walk_beneath(
     at.ok_or(Errno::INVAL)
 }
 
-/// Returns the mount id and the device number of a file.
+/// Returns the mount id and the device number (major, minor) of a file.
 fn mount_id(file: rustix::fd::BorrowedFd<'_>) -> rustix::io::Result<(u64, u32, u32)> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT;
     let stat = rfs::statx(file, "", flags, StatxFlags::MNT_ID)?;
@@ -296,7 +302,7 @@ fn remove(
     }
 }
 
-/// Creates a file next to `name`, under an unused name.
+/// Creates a file in the directory of `name`, under an unused name, which is returned too. Tries at most 100 names.
 fn create_beside(directory: &OwnedFd, name: &OsStr) -> io::Result<(File, OsString)> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     for number in 0..NAMES_MAX {
@@ -311,7 +317,8 @@ fn create_beside(directory: &OwnedFd, name: &OsStr) -> io::Result<(File, OsStrin
     Err(ErrorKind::AlreadyExists.into())
 }
 
-/// Returns the target of a symbolic link; for any other path the path itself.
+/// Returns the target of a symbolic link, whether it exists or not; for any other path the path itself. Follows one
+/// link only.
 pub fn without_dangling_link(path: &Path) -> PathBuf {
     let parent = path.parent().unwrap_or(Path::new(""));
     fs::read_link(path).map_or_else(|_| path.to_owned(), |target| parent.join(target))
@@ -322,8 +329,8 @@ pub fn without_dangling_link(path: &Path) -> PathBuf {
 pub struct HeldFile(OwnedFd);
 
 impl HeldFile {
-    /// Opens a path without access to its content. Returns `None` for a regular file, a missing file, or a symbolic link
-    /// without a target.
+    /// Opens a path without access to its content. Returns `None` for a regular file, a missing file, or a symbolic
+    /// link without a target.
     ///
     /// # Errors
     /// As [`HeldPath::resolve`].
@@ -343,7 +350,7 @@ impl HeldFile {
         }
     }
 
-    /// Writes `content`.
+    /// Opens the file for writing and writes `content`. Truncates a regular file first.
     ///
     /// # Errors
     /// As `open(2)` and `write(2)`.

@@ -33,8 +33,8 @@ const CAPABILITIES: [(&str, u32); 6] = [
 pub struct Capabilities(u64);
 
 impl Capabilities {
-    /// Returns whether the set has the capability of this name, such as `CAP_KILL`. Returns false for a name not
-    /// listed above.
+    /// Returns whether the set has the capability of this name, such as `CAP_KILL`. Knows only those that the service
+    /// can use, and returns false for any other.
     pub fn has(self, name: &str) -> bool {
         let known = CAPABILITIES.iter().find(|(known, _)| *known == name);
         known.is_some_and(|(_, bit)| self.0 >> bit & 1 == 1)
@@ -85,7 +85,7 @@ pub struct Host {
     pub user_namespace: Namespace,
     /// Whether the kernel provides its type information (BTF).
     pub btf: bool,
-    /// Limit on the memory that this process may lock. BPF maps counted towards it before Linux 5.11.
+    /// Soft limit on the memory that this process may lock. BPF maps counted towards it before Linux 5.11.
     pub memlock: Limit,
     /// Value of the sysctl of this name. If 0, every user may load some types of BPF programs.
     pub unprivileged_bpf_disabled: Option<u8>,
@@ -93,14 +93,14 @@ pub struct Host {
     pub container: Vec<String>,
     /// Whether /proc shows processes of other users, that is, whether pid 1 is visible. Not with `hidepid`.
     pub proc_shows_others: bool,
-    /// Whether /proc is mounted and shows the pids of this process's own pid namespace.
+    /// Whether /proc is mounted and shows the pids of this process's own pid namespace. [`Host::read_at`] assumes so.
     pub proc_matches_pid_namespace: bool,
     /// Mounts that this process sees.
     pub mounts: Mounts,
 }
 
 impl Host {
-    /// Reads the facts from the files below `root`.
+    /// Reads the facts from `proc`, `sys`, `run` and other files below `root`. A missing file makes its fact unknown.
     pub fn read_at(root: &Path) -> Host {
         let bytes = |path: &str| std::fs::read(root.join(path)).unwrap_or_default();
         let (status, limits) = (bytes("proc/self/status"), bytes("proc/self/limits"));
@@ -134,13 +134,14 @@ impl Host {
         }
     }
 
-    /// Returns whether capabilities apply to the host, unlike those in the user namespace of a rootless container.
+    /// Returns whether this process is in the initial user namespace, so that its capabilities apply to the host. They
+    /// do not in a rootless container. Also true if the namespace is unknown.
     pub fn in_first_user_namespace(&self) -> bool {
         // 0 if the kernel has no user namespaces, or does not show them.
         self.user_namespace.is_initial || self.user_namespace.inode == 0
     }
 
-    /// Returns the major and minor version of the kernel.
+    /// Returns the major and minor version of the kernel; `None` if unknown.
     pub fn version(&self) -> Option<(u32, u32)> {
         let mut numbers = self
             .release
@@ -155,23 +156,26 @@ pub fn lockdown() -> Option<String> {
     lockdown_at(Path::new("/"))
 }
 
-/// Returns whether this process may load probes, in the initial user namespace. A refusal then has another cause.
+/// Returns whether this process has the capabilities to load probes, in the initial user namespace. If so, a refusal of
+/// the kernel has another cause than missing privileges.
 pub fn is_root_with_bpf() -> bool {
     let host = Host::read();
     host.capabilities.may_load_probes() && host.in_first_user_namespace()
 }
 
+/// Does the same as [`lockdown`] with the files below `root`.
 fn lockdown_at(root: &Path) -> Option<String> {
     let modes = std::fs::read_to_string(root.join("sys/kernel/security/lockdown")).ok()?;
     bracketed(&modes)
 }
 
-/// Returns the selected item of a list like `none [integrity] confidentiality`.
+/// Returns the selected item of a list like `none [integrity] confidentiality`, without the brackets.
 fn bracketed(modes: &str) -> Option<String> {
     let (_, rest) = modes.split_once('[')?;
     Some(rest.split_once(']')?.0.to_owned())
 }
 
+/// Reads a namespace from a link in `/proc/self/ns`. `first` is the inode of the initial namespace.
 fn namespace(link: &Path, first: u64) -> Namespace {
     let inode = std::fs::metadata(link).map_or(0, |m| m.ino());
     Namespace {
@@ -180,6 +184,7 @@ fn namespace(link: &Path, first: u64) -> Namespace {
     }
 }
 
+/// Returns the signs of a container or of WSL, each with its place. `release` is that of the kernel.
 fn container(root: &Path, release: &str) -> Vec<String> {
     let mut signs = vec![];
     for (file, name) in [(".dockerenv", "docker"), ("run/.containerenv", "podman")] {

@@ -15,8 +15,8 @@ pub fn page_size() -> u64 {
     u64::try_from(size).unwrap_or(4096)
 }
 
-/// The memory of a BPF ring buffer, in the layout of kernel/bpf/ringbuf.c. One page has the consumer position and one the
-/// producer position. The data follows, mapped twice in a row, so that each record is contiguous.
+/// The memory of a BPF ring buffer, in the layout of kernel/bpf/ringbuf.c. One page has the consumer position and one
+/// the producer position. The data follows, mapped twice in a row, so that each record is contiguous.
 pub struct RingMemory {
     consumer: NonNull<AtomicU64>,
     producer: NonNull<AtomicU64>,
@@ -102,13 +102,14 @@ impl RingMemory {
         unsafe { self.producer.as_ref() }.load(Ordering::Acquire)
     }
 
-    /// Releases the data before `position`. Does nothing if more is released already.
+    /// Releases the data before `position` for new records. Does nothing if more is released already.
     pub fn release(&self, position: u64) {
         // SAFETY: as above.
         unsafe { self.consumer.as_ref() }.fetch_max(position, Ordering::AcqRel);
     }
 
-    /// Returns the record at a position between the consumer and the producer position.
+    /// Returns the record that starts at `position`: at the consumer position, or where the record before ends.
+    /// `position` must be below the producer position.
     pub fn record(&self, position: u64) -> RingRecord<'_> {
         let at = self.page + (position as usize & (self.size - 1));
         // SAFETY: within the mapping, whose data begins after the producer's page. Records are aligned to eight
@@ -178,7 +179,7 @@ impl Counters {
         })
     }
 
-    /// Adds to a counter, wrapping around. Ignores a slot beyond the array.
+    /// Adds `n`, which can be negative, to a counter, wrapping around. Ignores a slot beyond the array.
     pub fn add(&self, slot: u32, n: i64) {
         if (slot as usize) < self.slots {
             // SAFETY: within the mapping, which is aligned to a page; the probes add atomically too.
@@ -211,7 +212,8 @@ pub fn bytes_of<T: Plain>(value: &T) -> &[u8] {
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
 }
 
-/// Fixes the size from which an allocation gets its own mapping, which is unmapped when it is freed.
+/// Fixes at 128 KiB the size from which an allocation gets its own mapping, which is unmapped when it is freed. Does
+/// nothing without glibc.
 ///
 /// By default the allocator raises that size after the large allocations for loading the probes, and then never
 /// returns such memory to the system.
@@ -223,7 +225,8 @@ pub fn fix_mmap_threshold() {
     };
 }
 
-/// Returns freed memory to the system, because loading the probes needs far more memory than running them.
+/// Returns freed memory to the system, because loading the probes needs far more memory than running them. Does nothing
+/// without glibc.
 pub fn trim() {
     // SAFETY: releases only unused memory.
     #[cfg(target_env = "gnu")]

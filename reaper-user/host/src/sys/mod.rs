@@ -116,6 +116,7 @@ fn errno(error: rustix::io::Errno) -> nix::Error {
     nix::Error::from_raw(error.raw_os_error())
 }
 
+/// Returns the time of a clock in ns.
 fn now(id: ClockId) -> u64 {
     // Cannot fail: every supported kernel has these clocks.
     id.now().map_or(0, |t| {

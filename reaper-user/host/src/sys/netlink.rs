@@ -57,8 +57,8 @@ impl Connector {
         sent.map(drop).map_err(errno)
     }
 
-    /// Returns the next datagram from the kernel, if there is one. Any process can send to a netlink socket, so datagrams
-    /// from other senders are skipped.
+    /// Returns the next datagram from the kernel, if there is one. Any process can send to a netlink socket, so
+    /// datagrams from other senders are skipped.
     ///
     /// # Errors
     /// `ENOBUFS`, once, after the kernel has dropped messages for lack of space. The messages before and after remain
@@ -91,6 +91,7 @@ impl AsFd for Connector {
     }
 }
 
+/// Returns whether a datagram comes from the kernel.
 fn is_kernel(sender: Option<SocketAddrAny>) -> bool {
     let sender = sender.and_then(|sender| SocketAddrNetlink::try_from(sender).ok());
     sender.is_some_and(|sender| sender.pid() == 0)

@@ -79,6 +79,8 @@ impl Pidfd {
         unsafe { self.send(signal as i32, (&raw const info).cast()) }
     }
 
+    /// Sends a signal by number. `info` is what the receiver gets to know about it; if null, the same as with kill(2).
+    ///
     /// # Safety
     /// `info` is null or points to a complete `siginfo_t`.
     unsafe fn send(&self, number: i32, info: *const libc::siginfo_t) -> nix::Result<()> {
@@ -95,7 +97,7 @@ impl Pidfd {
         nix::Error::result(sent).map(drop)
     }
 
-    /// Duplicates an open file of the process (`pidfd_getfd(2)`, Linux 5.6).
+    /// Duplicates the file with descriptor `number` in the process (`pidfd_getfd(2)`, Linux 5.6).
     ///
     /// # Errors
     /// `EBADF` if it has no such file, `EPERM` if this process may not trace it.
@@ -103,18 +105,20 @@ impl Pidfd {
         pidfd_getfd(&self.0, number, PidfdGetfdFlags::empty()).map_err(errno)
     }
 
-    /// Returns the inode number if it is unique: only in pidfs (Linux 6.9).
+    /// Returns the inode number of the pidfd if it is unique, as in pidfs; `None` before Linux 6.9.
     pub fn unique_inode(&self) -> Option<u64> {
         let of = nix::sys::statfs::fstatfs(&self.0).ok()?;
         (of.filesystem_type().0 == PIDFS).then(|| self.inode())?
     }
 
-    /// Returns the exit status, once the process has been waited for, if the kernel still has it (Linux 6.15).
+    /// Returns the exit status, once the process has been waited for, if the kernel still has it. `None` otherwise, and
+    /// before Linux 6.15.
     pub fn exit_status(&self) -> Option<ExitStatus> {
         let info = self.info(INFO_EXIT)?;
         Some(ExitStatus::from_wait_status(info.exit_code.cast_unsigned()))
     }
 
+    /// Returns the uids by `PIDFD_GET_INFO`; `None` before Linux 6.13.
     fn uids_from_info(&self) -> Option<Uids> {
         let info = self.info(INFO_CREDS)?;
         Some(Uids {
@@ -123,7 +127,7 @@ impl Pidfd {
         })
     }
 
-    /// Returns what `PIDFD_GET_INFO` reports, if that includes the requested fields.
+    /// Returns what `PIDFD_GET_INFO` reports, if that includes the fields `mask` (`INFO_*`). `None` before Linux 6.13.
     fn info(&self, mask: u64) -> Option<Info> {
         let mut info = Info {
             mask,
@@ -144,8 +148,8 @@ impl ProcessHandle for Pidfd {
         nix::sys::stat::fstat(&self.0).ok().map(|stat| stat.st_ino)
     }
 
-    /// Reads them through the pidfd (`PIDFD_GET_INFO`, Linux 6.13). Older kernels: reads /proc by pid. If the process has
-    /// not exited afterwards, the pid was still its own.
+    /// Reads them through the pidfd (`PIDFD_GET_INFO`, Linux 6.13). Older kernels: reads /proc by pid. If the process
+    /// has not exited afterwards, the pid was still its own.
     fn uids(&self, pid: u32) -> Option<Uids> {
         self.uids_from_info().or_else(|| {
             let uids = uids(&std::fs::read(format!("/proc/{pid}/status")).ok()?)?;
@@ -203,6 +207,7 @@ struct SignalInfo {
 }
 const _: () = assert!(size_of::<SignalInfo>() == size_of::<libc::siginfo_t>());
 
+/// `PIDFD_INFO_CREDS` and `PIDFD_INFO_EXIT` of include/uapi/linux/pidfd.h.
 const INFO_CREDS: u64 = 1 << 1;
 const INFO_EXIT: u64 = 1 << 3;
 /// `PID_FS_MAGIC` of include/uapi/linux/magic.h.

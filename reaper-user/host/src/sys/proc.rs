@@ -28,14 +28,16 @@ pub fn non_initial_pid_namespace() -> io::Result<u32> {
     }
 }
 
-/// Returns whether a /proc belongs to the pid namespace of the process that reads it, by that process's `status` and pid.
-/// In a /proc of an outer namespace, `NSpid` has one number per namespace. The first and last can be equal by chance.
+/// Returns whether a /proc belongs to the pid namespace of the process that reads it, by that process's `status` and
+/// pid. In a /proc of an outer namespace, `NSpid` has one number per namespace. The first and last can be equal by
+/// chance.
 fn is_own(status: &[u8], pid: u32) -> bool {
     let numbers = field(status, b"NSpid:").or_else(|| field(status, b"Pid:"));
     numbers.is_some_and(|numbers| words(numbers).map(number).eq([Some(pid)]))
 }
 
-/// Returns the process that a task belongs to.
+/// Returns the pid of the process that a thread belongs to, given the thread's id. `None` if /proc shows no such
+/// thread.
 pub fn thread_group(pid: u32) -> Option<u32> {
     value(
         &std::fs::read(format!("/proc/{pid}/status")).ok()?,
@@ -43,12 +45,14 @@ pub fn thread_group(pid: u32) -> Option<u32> {
     )
 }
 
-/// Returns whether /proc shows a process that exists.
+/// Returns whether /proc has a directory for this pid. With the mount option `hidepid`, it can lack those of living
+/// processes of other users.
 pub fn is_visible(pid: u32) -> bool {
     Path::new("/proc").join(pid.to_string()).exists()
 }
 
-/// Returns the pid that holds a lock on a file, without opening the file (proc_locks(5)).
+/// Returns the pid that holds a flock(2) lock on a file, without opening the file (proc_locks(5)). `None` if there is
+/// no such lock.
 ///
 /// # Errors
 /// The list of locks cannot be read.

@@ -54,6 +54,8 @@ pub struct Stat<'a> {
 
 impl Stat<'_> {
     /// Parses a `stat` file. The name can contain any byte, also parentheses and newlines, and ends at the last `)`.
+    ///
+    /// `None` if a field up to the start time is missing, or a field is not a number. Later missing fields are 0.
     pub fn parse(bytes: &[u8]) -> Option<Stat<'_>> {
         let open = bytes.iter().position(|&b| b == b'(')?;
         let close = bytes.iter().rposition(|&b| b == b')')?;
@@ -98,7 +100,7 @@ impl Stat<'_> {
         self.flags & PF_KTHREAD != 0
     }
 
-    /// Returns whether the first thread has exited. Other threads may still run.
+    /// Returns whether the first thread has exited or is exiting. Other threads may still run.
     pub fn is_leader_dead(&self) -> bool {
         matches!(self.state, b'Z' | b'X' | b'x') || self.flags & PF_EXITING != 0
     }
@@ -117,8 +119,10 @@ impl Stat<'_> {
     }
 }
 
-/// Sets the arguments from a `cmdline` file, of which up to `ARGV_MAX` + 1 bytes were read. `area` is the length by
-/// `stat`, 0 if not shown.
+/// Sets the arguments of an image, their full length, and whether they are truncated. `bytes` is the beginning of a
+/// `cmdline` file, at most `ARGV_MAX` + 1 bytes. `area` is the length by `stat`, 0 if not shown.
+///
+/// Empty `bytes` leave the arguments as they are. Adds the last NUL if it is missing.
 pub fn set_argv(image: &mut Image, bytes: &[u8], area: u64) {
     image.truncated = bytes.len() > ARGV_MAX;
     let kept = &bytes[..bytes.len().min(ARGV_MAX)];
@@ -139,7 +143,7 @@ pub fn set_argv(image: &mut Image, bytes: &[u8], area: u64) {
     }
 }
 
-/// Returns the real and the effective uid in a `status` file.
+/// Returns the real and the effective uid in a `status` file; `None` if it has no valid `Uid` line.
 pub fn uids(status: &[u8]) -> Option<Uids> {
     let mut ids = words(field(status, b"Uid:")?).map(number);
     Some(Uids {
@@ -148,20 +152,20 @@ pub fn uids(status: &[u8]) -> Option<Uids> {
     })
 }
 
-/// Returns whether the process is pid 1 of an inner pid namespace.
+/// Returns whether the process is pid 1 of an inner pid namespace, by its `status` file. False before Linux 4.1.
 pub fn namespace_init(status: &[u8]) -> bool {
     let mut ids = words(field(status, b"NSpid:").unwrap_or_default());
     ids.next().is_some() && ids.last() == Some(b"1")
 }
 
-/// Returns whether the process is in an inner pid namespace.
+/// Returns whether the process is in an inner pid namespace, by its `status` file. False before Linux 4.1.
 pub fn is_nested(status: &[u8]) -> bool {
     words(field(status, b"NSpid:").unwrap_or_default())
         .nth(1)
         .is_some()
 }
 
-/// Returns the pid in the innermost pid namespace, from a `status` file.
+/// Returns the pid in the innermost pid namespace, from a `status` file. `None` before Linux 4.1.
 pub fn innermost_pid(status: &[u8]) -> Option<u32> {
     number(words(field(status, b"NSpid:")?).last()?)
 }
@@ -172,7 +176,7 @@ pub fn field<'a>(file: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
         .find_map(|line| line.strip_prefix(name))
 }
 
-/// Returns the number after `name` on the line that starts with it.
+/// Returns the number after `name` on the first line that starts with it. `None` without such a line or number.
 pub fn value<T: std::str::FromStr>(file: &[u8], name: &[u8]) -> Option<T> {
     number(words(field(file, name)?).next()?)
 }
@@ -183,7 +187,7 @@ pub fn words(line: &[u8]) -> impl Iterator<Item = &[u8]> {
         .filter(|word| !word.is_empty())
 }
 
-/// Parses a decimal number without a sign.
+/// Parses a decimal number without a sign. `None` if there is anything else, or if the number is too large.
 pub fn number<T: std::str::FromStr>(word: &[u8]) -> Option<T> {
     let digits = word.iter().all(u8::is_ascii_digit);
     std::str::from_utf8(word)

@@ -18,7 +18,8 @@ pub fn readable(fd: impl AsFd) -> io::Result<AsyncFd<OwnedFd>> {
     unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }.map_err(io::Error::from)
 }
 
-/// Waits for one of the events on a descriptor, at most for `timeout`. Returns whether one occurred.
+/// Waits for one of the events on a descriptor, at most for `timeout`. Returns whether one occurred; an error or hangup
+/// of the descriptor counts too. Returns false early if a signal handler interrupts the wait.
 pub fn wait_for(fd: impl AsFd, events: PollFlags, timeout: Duration) -> bool {
     let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
     matches!(poll(&mut [PollFd::new(fd.as_fd(), events)], timeout), Ok(1))

@@ -28,7 +28,7 @@ const REMOTE: [(u32, &str); 18] = [
     (0x4750_4653, "GPFS"),
 ];
 
-/// Returns the name of the network file system with this magic number.
+/// Returns the name of the network file system with this magic number, or `None` if it is not known as one.
 fn of_magic(magic: i64) -> Option<&'static str> {
     // Numbers with the highest bit set are negative on some architectures.
     let magic = magic as u32;

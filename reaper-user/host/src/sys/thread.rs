@@ -14,8 +14,8 @@ const CROWD_MAX: u32 = 30;
 /// Maximum run time of a probe. It takes less than 1 µs, but a hypervisor can preempt its processor.
 const PROBE_MAX: Duration = Duration::from_millis(20);
 
-/// Raises the priority of the calling thread, and makes the process one of the last that the OOM killer chooses. Failures
-/// are ignored: they make the service slower, not wrong. See [`raise_priority`].
+/// Raises the priority of the calling thread, and makes the process one of the last that the OOM killer chooses.
+/// Failures are ignored: they make the service slower, not wrong. See [`raise_priority`].
 pub fn prioritise() {
     raise_priority();
     low_oom_score();
@@ -25,6 +25,7 @@ pub fn prioritise() {
 ///
 /// Used by the engine's thread and by one that it waits for. A nice value alone does not suffice: the processes that
 /// are killed wake up to exit and would preempt the thread. The kernel reserves 5 % for other threads (sched(7)).
+/// Threads that the thread starts do not inherit the priority.
 pub fn raise_priority() {
     let lowest = libc::sched_param { sched_priority: 1 };
     let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
@@ -58,6 +59,7 @@ pub fn sleep_number(thread_id: u32) -> Option<u64> {
     status.map_or(Some(0), |status| sleep_in(&status))
 }
 
+/// Returns the number for [`sleep_number`] from a `status` file.
 fn sleep_in(status: &[u8]) -> Option<u64> {
     if words(field(status, b"State:")?).next()?.starts_with(b"R") {
         return None;
@@ -65,7 +67,8 @@ fn sleep_in(status: &[u8]) -> Option<u64> {
     value(status, b"voluntary_ctxt_switches:")
 }
 
-/// Returns the number of runnable threads on the host per processor, from 1 to 30 (`/proc/loadavg`, proc_loadavg(5)).
+/// Returns the number of runnable threads on the host per processor, at least 1 and at most 30 (proc_loadavg(5)).
+/// Returns 1 if it cannot be read.
 ///
 /// Compared with an idle machine, a thread waits that many times longer for a processor, and others for the locks it
 /// holds.
@@ -82,6 +85,7 @@ fn runnable(loadavg: &str) -> Option<u32> {
     runnable.parse().ok()
 }
 
+/// Makes the process one of the last that the OOM killer chooses.
 fn low_oom_score() {
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", "-900") {
         tracing::debug!("cannot lower the OOM score: {error}");
@@ -90,6 +94,8 @@ fn low_oom_score() {
 
 /// Waits until every probe that is running now has finished. Takes about 10 ms. Probes on tracepoints run in an RCU
 /// read-side section, and `MEMBARRIER_CMD_GLOBAL` waits like `synchronize_rcu` (membarrier(2)).
+///
+/// Where membarrier(2) does not wait, sleeps for 20 ms instead, which no probe is expected to exceed.
 pub fn await_probes() {
     let waited = membarrier(MembarrierCommand::Global);
     if let Err(error) = &waited {
@@ -102,7 +108,7 @@ pub fn await_probes() {
     }
 }
 
-/// Guard of [`many_files`].
+/// Guard of [`many_files`]. Dropping the last one restores the limit.
 pub struct ManyFiles;
 
 /// Number of guards, and the limit before the first of them.
@@ -130,7 +136,8 @@ impl Drop for ManyFiles {
     }
 }
 
-/// Raises the limit on open files as far as permitted. The service holds a pidfd for each process that it ends.
+/// Raises the limit on open files to the hard limit. Only logs a failure. The service holds a pidfd for each process
+/// that it ends.
 pub fn raise_open_files() {
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
         && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)

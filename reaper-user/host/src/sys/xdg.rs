@@ -4,6 +4,7 @@ use std::env;
 use std::path::PathBuf;
 
 /// Returns the directory for persistent state: `$XDG_STATE_HOME`, by default `$HOME/.local/state`.
+/// A variable that is not an absolute path counts as not set. `None` if neither is set.
 pub fn state_home() -> Option<PathBuf> {
     let home = || Some(absolute("HOME")?.join(".local/state"));
     absolute("XDG_STATE_HOME").or_else(home)

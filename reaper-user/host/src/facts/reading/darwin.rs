@@ -21,7 +21,9 @@ use reaper_model::ruleset::{Pattern, script_path};
 /// A process that is being read. All reads are by pid: [`ProcDir::is_alive`] then checks that it was this process.
 pub(in crate::facts) struct ProcDir {
     key: ProcessKey,
+    /// Number of the process, which is never reused.
     unique: u64,
+    /// Arguments and environment that were read last.
     given: Vec<u8>,
 }
 
@@ -81,6 +83,8 @@ impl ProcDir {
         Some(found.into_os_string().into_vec())
     }
 
+    /// Returns which patterns match a variable of the environment, as a bit set (see [`match_markers`]). Unreadable if
+    /// the environment cannot be read.
     pub(super) fn markers(&mut self, patterns: &[Pattern]) -> Fact<u64> {
         match self.environ() {
             Some((environ, whole)) => match_markers(environ, whole, patterns),
@@ -88,7 +92,8 @@ impl ProcDir {
         }
     }
 
-    /// Returns what the process has inherited; `None` if it cannot be read.
+    /// Returns the markers of agents in the environment, and the working directory if it is distinctive
+    /// ([`is_distinctive`], and not writable for all users). `None` if one of the two cannot be read.
     pub(super) fn inherited(&mut self) -> Option<InheritedFacts> {
         let directory = darwin::directory(self.key.pid)?;
         let (environ, whole) = self.environ()?;
@@ -108,6 +113,7 @@ impl ProcDir {
         Fact::Known("".into())
     }
 
+    /// Returns the current session id and controlling terminal.
     pub(super) fn session(&mut self) -> Fact<KernelSession> {
         let process = table::one(self.key.pid).ok().flatten();
         process.map_or(Fact::Unreadable, |process| {
@@ -133,6 +139,7 @@ impl ProcDir {
         Err(io::ErrorKind::Unsupported.into())
     }
 
+    /// Returns the CPU time of all threads up to now; `None` if it cannot be read.
     pub(super) fn cpu_time(&mut self) -> Option<CpuTime> {
         let ticks = darwin::usage(self.key.pid)?.cpu / TICK_NS;
         let at = sys::monotonic();

@@ -38,8 +38,11 @@ pub(super) type Sockets = Arc<HashSet<u64>>;
 /// Last result, and the start of its read (ns since boot).
 static LAST: Mutex<Option<(u64, Sockets)>> = Mutex::new(None);
 
-/// Returns the listening sockets of a process's network namespace, read after `requested` (ns since boot). `None` if that
-/// is not the service's namespace, or if the kernel has no `sock_diag`. `process` is its directory in /proc.
+/// Returns the inode numbers of the listening TCP sockets in a process's network namespace. `process` is the directory
+/// of the process in /proc.
+///
+/// Reads them, or reuses the last result if it is from after `requested` (ns since boot) and at most 10 ms old. `None`
+/// if the namespace is not the service's or is unknown, or if the sockets cannot be read.
 pub(super) fn in_own_namespace(process: &Path, requested: u64) -> Option<Sockets> {
     let namespace = |process: &Path| {
         let metadata = std::fs::metadata(process.join("ns/net")).ok()?;
@@ -95,7 +98,7 @@ fn read() -> nix::Result<HashSet<u64>> {
 /// Adds the inode numbers in a datagram. Returns whether it is the last one.
 ///
 /// # Errors
-/// `EBADMSG` if it contains something else.
+/// `EBADMSG` if it contains something else, such as an error of the kernel, or is cut.
 fn inodes(mut datagram: &[u8], found: &mut HashSet<u64>) -> nix::Result<bool> {
     let bad = nix::errno::Errno::EBADMSG;
     while let Some((header, _)) = datagram.split_first_chunk::<HEADER>() {

@@ -36,8 +36,12 @@ const FILES_BUDGET: u64 = 25_000_000;
 /// Number of files read between two readings of the clock, which is a system call.
 const FILES_CHUNK: usize = 64;
 
-/// A process that is being read. All reads are about one process, even if its pid is reused meanwhile.
+/// A process that is being read.
+///
+/// Files that are read through `dir` are those of one process, even if its pid is reused meanwhile. Files that are read
+/// by path count only if [`ProcDir::is_alive`] holds afterwards.
 pub(in crate::facts) struct ProcDir {
+    /// Path of `dir`.
     path: PathBuf,
     /// Directory of the process, or of a thread that still runs after its leader has exited.
     dir: Dir,
@@ -70,13 +74,14 @@ impl ProcDir {
         self.stat(|stat| !stat.is_leader_dead()) == Some(true)
     }
 
+    /// Passes the fields of the `stat` file to `take`. `None` if the file cannot be read or parsed.
     fn stat<T>(&mut self, take: impl FnOnce(Stat) -> T) -> Option<T> {
         self.dir.read("stat", &mut self.buffer).ok()?;
         Stat::parse(&self.buffer).map(take)
     }
 
-    /// Returns the environment with which the program was started, and whether it is complete. The program can have
-    /// overwritten parts of it.
+    /// Returns the environment with which the program was started, and whether it is complete. It is cut after
+    /// [`ENVIRON_MAX`] bytes. `None` if it cannot be read. The program can have overwritten parts of it.
     pub(in crate::facts) fn environ(&mut self) -> Option<(&[u8], bool)> {
         let read = self
             .dir
@@ -86,7 +91,8 @@ impl ProcDir {
         Some((&self.buffer[..self.buffer.len().min(ENVIRON_MAX)], whole))
     }
 
-    /// Returns whether the environment is really empty. Within an exec it reads as empty until it is set up.
+    /// Returns whether an environment that was read as empty is really empty. Within an exec it reads as empty until it
+    /// is set up.
     fn is_set_up(&mut self) -> bool {
         if self.dir.read("stat", &mut self.buffer).is_err() {
             return false;
@@ -101,7 +107,7 @@ impl ProcDir {
                 .is_some_and(|(environ, _)| environ.is_empty())
     }
 
-    /// Like `environ`, but returns `None` within an exec.
+    /// Like `environ`, but also returns `None` within an exec that has not set up the environment yet.
     fn settled_environ(&mut self) -> Option<(&[u8], bool)> {
         if matches!(self.environ(), Some(([], _))) && !self.is_set_up() {
             return None;
@@ -109,9 +115,11 @@ impl ProcDir {
         self.environ()
     }
 
-    /// Returns the absolute path of the script that `image` runs, with links resolved below the process's root directory.
+    /// Returns the absolute path of the script that `image` runs, with links resolved below the process's root
+    /// directory.
     ///
-    /// `None` without a script or such a regular file. Blocks as long as a file system on the way does.
+    /// `None` if `image` runs no script, or if the file does not exist, cannot be reached, or is not a regular file.
+    /// Blocks as long as a file system on the way does.
     pub(in crate::facts) fn script(&self, image: &Image) -> Option<Vec<u8>> {
         let given = Path::new(OsStr::from_bytes(script_path(image)?));
         let root = File::open(self.path.join("root")).ok()?;
@@ -136,6 +144,8 @@ impl ProcDir {
         Some(found.into_os_string().into_vec())
     }
 
+    /// Returns which patterns match a variable of the environment, as a bit set (see [`match_markers`]). Unreadable if
+    /// the environment cannot be read or an exec is setting it up.
     pub(super) fn markers(&mut self, patterns: &[Pattern]) -> Fact<u64> {
         match self.settled_environ() {
             Some((environ, whole)) => match_markers(environ, whole, patterns),
@@ -157,7 +167,8 @@ impl ProcDir {
         is_it.then(|| std::mem::take(&mut self.buffer))
     }
 
-    /// Returns what the process has inherited; `None` if it cannot be read.
+    /// Returns the markers of agents in the environment, and the working directory if it is distinctive
+    /// ([`is_distinctive`], and not writable for all users). `None` if one of the two cannot be read.
     pub(super) fn inherited(&mut self) -> Option<InheritedFacts> {
         let (environ, whole) = self.settled_environ()?;
         let (env_markers, home) = (EnvMarkers::of(environ, whole), home(environ));
@@ -173,7 +184,11 @@ impl ProcDir {
         })
     }
 
-    /// Returns the links between the process and conversations of agents; `None` if its environment cannot be read.
+    /// Returns the conversation ids in the environment, and what the registries of the agents contain about the
+    /// process.
+    ///
+    /// `None` if its status or environment cannot be read, or if the environment is cut and lacks a variable. An
+    /// unreadable registry only sets [`Conversations::registry_unreadable`].
     pub(super) fn conversations(
         &mut self,
         key: ProcessKey,
@@ -202,7 +217,8 @@ impl ProcDir {
         Some(found)
     }
 
-    /// Returns whether the process is in an inner pid namespace, and its pid there. `None` if unknown.
+    /// Returns whether the process is in an inner pid namespace and, if so, its pid in the innermost one. `None` if its
+    /// status cannot be read.
     pub(in crate::facts) fn is_nested(&mut self) -> Option<(bool, Option<u32>)> {
         self.dir.read("status", &mut self.buffer).ok()?;
         let nested = is_nested(&self.buffer);
@@ -216,6 +232,7 @@ impl ProcDir {
         number(&self.buffer).filter(|uid| *uid != u32::MAX)
     }
 
+    /// Returns the innermost systemd unit of the process; empty if there is none.
     pub(in crate::facts) fn unit(&mut self) -> Fact<std::sync::Arc<str>> {
         match self.dir.read("cgroup", &mut self.buffer) {
             Ok(()) => Fact::Known(unit(&self.buffer).into()),
@@ -223,6 +240,7 @@ impl ProcDir {
         }
     }
 
+    /// Returns the current session id and controlling terminal.
     pub(super) fn session(&mut self) -> Fact<KernelSession> {
         let now = self.stat(|stat| KernelSession {
             sid: stat.sid,
@@ -231,7 +249,7 @@ impl ProcDir {
         now.map_or(Fact::Unreadable, Fact::Known)
     }
 
-    /// Returns whether standard input is a terminal. Read by path, as in [`ProcDir::listening`].
+    /// Returns whether standard input is a terminal; false if it is closed. Read by path, as in [`ProcDir::listening`].
     pub(super) fn input(&self) -> Fact<bool> {
         match std::fs::read_link(self.path.join("fd/0")) {
             Ok(file) => Fact::Known(is_terminal(file.as_os_str().as_bytes())),
@@ -240,13 +258,15 @@ impl ProcDir {
         }
     }
 
+    /// Returns the CPU time of all threads up to now; `None` if it cannot be read.
     pub(super) fn cpu_time(&mut self) -> Option<CpuTime> {
         let ticks = self.stat(|stat| stat.cpu)?;
         let at = sys::monotonic();
         Some(CpuTime { ticks, at })
     }
 
-    /// Returns the inode numbers of its sockets, and whether they are complete. Stops after `budget` (CPU time, ns).
+    /// Returns the inode numbers of the process's sockets, and whether these are all. Stops once it has used `budget`
+    /// (ns of this thread's CPU time).
     fn sockets(&self, budget: u64) -> io::Result<(HashSet<u64>, bool)> {
         let mut sockets = HashSet::new();
         let end = sys::thread_time().saturating_add(budget);
@@ -264,7 +284,11 @@ impl ProcDir {
         Ok((sockets, true))
     }
 
-    /// Returns its use of resources and its connections; `None` if it has too many open files.
+    /// Returns the process's use of resources and its connections. `None` if it has too many open files to read within
+    /// [`FILES_BUDGET`].
+    ///
+    /// # Errors
+    /// A file of the process or a socket table cannot be read.
     pub(super) fn activity(&mut self) -> io::Result<Option<Activity>> {
         let unknown = || io::Error::from(io::ErrorKind::InvalidData);
         self.dir.read("io", &mut self.buffer)?;
@@ -300,7 +324,7 @@ impl ProcDir {
         Ok(Some(activity))
     }
 
-    /// Checks the other ends of standard input and output. Read by path, as in [`ProcDir::listening`].
+    /// Returns the state of the other ends of standard input and output. Read by path, as in [`ProcDir::listening`].
     pub(super) fn stdio(&self, key: ProcessKey) -> io::Result<Stdio> {
         let [input, output] = [self.other_end(key, 0)?, self.other_end(key, 1)?];
         Ok(match (input, output) {
@@ -310,7 +334,8 @@ impl ProcDir {
         })
     }
 
-    /// Returns whether the other end of a file is open; `None` if the file is neither a pipe nor a socket.
+    /// Returns whether the other end of the file with descriptor `number` is open. `None` if the descriptor is closed,
+    /// or is neither a pipe nor a socket.
     fn other_end(&self, key: ProcessKey, number: i32) -> io::Result<Option<bool>> {
         let path = self.path.join("fd").join(number.to_string());
         let link = match std::fs::read_link(&path) {
@@ -341,8 +366,8 @@ impl ProcDir {
         ))
     }
 
-    /// Returns whether the process had a listening TCP socket after `requested` (ns since boot); `None` if it has too
-    /// many open files.
+    /// Returns whether the process had a listening TCP socket after `requested` (ns since boot). `None` if it has too
+    /// many open files to read all within [`FILES_BUDGET`], and those that were read include no such socket.
     ///
     /// Read by path: the caller must check [`ProcDir::is_alive`] afterwards, because the pid can be reused.
     pub(super) fn listening(&self, requested: u64) -> io::Result<Option<bool>> {
@@ -368,8 +393,8 @@ impl ProcDir {
     }
 }
 
-/// Returns the innermost systemd unit in a `cgroup` file; empty if there is no unit. Uses cgroup v2, and systemd's own v1
-/// hierarchy if v2 shows no unit.
+/// Returns the innermost systemd unit in a `cgroup` file; empty if there is no unit. Uses cgroup v2, and systemd's own
+/// v1 hierarchy if v2 shows no unit.
 fn unit(file: &[u8]) -> String {
     let path = |line: &[u8]| unit_of_path(line.strip_suffix(b" (deleted)").unwrap_or(line));
     let v2 = field(file, b"0::").and_then(path);
@@ -400,6 +425,7 @@ fn unit_of_path(path: &[u8]) -> Option<String> {
     Some(String::from_utf8_lossy(name).into_owned())
 }
 
+/// Returns whether a scope is that of a login session, such as `session-3.scope`.
 fn is_login(scope: &[u8]) -> bool {
     let id = scope.strip_prefix(b"session-");
     let id = id.and_then(|id| id.strip_suffix(b".scope"));

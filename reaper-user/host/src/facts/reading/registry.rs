@@ -26,7 +26,7 @@ const JOBS_MAX: usize = 4;
 pub(super) struct RegistryDir {
     /// Directory up to which symbolic links are followed, because an administrator may have created them.
     base: PathBuf,
-    /// Path below it.
+    /// Path below `base`, in which no symbolic link is followed. Empty if `base` is the directory itself.
     below: PathBuf,
 }
 
@@ -49,7 +49,8 @@ pub(super) fn variable<'a>(environ: &'a [u8], name: &str) -> Option<&'a [u8]> {
 }
 
 impl RegistryProcess {
-    /// Parses `/proc/PID/status`.
+    /// Takes the pid and the uid from a `/proc/PID/status` file, and the start time from `key`. `None` if the file has
+    /// no valid `NSpid` and `Uid` lines.
     pub(super) fn new(status: &[u8], key: ProcessKey) -> Option<RegistryProcess> {
         Some(RegistryProcess {
             pid: innermost_pid(status)?,
@@ -61,7 +62,10 @@ impl RegistryProcess {
 }
 
 impl RegistryDir {
-    /// Returns the registry directory for an agent of this user with this environment; `None` if the user has no home.
+    /// Returns the registry directory for an agent of this user with this environment.
+    ///
+    /// The registry's variable names it, if set. Otherwise it is below `$HOME`, or below the home in the user database
+    /// if that is not set. `None` if there is no home either.
     pub(super) fn of(registry: &Registry, environ: &[u8], uid: u32) -> Option<RegistryDir> {
         use std::ffi::OsStr;
         use std::os::unix::ffi::OsStrExt;
@@ -79,8 +83,11 @@ impl RegistryDir {
         Some(RegistryDir { base, below })
     }
 
-    /// Adds what the registry contains about a process. `proc` is its directory in /proc. Returns `None` if a file cannot
-    /// be read; a missing file is no error.
+    /// Adds to `found` the conversation ids that the registry has for a process, and the processes that its jobs take
+    /// over. `proc` is the directory of the process in /proc.
+    ///
+    /// Reads the files of at most [`JOBS_MAX`] jobs. Adds no processes to take over if the process is in an inner pid
+    /// namespace. Returns `None` if a file cannot be read or is not valid; a missing one is no error.
     pub(super) fn read(
         &self,
         registry: &Registry,
@@ -120,7 +127,7 @@ impl RegistryDir {
         Some(())
     }
 
-    /// Opens the directory. Returns `None` if it does not exist.
+    /// Opens the directory below the root directory of a process. Returns `None` if it does not exist.
     fn open(&self, proc: &Path) -> io::Result<Option<File>> {
         let root = File::open(proc.join("root"))?;
         let directory = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
@@ -137,12 +144,14 @@ impl RegistryDir {
     }
 }
 
+/// Returns how to open a path that stays below a directory and contains no symbolic link.
 fn beneath(flags: OFlag) -> OpenHow {
     OpenHow::new()
         .flags(flags)
         .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS)
 }
 
+/// Returns `None` instead of the error for a missing file.
 fn existing(opened: nix::Result<File>) -> io::Result<Option<File>> {
     match opened.map_err(io::Error::from) {
         Ok(file) => Ok(Some(file)),
@@ -170,7 +179,7 @@ fn read(directory: &File, path: &str, uid: u32) -> io::Result<Option<Value>> {
     Ok(Some(serde_json::from_slice(&text)?))
 }
 
-/// Calls `each` with the outermost objects that name the process.
+/// Calls `each` with the JSON objects that name the process by pid and start time. Does not search inside of these.
 fn of_process<'a>(
     json: &'a Value,
     registry: &Registry,
@@ -193,7 +202,7 @@ fn of_process<'a>(
     }
 }
 
-/// Calls `each` with all processes named anywhere.
+/// Calls `each` with the processes that a JSON value names, in objects at any depth.
 fn processes(json: &Value, registry: &Registry, each: &mut dyn FnMut(ProcessKey)) {
     match json {
         Value::Object(entry) => {
@@ -212,7 +221,8 @@ fn processes(json: &Value, registry: &Registry, each: &mut dyn FnMut(ProcessKey)
     }
 }
 
-/// Returns the processes that the object itself names, by pid and start time in clock ticks.
+/// Returns the processes that the object itself names, by pid and start time in clock ticks. Nested objects do not
+/// count.
 fn names<'a>(
     entry: &'a Map<String, Value>,
     registry: &'a Registry,
@@ -240,7 +250,7 @@ fn strings(entry: &Map<String, Value>, each: &mut dyn FnMut(&str)) {
     entry.values().for_each(|value| of(value, each));
 }
 
-/// Adds the job names in an object and in nested objects.
+/// Adds the job names in an object and in nested objects, but not in lists. Ignores those that [`is_job`] rejects.
 fn jobs_of(entry: &Map<String, Value>, registry: &Registry, jobs: &mut Vec<String>) {
     for (key, value) in entry {
         match value {

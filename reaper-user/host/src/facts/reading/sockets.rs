@@ -16,8 +16,16 @@ const ESTABLISHED: &[u8] = b"01";
 /// State of a socket whose peer sends nothing more, but may wait for an answer.
 const CLOSE_WAIT: &[u8] = b"08";
 
-/// Returns the clients of connections accepted on `own` sockets, and the `own` sockets that are connected otherwise. A
-/// client is the inode of its socket, 0 if unknown. `net` is the directory of the socket tables.
+/// Returns the connections of a process with the sockets `own` (inode numbers), as two lists of inode numbers.
+///
+/// - The client's socket of each accepted connection; 0 if unknown, as for all Unix sockets. A TCP connection counts as
+///   accepted if a socket listens on its local port.
+/// - Each other connected socket of the process.
+///
+/// `net` is the directory of the socket tables.
+///
+/// # Errors
+/// A table cannot be read, or is too long.
 pub(super) fn connections(net: &Path, own: &HashSet<u64>) -> io::Result<(Vec<u64>, Vec<u64>)> {
     let (mut clients, mut others) = (Vec::new(), Vec::new());
     for row in rows(&net.join("unix"))? {
@@ -83,6 +91,7 @@ fn rows(table: &Path) -> io::Result<Vec<Vec<u8>>> {
     Ok(lines.map(<[u8]>::to_vec).collect())
 }
 
+/// Returns the port in an address like `0100007F:1F90`.
 fn port(address: &[u8]) -> &[u8] {
     address
         .rsplit(|byte| *byte == b':')
@@ -90,14 +99,17 @@ fn port(address: &[u8]) -> &[u8] {
         .unwrap_or_default()
 }
 
-/// Converts an IPv4-mapped IPv6 address to the format of the IPv4 table.
+/// Converts an IPv4-mapped IPv6 address to the format of the IPv4 table. Returns any other address as it is.
 fn as_v4(address: &[u8]) -> &[u8] {
     address
         .strip_prefix(b"0000000000000000FFFF0000")
         .unwrap_or(address)
 }
 
-/// Returns whether one of the sockets is listening, by a table in the format of `net/tcp`.
+/// Returns whether one of the sockets (inode numbers) is listening, by a table in the format of `net/tcp`.
+///
+/// # Errors
+/// The table cannot be read.
 pub(super) fn listens(table: &Path, sockets: &HashSet<u64>) -> io::Result<bool> {
     let table = BufReader::new(File::open(table)?.take(SOCKETS_MAX));
     for line in table.split(b'\n').skip(1) {

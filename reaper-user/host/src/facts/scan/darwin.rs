@@ -13,7 +13,7 @@ use reaper_model::facts::{Fact, FactSet};
 use reaper_model::leftover::{EnvMarkers, LeftoverRow, ProcessTable};
 use reaper_model::ruleset::Ruleset;
 
-/// Reads all processes. Those that cannot be read are listed as unread.
+/// Reads all living processes. Those that cannot be read are listed as unread. Does not read whether they listen.
 ///
 /// # Errors
 /// The processes cannot be listed.
@@ -59,7 +59,7 @@ pub fn scan_processes(_: &Procfs) -> Result<ProcessTable, ProcfsError> {
     Ok(table)
 }
 
-/// Returns whether the processes with these pids have a listening socket, by key.
+/// Returns whether the processes with these pids have a listening socket, by key. Leaves out those that have exited.
 ///
 /// # Errors
 /// The process table cannot be read.

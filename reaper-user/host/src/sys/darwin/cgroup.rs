@@ -35,7 +35,7 @@ impl Cgroup {
     }
 }
 
-/// Returns whether a path is the directory of a cgroup.
+/// Returns false: macOS has no cgroups.
 pub fn is_cgroup(_: &Path) -> bool {
     false
 }

@@ -27,6 +27,8 @@ struct Watched {
 }
 
 impl ExitPoll {
+    /// Returns an empty set.
+    ///
     /// # Errors
     /// As `kqueue(2)`.
     pub fn new() -> nix::Result<ExitPoll> {
@@ -38,7 +40,8 @@ impl ExitPoll {
         Ok(ExitPoll(Arc::new(set)))
     }
 
-    /// Adds a process, which can be in the set already.
+    /// Adds a process, which can be in the set already. `ready` returns the token even if the process has exited
+    /// before.
     ///
     /// # Errors
     /// As `kevent(2)`.
@@ -63,7 +66,7 @@ impl ExitPoll {
         if has_exited { Ok(()) } else { result }
     }
 
-    /// Returns the tokens of some processes that have exited.
+    /// Returns the tokens of some processes that have exited, each once. Does not wait.
     pub fn ready(&self) -> Vec<u64> {
         let mut known = self.0.known.lock().unwrap_or_else(PoisonError::into_inner);
         let mut tokens = std::mem::take(&mut known.gone);
@@ -83,6 +86,7 @@ impl ExitPoll {
 }
 
 impl Set {
+    /// Applies a change to the events that the queue watches.
     fn change(&self, event: KEvent) -> nix::Result<()> {
         self.queue.kevent(&[event], &mut [], None).map(drop)
     }

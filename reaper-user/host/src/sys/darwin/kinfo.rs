@@ -62,12 +62,12 @@ pub struct Identity {
 }
 
 impl KinfoProc {
-    /// Parses consecutive rows.
+    /// Parses consecutive rows. Skips that of pid 0, the kernel, and those that cannot be parsed.
     pub fn all(bytes: &[u8]) -> impl Iterator<Item = KinfoProc> + '_ {
         bytes.chunks_exact(SIZE).filter_map(KinfoProc::parse)
     }
 
-    /// Returns the number of rows that cannot be parsed, except that of pid 0.
+    /// Returns the number of rows that cannot be parsed, except that of pid 0. An incomplete last row counts.
     pub fn flawed(bytes: &[u8]) -> usize {
         let rows = bytes.chunks(SIZE);
         let kernels = |row: &&[u8]| row.len() == SIZE && word(row, PID) == Some(0);

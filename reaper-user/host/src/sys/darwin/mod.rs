@@ -70,7 +70,7 @@ pub fn process(pid: u32) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Returns the arguments of a process and, if permitted, its environment (`KERN_PROCARGS2`).
+/// Returns the arguments of a process and, if permitted, its environment, in the kernel's format (`KERN_PROCARGS2`).
 ///
 /// # Errors
 /// `EINVAL` if the process is gone or belongs to another user.
@@ -98,7 +98,7 @@ pub fn booted() -> Option<u64> {
     Some(seconds * 1_000_000 + u64::from(micros))
 }
 
-/// Returns a sysctl that is a string; empty if it does not exist.
+/// Returns a sysctl that is a string; empty if it does not exist or is longer than 256 bytes.
 pub fn text(name: &std::ffi::CStr) -> String {
     let mut bytes = [0_u8; 256];
     let mut length = bytes.len();
@@ -133,6 +133,7 @@ pub fn identity_of_any(pid: u32) -> nix::Result<Identity> {
     identity_with(pid, 1)
 }
 
+/// Returns the identity of a process. `zombies` is 1 to find zombies too, else 0.
 fn identity_with(pid: u32, zombies: u64) -> nix::Result<Identity> {
     let mut bytes = [0; 56];
     if pid_info(pid, UNIQUE, zombies, &mut bytes)? < 32 {

@@ -33,7 +33,7 @@ pub fn sleep_number(_thread_id: u32) -> Option<u64> {
     Some(0)
 }
 
-/// Raises the limit on open files as far as permitted.
+/// Raises the limit on open files to the hard limit, at most to 10,240. Only logs a failure.
 pub fn raise_open_files() {
     // The kernel refuses more, even below the hard limit.
     if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)

@@ -6,7 +6,7 @@ use super::{Capabilities, Host};
 use crate::sys::darwin::text;
 
 impl Host {
-    /// Reads this host.
+    /// Reads the facts about this host. Those that only Linux has are unknown.
     pub fn read() -> Host {
         let euid = nix::unistd::geteuid();
         // macOS has no capabilities: root may do everything, other users nothing.

@@ -33,7 +33,8 @@ impl Mounts {
         self
     }
 
-    /// Returns where a path inside of a file system of this type is visible, if a mount shows it.
+    /// Converts a path inside of a file system of this type to one that this process can open, by the last mount that
+    /// shows it. `None` if no mount does.
     fn find(&self, kind: &str, path: &Path) -> Option<PathBuf> {
         let shown = |mount: &Mount| {
             let below = path.strip_prefix(&mount.root).ok()?;
@@ -44,8 +45,8 @@ impl Mounts {
         of_kind.filter_map(shown).next()
     }
 
-    /// Returns the directory of a cgroup of version 2, given its path in a `cgroup` file of /proc. Returns `None` for a
-    /// cgroup outside of this process's cgroup namespace (`/..`), because no mount shows it.
+    /// Returns the directory of a cgroup of version 2, given its path in a `cgroup` file of /proc. `None` if no mount
+    /// shows it, as for a cgroup outside of this process's cgroup namespace (`/..`).
     pub fn cgroup(&self, path: &[u8]) -> Option<PathBuf> {
         let inside = !path.starts_with(b"/..");
         let path = inside.then(|| Path::new(OsStr::from_bytes(path)));

@@ -6,7 +6,7 @@ use super::Host;
 use crate::sys::proc::non_initial_pid_namespace;
 
 impl Host {
-    /// Reads this host.
+    /// Reads the facts about this host from /proc, /sys and other files.
     pub fn read() -> Host {
         Host {
             proc_matches_pid_namespace: non_initial_pid_namespace().is_ok(),
