@@ -14,13 +14,15 @@ pub struct Lost {
 /// Result of draining a source once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drained {
-    /// Number of records read, malformed ones included.
+    /// Number of records read; for a scan, of the events that it passed on. The proc connector adds the programs that
+    /// it still has to read, so that the engine drains again soon.
     pub records: u64,
-    /// Number of records that could not be parsed.
+    /// Number of records that could not be parsed. Skipped data in the ring counts as one.
     pub malformed: u64,
     /// Defect of the last malformed record.
     pub malformation: Option<Malformation>,
-    /// Highest count of lost records that any drained record carried.
+    /// Total number of lost records, as far as the drain shows. That is the highest total that a record of the probes
+    /// carried, or the proc connector's current total. 0 if no record carried one.
     pub lost: u64,
 }
 
@@ -45,7 +47,8 @@ pub enum Malformation {
 }
 
 impl Lost {
-    /// Returns the number of events lost since an earlier count.
+    /// Returns the numbers of events lost since an earlier count, in total and by kind. A count that is lower than
+    /// before gives 0.
     pub fn since(&self, earlier: &Lost) -> Lost {
         let mut since = *self;
         since.total = self.total.saturating_sub(earlier.total);
@@ -63,7 +66,7 @@ impl Lost {
         }
     }
 
-    /// Returns the counts by name of the kind.
+    /// Returns the counts by kind, with the names of the kinds. The total is not included.
     pub fn named(&self) -> [(&'static str, u64); RecordKind::ALL.len()] {
         let mut named = RecordKind::ALL.map(|kind| (kind.name(), 0));
         for ((_, n), count) in named.iter_mut().zip(self.by_kind) {

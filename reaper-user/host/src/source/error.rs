@@ -24,7 +24,10 @@ pub enum SourceError {
 
 #[cfg(target_os = "linux")]
 impl SourceError {
-    /// Returns whether the cause is not a lack of support by the host. Falling back to another source would hide it.
+    /// Returns whether the error must be reported, because falling back to another source would only hide it.
+    ///
+    /// True for a wrong or unreadable object file of the probes, for unusable pins, and for pins of another pid
+    /// namespace. False if the host lacks support for the source.
     pub fn is_final(&self) -> bool {
         use EbpfError::{Abi, InvalidObject, Object, OtherNamespace, Pin};
         matches!(
@@ -35,7 +38,7 @@ impl SourceError {
         )
     }
 
-    /// Returns whether another service holds the pins.
+    /// Returns whether the cause is that another service holds the lock on the pins.
     pub fn is_held(&self) -> bool {
         matches!(
             self,

@@ -22,7 +22,11 @@ pub trait Source: AsFd {
         self.kind().name()
     }
 
-    /// Passes all events that happened before this call to `sink`, in order. Counts and skips malformed records.
+    /// Passes the received events to `sink`, in order, without waiting for new ones. Counts and skips malformed
+    /// records.
+    ///
+    /// The kernel probes pass on all events recorded before the call. The proc connector may leave some for the next
+    /// call ([`Source::has_undrained`]). A source that scans emits new differences only if a scan is due.
     fn drain(&mut self, sink: &mut dyn FnMut(Event)) -> Drained;
 
     /// Returns the kernel probes if they are the source.
@@ -35,7 +39,8 @@ pub trait Source: AsFd {
         None
     }
 
-    /// Returns the number of events lost since the source began.
+    /// Returns the numbers of lost events: for pinned probes since the maps were created, even by an earlier service.
+    /// For other sources the count begins with the source.
     fn lost(&self) -> Lost {
         Lost::default()
     }
@@ -45,17 +50,19 @@ pub trait Source: AsFd {
         self.lost().total
     }
 
-    /// Returns the number of times that the kernel did not run a probe.
+    /// Returns the number of times that the kernel did not run a probe for an event. Always 0 without probes.
     fn skipped(&self) -> u64 {
         0
     }
 
-    /// Returns the number of processes that could not be tracked because the map in the kernel was full.
+    /// Returns the number of processes that could not be tracked because the map in the kernel was full. Always 0
+    /// without probes.
     fn untracked_members(&self) -> u64 {
         0
     }
 
-    /// Returns whether it reports only tracked processes.
+    /// Returns whether it leaves out events of processes that are neither tracked (in the kernel's map of members) nor
+    /// may have to be.
     fn is_filtered(&self) -> bool {
         false
     }
@@ -70,7 +77,7 @@ pub trait Source: AsFd {
         false
     }
 
-    /// Returns why the source has stopped delivering events. The engine then replaces it.
+    /// Returns why the source can no longer be used; `None` while it works. The engine then replaces it.
     fn failure(&self) -> Option<SourceError> {
         None
     }
@@ -79,37 +86,42 @@ pub trait Source: AsFd {
     /// A source whose keys are exact only to the clock tick ignores them.
     fn import_keys(&mut self, _keys: &mut dyn Iterator<Item = ProcessKey>) {}
 
-    /// Returns whether the pid still belongs to the process that was reported under this key.
+    /// Returns whether the pid still belongs to the process that was reported under this key. False does not prove that
+    /// the process has exited: it may be unreadable.
     fn confirms_identity(&mut self, key: ProcessKey) -> bool;
 
-    /// Announces whether the exit of a process matters. Only sources that scan use this.
+    /// Starts (`true`) or stops watching for the exit of a process. Only the scan of /proc uses this; other sources
+    /// ignore it.
     fn watch_exit(&mut self, _key: ProcessKey, _wanted: bool) {}
 
-    /// Makes the next [`Source::drain`] scan the process table.
+    /// Makes the next [`Source::drain`] scan the process table. Does nothing if the source does not scan.
     fn scan_now(&mut self) {}
 
-    /// Makes the next scan come soon.
+    /// Makes the next scan come after the shortest interval. Does nothing if the source does not scan.
     fn scan_soon(&mut self) {}
 
     /// Returns a time, in nanoseconds since boot, such that each living process that started earlier has been reported.
     ///
-    /// Processes that stay unreadable for many scans are excepted. Returns `None` if the source does not scan.
+    /// Processes that stay unreadable for many scans are excepted. Returns `None` if the source does not scan, and 0
+    /// before its first complete scan.
     fn last_scan(&self) -> Option<u64> {
         None
     }
 
-    /// Returns whether it finds new processes by scanning, so that events between two scans are only inferred. That
-    /// includes macOS, where the kernel reports forks and exits, but not which process was forked.
+    /// Returns whether it finds new processes by scanning, so that events between two scans are only inferred.
+    ///
+    /// That includes macOS, where the kernel reports forks and exits, but not which process was forked.
     fn is_polling(&self) -> bool {
         self.last_scan().is_some()
     }
 
-    /// Returns the last error of opening a pidfd, if the source needs pidfds and lacks some.
+    /// Returns the last error of opening a pidfd, if the source needs pidfds and lacks some. Otherwise returns `None`.
     fn pidfd_error(&self) -> Option<Errno> {
         None
     }
 
-    /// Announces whether the service sleeps until the source wakes it.
+    /// Announces whether the service sleeps until the source wakes it. Probes then wake it at the next record,
+    /// otherwise only at urgent records or a half-full ring. Other sources ignore this.
     ///
     /// # Errors
     /// A map cannot be written.
@@ -117,7 +129,8 @@ pub trait Source: AsFd {
         Ok(())
     }
 
-    /// Announces whether an escalation is open. While one is, each event is urgent.
+    /// Announces whether an escalation (SIGTERM, later SIGKILL) is open. While one is, probes wake the service at each
+    /// record, and scans follow each other faster.
     ///
     /// # Errors
     /// A map cannot be written.

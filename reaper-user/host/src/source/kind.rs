@@ -28,7 +28,8 @@ impl SourceKind {
     #[cfg(target_os = "macos")]
     pub const ALL: [SourceKind; 1] = [SourceKind::Scan];
 
-    /// Returns its name in configs, on command lines and in the stream.
+    /// Returns its name in configs, on command lines and in the stream. The scan is `procfs` on Linux and `darwin` on
+    /// macOS.
     pub const fn name(self) -> &'static str {
         match self {
             #[cfg(target_os = "linux")]
@@ -40,7 +41,8 @@ impl SourceKind {
         }
     }
 
-    /// Returns a text for users about the events it misses; `None` for the probes, which report all.
+    /// Returns a text for users about the events that it misses even without overload; `None` for the probes, which
+    /// miss none.
     pub fn limitation(self) -> Option<&'static str> {
         match self {
             #[cfg(target_os = "linux")]

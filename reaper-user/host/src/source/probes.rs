@@ -28,16 +28,16 @@ pub trait Probes {
     /// A file descriptor cannot be duplicated.
     fn reader(&self) -> Result<Box<dyn KernelReader>, SourceError>;
 
-    /// Returns the log of the probes.
+    /// Takes the log of the probes. Works only once.
     ///
     /// # Errors
-    /// The probes were loaded without a log.
+    /// The probes have no log, or it was taken before.
     fn diagnostics(&mut self) -> Result<Box<dyn Diagnostics>, SourceError>;
 
-    /// Returns whether the probes can signal processes other than the current one.
+    /// Returns whether the probes can signal processes other than the one that caused the event.
     fn can_signal(&self) -> bool;
 
-    /// Returns whether an earlier service left the maps and the ring.
+    /// Returns whether the maps and the ring are those that an earlier service left.
     fn is_resumed(&self) -> bool;
 
     /// Returns whether a service of another ABI version left maps that could not be resumed.
@@ -46,10 +46,12 @@ pub trait Probes {
     /// Returns the directory of the pins, if anything is pinned.
     fn pinned_at(&self) -> Option<&Path>;
 
-    /// Keeps the pins when this program exits, however it exits.
+    /// Keeps the pins when this program exits, however it exits. Before this call, dropping the source removes pins of
+    /// maps that it has created itself.
     fn keep_pinned(&mut self);
 
-    /// Detaches the probes and removes the pins. Without this call, pinned probes keep running after the source is dropped.
+    /// Detaches the probes and removes the pins. After [`Probes::keep_pinned`], pinned probes keep running without this
+    /// call, even when the source is dropped.
     ///
     /// # Errors
     /// A pin cannot be removed.
@@ -57,17 +59,24 @@ pub trait Probes {
 }
 
 /// The maps that outlive the service: tracked processes, sessions, names and counters.
+///
+/// A process is tracked if it has an entry in the map of members.
 pub trait ProbeMaps {
-    /// Returns the number of processes that can be tracked at once.
+    /// Returns the maximum number of processes that can be tracked at once.
     fn capacity(&self) -> u32;
 
-    /// Returns whether the map has all members: a process that is not in it is no member.
+    /// Returns whether the map has all members: a process that is not in it is no member. False before
+    /// [`ProbeMaps::set_seeded`], and once the map was too full for a process.
     fn is_complete(&self) -> bool;
 
-    /// Writes why a process is tracked, or removes it if `wanted` is `None`. Returns false if the map is full.
+    /// Writes the entry of a process in the map of members, or removes it if `wanted` is `None`. Returns false only if
+    /// the map is full.
     ///
-    /// `known` is the entry that the caller last saw. A process that has exited since is not inserted again. If it has
-    /// run another program since, the map stays as it is, and its exec record brings the service up to date.
+    /// `known` is the entry that the caller last saw, `None` for none. If it is given, a process that has exited since
+    /// is not inserted again. Otherwise the caller must check afterwards whether the process has exited.
+    ///
+    /// If the process has executed a program or changed its cgroup since, a known entry stays as it is. The record of
+    /// that event brings the service up to date.
     ///
     /// # Errors
     /// The map cannot be written.
@@ -78,20 +87,20 @@ pub trait ProbeMaps {
         known: Option<Membership>,
     ) -> Result<bool, SourceError>;
 
-    /// Removes a process that has exited, whatever its entry says.
+    /// Removes the entry of a process that has exited, whatever it says. Does nothing if there is none.
     ///
     /// # Errors
     /// The map cannot be written.
     fn remove(&mut self, of: ProcessKey) -> Result<(), SourceError>;
 
-    /// Returns all sessions by their first roots.
+    /// Returns the states of all sessions in the map, with the first roots as keys.
     fn sessions(&self) -> Vec<(ProcessKey, SessionState)>;
 
-    /// Returns the exit of a session's root, if a probe has recorded it. The record does not name the root, which may be
-    /// a successor of the first one.
+    /// Returns the exit of a session's root; `None` if no probe has recorded it. The record does not name the root,
+    /// which may be a successor of the first one.
     fn root_exit(&self, first_root: ProcessKey) -> Option<RootExit>;
 
-    /// Writes the state of a session; `None` removes it.
+    /// Writes the state of a session. `None` removes it, together with the recorded exit of its root.
     ///
     /// # Errors
     /// The map cannot be written, or is full.
@@ -101,37 +110,42 @@ pub trait ProbeMaps {
         state: Option<&SessionState>,
     ) -> Result<(), SourceError>;
 
-    /// Replaces the program names that the rules use.
+    /// Replaces the program names that the rules can match. The probes compare the name of each executed program with
+    /// them.
     ///
     /// # Errors
     /// The maps cannot be written, or have no room for all names.
     fn set_names(&mut self, names: &NameTable) -> Result<(), SourceError>;
 
-    /// Writes the number of sessions whose members are killed when they fork.
+    /// Writes the number of sessions whose state has `SESSION_KILL_ON_FORK`. The probes kill members of those at fork
+    /// and exec, but check only while the number is not 0.
     ///
     /// # Errors
     /// The map cannot be written.
     fn set_kill_on_fork(&mut self, sessions: u64) -> Result<(), SourceError>;
 
-    /// Writes whether the probes may send the first signal to members.
+    /// Writes whether the probes may send SIGTERM to the children of a root when a signal kills the root. It applies to
+    /// sessions with `SESSION_KERNEL_REAP`.
     ///
     /// # Errors
     /// The map cannot be written.
     fn set_kernel_reap(&mut self, reaps: bool) -> Result<(), SourceError>;
 
-    /// Writes whether all pre-existing members are in the map. Once they are, filtering probes report no other process.
+    /// Writes whether all pre-existing members are in the map. Once they are, filtering probes report only processes
+    /// that are tracked or may have to be.
     ///
     /// # Errors
     /// The map cannot be written.
     fn set_seeded(&mut self, seeded: bool) -> Result<(), SourceError>;
 
-    /// Waits until all probe programs that run now have finished. They may still use earlier contents of the maps.
+    /// Waits until all probe programs that run now have finished, about 10 ms. They may still use earlier contents of
+    /// the maps.
     fn await_probes(&self);
 
-    /// Returns the number of lost records that this service or an earlier one has reported.
+    /// Returns the number of lost records that this service or an earlier one has reported in the event stream.
     fn lost_reported(&self) -> u64;
 
-    /// Writes the number of lost records that have been reported.
+    /// Writes the number for [`ProbeMaps::lost_reported`].
     ///
     /// # Errors
     /// The map cannot be written.
@@ -146,8 +160,10 @@ pub trait EventRing {
     /// Returns the position up to which records have been drained.
     fn position(&self) -> u64;
 
-    /// Returns a position at least a quarter of the ring behind [`EventRing::position`]. A record begins there, so
-    /// another reader can start there.
+    /// Returns a position at which a record begins, so that another reader can start there. It is at least a quarter of
+    /// the ring behind [`EventRing::position`].
+    ///
+    /// If no such position is known, returns the oldest known one, or 0.
     fn restart_position(&self) -> u64;
 
     /// Returns the number of bytes that have been drained but not freed.
@@ -156,7 +172,8 @@ pub trait EventRing {
     /// Returns the number of bytes that wait to be drained.
     fn waiting(&self) -> u64;
 
-    /// Returns a function that frees the records before a position. Any thread may call it.
+    /// Returns a function that frees the records before a position. Any thread may call it. It does nothing if they are
+    /// free already.
     fn release(&self) -> Box<dyn Fn(u64) + Send>;
 }
 
@@ -190,11 +207,11 @@ pub trait Diagnostics: AsFd + Send {
 /// Settings of the probes.
 #[derive(Clone, Debug)]
 pub struct ProbeOptions {
-    /// Size in bytes, a power of two and a multiple of the page size.
+    /// Size of the ring buffer in bytes, a power of two and a multiple of the page size.
     pub ring_size: u32,
-    /// Number of processes that can be tracked at once.
+    /// Maximum number of processes that can be tracked at once.
     pub max_members: u32,
-    /// Whether only processes that are tracked, or may have to be, are reported.
+    /// Whether the probes report only processes that are tracked or may have to be.
     pub filter: bool,
     /// Whether only descendants of a process in scope can be agents.
     pub scoped: bool,
@@ -213,7 +230,7 @@ pub struct ProbeOptions {
 pub struct PinOptions {
     /// Pin directory, below a BPF file system.
     pub dir: PathBuf,
-    /// Name of the scope.
+    /// Name of the scope, and of its directory in `dir`: `host` or `scope-…`.
     pub name: String,
 }
 
@@ -241,7 +258,8 @@ pub fn raw_key(key: ProcessKey) -> RawKey {
     }
 }
 
-/// Converts a key of the maps; `None` if it names no process.
+/// Converts a key of the maps. Returns `None` if the pid is 0: there is no process, or none visible in this pid
+/// namespace.
 pub fn model_key(raw: RawKey) -> Option<ProcessKey> {
     (raw.pid != 0).then_some(ProcessKey {
         pid: raw.pid,

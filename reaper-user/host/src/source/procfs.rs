@@ -69,7 +69,7 @@ impl Procfs {
         &self.root
     }
 
-    /// Reads one process.
+    /// Reads one process in full. Blocks while the process holds a lock that reading its command line needs.
     ///
     /// # Errors
     /// The process exists, but one of its files cannot be read or parsed. The error names the file.
@@ -77,17 +77,18 @@ impl Procfs {
         Reader::new(self).read(pid)
     }
 
-    /// Returns the start of a process, in ticks of [`TICK_NS`](reaper_model::event::TICK_NS) since boot; `None` if it is
-    /// gone.
+    /// Returns the start of a process, in ticks of [`TICK_NS`](reaper_model::event::TICK_NS) since boot; `None` if it
+    /// is gone or unreadable.
     pub fn start_ticks(&self, pid: u32) -> Option<u64> {
         self.stat(pid, |stat| stat.start)
     }
 
-    /// Returns the kernel's name of a process, at most 15 bytes; `None` if it is gone.
+    /// Returns the kernel's name of a process, at most 15 bytes; `None` if it is gone or unreadable.
     pub fn comm(&self, pid: u32) -> Option<String> {
         self.stat(pid, |stat| String::from_utf8_lossy(stat.comm).into_owned())
     }
 
+    /// Returns what `take` takes from the `stat` file of a process; `None` if the file cannot be read or parsed.
     fn stat<T>(&self, pid: u32, take: impl FnOnce(Stat) -> T) -> Option<T> {
         let bytes = std::fs::read(self.root.join(pid.to_string()).join("stat")).ok()?;
         Stat::parse(&bytes).map(take)
@@ -223,12 +224,12 @@ impl Dir {
         Ok(Dir(openat(at, path, flags, Mode::empty())?))
     }
 
-    /// Reads a file.
+    /// Reads a file of the directory into the buffer, whose content it replaces. Stops after 128 KiB.
     pub fn read(&self, name: &str, into: &mut Vec<u8>) -> io::Result<()> {
         self.read_some(name, FILE_MAX, into)
     }
 
-    /// Reads at most `most` bytes from the beginning of a file.
+    /// Reads at most `most` bytes from the beginning of a file into the buffer, whose content it replaces.
     pub fn read_some(&self, name: &str, most: usize, into: &mut Vec<u8>) -> io::Result<()> {
         into.clear();
         let file = openat(
@@ -243,7 +244,8 @@ impl Dir {
             .map(drop)
     }
 
-    /// Returns the path of the executable; empty if it is missing or this user may not read it.
+    /// Returns the path of the executable, without the suffix [`DELETED`]. It is empty if it is missing or too long, or
+    /// if this user may not read it.
     fn executable(&self) -> io::Result<Vec<u8>> {
         let mut path = match readlinkat(&self.0, "exe") {
             Ok(path) => path.into_vec(),
@@ -259,7 +261,11 @@ impl Dir {
     }
 }
 
-/// Finds a thread of the process that has not exited. Returns its directory, relative to the process's, and a handle of it.
+/// Finds a thread of a process that has not exited. `path` and `dir` are the process's directory, and `leader` is its
+/// `stat` file.
+///
+/// Returns the directory of the thread, relative to that of the process, and a handle of it. Returns `None` if there is
+/// no such thread or it cannot be read.
 pub fn living_thread(path: &Path, dir: &Dir, leader: &Stat) -> Option<(PathBuf, Dir)> {
     if leader.threads < 2 {
         return None;

@@ -20,7 +20,7 @@ pub type Opened = (Box<dyn Source + Send>, Vec<RejectedSource>);
 
 /// Settings of the sources.
 pub struct SourceOptions<'a> {
-    /// Settings of the kernel probes.
+    /// Settings of the kernel probes. The size of their ring is also that of the proc connector's receive buffer.
     pub probes: &'a probes::ProbeOptions,
     /// Program names that rules can match, for the probes.
     pub names: &'a NameTable,
@@ -63,9 +63,10 @@ pub fn open(choice: SourceChoice, options: &SourceOptions<'_>) -> Result<Opened,
     open_first(choice.kinds(), options)
 }
 
-/// Opens the first usable source below the one that has failed. Retries the last one if that has failed.
+/// Opens the first usable source of lower priority than the one that has failed. If that was the last one, opens it
+/// again.
 ///
-/// `buffer_size` is the size in bytes of the buffer for events that wait to be read.
+/// `buffer_size` is the size in bytes of the proc connector's receive buffer.
 ///
 /// # Errors
 /// Returns the error of the last source if none can be used.
@@ -88,6 +89,7 @@ pub fn open_fallback(
     open_first(below, &options)
 }
 
+/// Opens the first usable of these kinds, or the scan if there are none.
 fn open_first(kinds: &[SourceKind], options: &SourceOptions<'_>) -> Result<Opened, SourceError> {
     let mut rejected = Vec::new();
     let (last, before) = kinds.split_last().unwrap_or((&SourceKind::Scan, &[]));

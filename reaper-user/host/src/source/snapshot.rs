@@ -64,7 +64,7 @@ pub enum ProcessReading {
 /// The process table, read in one pass.
 #[derive(Debug, Default)]
 pub struct Snapshot {
-    /// Living processes, in the order in which the pids were listed.
+    /// Living processes, in the order in which they were read.
     pub rows: Vec<ProcEntry>,
     /// Number of zombies, which have no row.
     pub zombies: u32,
@@ -111,7 +111,7 @@ pub struct ProcessMemory {
 }
 
 impl Snapshot {
-    /// Returns the rows with parents before their children.
+    /// Returns the rows by depth in the process tree, so parents before their children, and then by start time.
     pub fn parents_first(mut self) -> Vec<ProcEntry> {
         let parents: HashMap<u32, u32> = self
             .rows
@@ -145,6 +145,7 @@ impl Snapshot {
         self.rows
     }
 
+    /// Adds a row for a living process. Only counts zombies, processes that have vanished, and errors.
     pub(super) fn add(&mut self, reading: Result<ProcessReading, impl Sized>) {
         match reading {
             Ok(ProcessReading::Alive(row)) => self.rows.push(row),

@@ -15,13 +15,14 @@ pub struct Arguments<'a> {
     pub argv: &'a [u8],
     /// Whether there are fewer arguments than argc says.
     pub is_cut: bool,
-    /// Variables `NAME=value`, each terminated by NUL; `None` if empty. The kernel hides the environment of system
-    /// programs, which then looks empty.
+    /// Variables `NAME=value`, each terminated by NUL; `None` if there are none or the arguments are cut. The kernel
+    /// hides the environment of system programs, which then looks empty.
     pub environment: Option<&'a [u8]>,
 }
 
 impl<'a> Arguments<'a> {
     /// Parses a buffer of `KERN_PROCARGS2`. Never fails: of a truncated one, returns what it has and sets `is_cut`.
+    /// Without a complete argc, all is empty.
     pub fn parse(bytes: &'a [u8]) -> Arguments<'a> {
         let Some((argc, rest)) = bytes.split_first_chunk() else {
             return Arguments::default();
@@ -65,7 +66,8 @@ fn word(bytes: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// Returns the variables up to the empty string that ends them. After it the kernel stores other strings for the program.
+/// Returns the variables up to the empty string that ends them; `None` if there are none. After that string the kernel
+/// stores other strings for the program.
 fn environment(bytes: &[u8]) -> Option<&[u8]> {
     let padding = bytes.iter().take_while(|byte| **byte == 0).count();
     let bytes = &bytes[padding..];

@@ -9,7 +9,7 @@ use reaper_model::event::{EventKind, ExitStatus, ProcEntry, ProcessKey, Uids};
 /// A new process.
 pub struct Birth {
     pub key: ProcessKey,
-    /// Birth parent, if it was ever seen and is not the current parent.
+    /// Birth parent, if it was ever seen. `None` for a living process whose current parent it is.
     pub birth_parent: Option<ProcessKey>,
     pub uids: Uids,
     /// Pid of the current parent.
@@ -23,8 +23,10 @@ pub struct Birth {
 pub struct Births(pub Vec<Birth>);
 
 impl Births {
-    /// Emits the processes in the order of their starts, so parents first. Then emits the exits of those that have exited
-    /// already.
+    /// Emits the processes in the order of their starts, so parents first. A known birth parent gives a fork, and a
+    /// living process is discovered.
+    ///
+    /// Then emits the exits of those that have exited already.
     pub fn emit(&mut self, mut emit: impl FnMut(EventKind)) {
         self.0.sort_by_key(|birth| (birth.key.start, birth.key.pid));
         for birth in &self.0 {
@@ -41,8 +43,8 @@ impl Births {
         }
     }
 
-    /// Emits the reparenting of processes whose birth parents had exited before the pass. `living` returns the process
-    /// that has a pid.
+    /// Emits the reparenting of living processes whose birth parents had exited before the pass. `living` returns the
+    /// key of the living process that has a pid.
     pub fn emit_adoptions(
         &self,
         living: impl Fn(u32) -> Option<ProcessKey>,

@@ -141,7 +141,7 @@ impl AsFd for Queue {
     }
 }
 
-/// Converts an event, if it is about a process.
+/// Converts an event; `None` if it is not about a process.
 fn read_event(event: &KEvent) -> Option<KernelEvent> {
     let of_process = event.filter() == Ok(EventFilter::EVFILT_PROC);
     let pid = u32::try_from(event.ident()).ok().filter(|_| of_process)?;

@@ -60,14 +60,14 @@ pub trait Kernel: AsFd {
     /// Returns the identity of the process or zombie that has a pid.
     fn identity_of_any(&self, pid: u32) -> Option<Identity>;
 
-    /// Requests events of the process that has a pid, and drops those of an earlier process. Returns whether that
-    /// succeeded.
+    /// Requests events of the process that has a pid, and drops queued ones of an earlier process. Returns whether the
+    /// kernel agrees.
     fn watch(&mut self, pid: u32) -> bool;
 
     /// Returns the events since the last call.
     fn read_events(&mut self) -> Vec<KernelEvent>;
 
-    /// Sets the timer that makes the descriptor readable. Returns whether that succeeded.
+    /// Sets the timer that makes the descriptor readable once `time` has passed. Returns whether that succeeded.
     fn wake_in(&mut self, time: Duration) -> bool;
 }
 
@@ -149,7 +149,8 @@ impl<K: Kernel> Scan<K> {
         scan
     }
 
-    /// Applies the events of the kernel.
+    /// Emits the exits that the kernel has reported, and forgets these processes. Counts reported execs. Exits, forks
+    /// and execs of known processes move the next pass forward.
     fn apply_kernel_events(&mut self, emit: &mut impl FnMut(EventKind)) {
         let mut ended = HashMap::new();
         for event in self.kernel.read_events() {
@@ -163,7 +164,8 @@ impl<K: Kernel> Scan<K> {
         self.schedule.on_exit(self.kernel.now());
     }
 
-    /// Applies an event. Returns the process and its status if it has exited.
+    /// Returns the process and its status if the event is an exit. Otherwise counts an exec, moves the next pass
+    /// forward, and returns `None`. Ignores events of unknown processes.
     fn apply_event(&mut self, event: KernelEvent) -> Option<(ProcessKey, ExitStatus)> {
         match event {
             KernelEvent::Exit { pid, status } => {
@@ -270,7 +272,8 @@ impl<K: Kernel> Scan<K> {
         Ok(unsettled)
     }
 
-    /// Returns a zombie as a new process if it is unknown. It may be the birth parent of other new processes.
+    /// Returns a zombie as a new process; `None` if it is known or its identity cannot be read. It may be the birth
+    /// parent of other new processes.
     fn find_zombie(&mut self, process: &KinfoProc) -> Option<Birth> {
         let key = self.kernel.key(process);
         let identity = self.kernel.identity_of_any(process.pid)?;
@@ -289,7 +292,7 @@ impl<K: Kernel> Scan<K> {
         })
     }
 
-    /// Watches a process. Returns false if it is watched already.
+    /// Watches a process. Returns false if it was watched already, so that nothing can have been missed.
     fn watch(&mut self, process: &KinfoProc) -> bool {
         let (key, pid) = (self.kernel.key(process), process.pid);
         if self.watched.get(&pid).is_some_and(|known| known.key == key) {
@@ -318,13 +321,15 @@ impl<K: Kernel> Scan<K> {
         true
     }
 
-    /// Removes a process that has exited. Its key is kept for a while.
+    /// Removes a process that has exited. Its key is kept until [`EXITED_MAX`] others have exited.
     fn forget(&mut self, pid: u32) {
         if let Some(watched) = self.watched.remove(&pid) {
             self.remember(watched.identity.unique);
         }
     }
 
+    /// Adds the unique id of an exited process to those whose keys are kept, and drops the oldest beyond
+    /// [`EXITED_MAX`].
     fn remember(&mut self, gone: u64) {
         self.exited.push_back(gone);
         while self.exited.len() > EXITED_MAX {
@@ -373,7 +378,8 @@ impl<K: Kernel> Source for Scan<K> {
         drained
     }
 
-    /// Compares with the last pass. Returns false if that failed.
+    /// Compares with the processes that are watched. Returns false if the last pass failed, or could not read this
+    /// process.
     fn confirms_identity(&mut self, key: ProcessKey) -> bool {
         if self.is_failing || self.unread.contains(&key.pid) {
             return false;
@@ -413,7 +419,7 @@ impl<K: Kernel> AsFd for Scan<K> {
     }
 }
 
-/// Converts a row of the kernel's table.
+/// Converts a row of the kernel's table. `watched` is the entry of the process, if it has one.
 fn stat_row(key: ProcessKey, process: &KinfoProc, watched: Option<&Watched>) -> StatRow {
     let mut comm = [0; 16];
     let shown = process.comm.len().min(comm.len());
@@ -435,7 +441,7 @@ fn stat_row(key: ProcessKey, process: &KinfoProc, watched: Option<&Watched>) -> 
     }
 }
 
-/// Converts a new process.
+/// Converts a new living process. `keys` has the keys by unique id, from which the birth parent is looked up.
 fn birth(
     row: ProcEntry,
     watched: &HashMap<u32, Watched>,

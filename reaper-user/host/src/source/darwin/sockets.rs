@@ -10,7 +10,7 @@ const FAMILIES: [i32; 2] = [2, 30];
 /// `SO_ACCEPTCONN` of bsd/sys/socket.h: listen(2) was called.
 const ACCEPTS: u16 = 2;
 
-/// Returns whether it is a listening network socket; `None` if the structure is incomplete.
+/// Returns whether the structure is of a listening IPv4 or IPv6 socket; `None` if it is incomplete.
 pub fn listens(info: &[u8]) -> Option<bool> {
     let family = i32::from_ne_bytes(*info.get(FAMILY..)?.first_chunk()?);
     let options = u16::from_ne_bytes(*info.get(OPTIONS..)?.first_chunk()?);

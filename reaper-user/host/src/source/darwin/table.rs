@@ -167,7 +167,7 @@ pub fn key(process: &KinfoProc) -> ProcessKey {
     }
 }
 
-/// Reads a living process in full; `None` if it has exited.
+/// Reads a living process in full; `None` if it has exited or cannot be read.
 pub fn proc_entry(process: &KinfoProc) -> Option<ProcEntry> {
     let at = sys::boot_time();
     let identity = darwin::identity(process.pid).ok()?;

@@ -109,7 +109,9 @@ pub struct Btf {
 struct Type {
     /// Byte offset of the data after the fixed part.
     body: u32,
+    /// Offset of the name in the section of strings.
     name: u32,
+    /// Number of members, arguments or values.
     count: u32,
     kind: u8,
     /// Whether members carry bitfield sizes.
@@ -129,11 +131,14 @@ impl Type {
     };
 }
 
+/// Member of a structure or union.
 #[derive(Clone, Copy)]
 struct Member {
+    /// Offset in bits.
     bit: u32,
     /// Width of a bitfield, 0 for an ordinary member.
     width: u32,
+    /// Id of its type.
     ty: u32,
 }
 
@@ -198,7 +203,8 @@ impl Btf {
         })
     }
 
-    /// Returns the offsets of the structure members that the probes read.
+    /// Returns the offsets of the structure members that the probes read. `pid_ino` is [`ABSENT`] on kernels without
+    /// that member.
     ///
     /// # Errors
     /// The kernel lacks a structure or member, which the error names.
@@ -302,7 +308,8 @@ impl Btf {
         })
     }
 
-    /// Returns the number of arguments that a `tp_btf` program on this tracepoint gets; `None` if the kernel lacks it.
+    /// Returns the number of arguments that a `tp_btf` program on this tracepoint gets; `None` if the kernel lacks the
+    /// tracepoint.
     pub fn tracepoint_args(&self, tracepoint: &str) -> Option<usize> {
         let typedef = self.get(
             self.ids(kind::TYPEDEF, &format!("btf_trace_{tracepoint}"))
@@ -369,11 +376,13 @@ impl Btf {
         }
     }
 
+    /// Returns the ids of all types of this kind and name.
     fn ids<'a>(&'a self, kind: u8, name: &'a str) -> impl Iterator<Item = u32> + 'a {
         let all = (0..).zip(&self.types);
         all.filter_map(move |(id, t)| (t.kind == kind && self.named(t.name, name)).then_some(id))
     }
 
+    /// Returns the type with this id; `None` if there is none or it is `void`.
     fn get(&self, id: u32) -> Option<Type> {
         self.types.get(id as usize).filter(|_| id != 0).copied()
     }
@@ -386,7 +395,7 @@ impl Btf {
             .is_some_and(|rest| rest.first() == Some(&0))
     }
 
-    /// Returns the type behind typedefs and qualifiers.
+    /// Returns the type behind typedefs and qualifiers; `None` if there are more than [`DEPTH_MAX`] of them.
     fn resolve(&self, mut id: u32) -> Option<Type> {
         for _ in 0..DEPTH_MAX {
             match self.get(id)? {
@@ -397,7 +406,10 @@ impl Btf {
         None
     }
 
-    /// Finds a member of a structure or union, also in anonymous structures and unions within it.
+    /// Finds a member of the structure or union with this id, also in anonymous structures and unions within it.
+    ///
+    /// `depth` is the nesting so far, and `budget` the number of members that may still be visited. Returns `None` if
+    /// one is exceeded.
     fn member(&self, id: u32, name: &str, depth: u32, budget: &mut u32) -> Option<Member> {
         let ty = self
             .resolve(id)
@@ -438,6 +450,7 @@ impl Btf {
 struct Structure<'a> {
     btf: &'a Btf,
     name: &'a str,
+    /// Ids of its types, in the order of the blob.
     ids: Vec<u32>,
 }
 
@@ -458,12 +471,14 @@ impl Structure<'_> {
         }
     }
 
+    /// Returns the size in bytes of the first type with this name.
     fn size(&self) -> Result<u32, BtfError> {
         let ty = self.ids.first().and_then(|&id| self.btf.get(id));
         ty.map(|t| t.value)
             .ok_or_else(|| BtfError::Missing(format!("struct {}", self.name)))
     }
 
+    /// Finds a member by a dotted path, in the first type with this name that has it.
     fn find(&self, path: &str) -> Result<Member, BtfError> {
         let through = |id: u32| {
             let mut budget = MEMBERS_MAX;
@@ -499,8 +514,8 @@ fn u32_at(blob: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(*blob.get(at..)?.first_chunk()?))
 }
 
-/// Reads the fixed part of the type at a byte offset. Newer kernels use 24 bits for the count and 7 for the kind. Older
-/// ones leave the upper bits zero.
+/// Reads the fixed part of the type at a byte offset; `None` if it is cut off. Newer kernels use 24 bits for the count
+/// and 7 for the kind. Older ones leave the upper bits zero.
 fn type_at(blob: &[u8], at: usize) -> Option<Type> {
     let fixed: &[u8; TYPE] = blob.get(at..)?.first_chunk()?;
     let [n0, n1, n2, n3, i0, i1, i2, i3, v0, v1, v2, v3] = *fixed;

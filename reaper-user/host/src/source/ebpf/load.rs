@@ -57,7 +57,7 @@ pub(super) struct PreparedObject {
     has_bpf_loop: bool,
     /// Whether the probes report processes that move to another cgroup.
     pub reports_moves: bool,
-    /// Whether the probes can signal processes other than the current one.
+    /// Whether the probes can signal processes other than the one that caused the event.
     pub can_signal: bool,
     log: bool,
     ring_size: u32,
@@ -131,12 +131,12 @@ impl PreparedObject {
         self.settings.pid_namespace
     }
 
-    /// Returns whether the probes report only tracked processes.
+    /// Returns whether the probes report only processes that are tracked or may have to be.
     pub fn is_filtered(&self) -> bool {
         self.settings.filter != 0
     }
 
-    /// Creates the maps, or opens those that are pinned in the directory `maps`.
+    /// Creates the maps, or opens those that are pinned in the directory `maps`. Loads no program yet.
     ///
     /// # Errors
     /// The kernel rejects the object or a map.
@@ -170,7 +170,7 @@ impl PreparedObject {
         })
     }
 
-    /// Returns the programs for this kernel and their hooks.
+    /// Returns the names of the programs for this kernel, each with the tracepoint that it hooks.
     fn probes(&self) -> Vec<(&'static str, &'static str)> {
         let fork = match self.can_signal {
             true => "process_fork_killing",
@@ -204,7 +204,7 @@ pub(super) struct LoadedObject<'a> {
 }
 
 impl LoadedObject<'_> {
-    /// Returns the hooks of the probes.
+    /// Returns the hooks of the probes: names of tracepoints.
     pub fn hooks(&self) -> impl Iterator<Item = &'static str> + use<> {
         self.prepared.probes().into_iter().map(|(_, hook)| hook)
     }
@@ -234,7 +234,7 @@ impl LoadedObject<'_> {
     /// Takes a map out of the object.
     ///
     /// # Errors
-    /// The object has no map of this name.
+    /// The object has no map of this name, it is of another kind, or it was taken before.
     pub fn take_map(&mut self, name: &str) -> Result<MapData, EbpfError> {
         let map = self.ebpf.take_map(name);
         match map.ok_or_else(|| EbpfError::invalid_object(name))? {
@@ -342,7 +342,10 @@ impl KernelFeatures {
     }
 }
 
-/// Refuses an object of another ABI version.
+/// Checks the ABI version of an object.
+///
+/// # Errors
+/// It is another one, or the object does not state it.
 fn check_abi(object: &[u8]) -> Result<(), EbpfError> {
     let file = object::File::parse(object).map_err(|_| EbpfError::invalid_object("ELF header"))?;
     let section = file

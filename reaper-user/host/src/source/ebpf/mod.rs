@@ -109,6 +109,8 @@ impl EbpfSource {
         EbpfSource::new(loaded, ring, state, links)
     }
 
+    /// Opens the source with pins: resumes the maps and probes of an earlier service, and creates and pins what is
+    /// missing.
     fn open_pinned(
         options: &ProbeOptions,
         names: &NameTable,
@@ -124,6 +126,8 @@ impl EbpfSource {
         })
     }
 
+    /// Does the work of `open_pinned` in a locked directory. `found` is the directory of pinned maps and the size of
+    /// their ring.
     fn load_pinned(
         options: &ProbeOptions,
         names: &NameTable,
@@ -204,8 +208,10 @@ impl Source for EbpfSource {
         self.state.lost_total()
     }
 
-    /// Returns the number of runs that the kernel skipped because another probe ran on the same processor. Linux 5.12 and
-    /// later count them. A skipped event is not reported, and a skipped fork passes on no membership.
+    /// Returns the number of runs that the kernel skipped because another probe ran on the same processor. Linux 5.12
+    /// and later count them, since the probe was loaded.
+    ///
+    /// A skipped event is not reported, and a skipped fork passes on no membership.
     fn skipped(&self) -> u64 {
         let misses = |probe: &OwnedFd| {
             let path = format!("/proc/self/fdinfo/{}", probe.as_raw_fd());
@@ -352,7 +358,7 @@ fn locked(task_iter: &Mutex<Ebpf>) -> MutexGuard<'_, Ebpf> {
     task_iter.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs the program that lists all processes, and returns its output.
+/// Runs the program that lists all processes, and returns its output: rows for [`decode_row`].
 fn list_processes(ebpf: &mut Ebpf) -> Result<Vec<u8>, EbpfError> {
     let refused = |e: Box<dyn std::error::Error + Send + Sync>| EbpfError::Refused(e);
     let program = load::task_iter(ebpf)?;
@@ -365,7 +371,8 @@ fn list_processes(ebpf: &mut Ebpf) -> Result<Vec<u8>, EbpfError> {
     Ok(bytes)
 }
 
-/// Opens the ring and the maps, and writes the program names before any probe can look one up.
+/// Opens the ring and the maps, and writes the program names before any probe can look one up. Also resets settings of
+/// an earlier service, and loads the program that lists all processes.
 ///
 /// # Errors
 /// The maps cannot be used, or belong to another PID namespace.

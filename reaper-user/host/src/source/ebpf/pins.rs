@@ -43,7 +43,8 @@ pub struct Removed {
     pub entries: usize,
 }
 
-/// Removes the pins of all scopes in a pin directory, made by any version. Leaves everything else.
+/// Removes the pins of all scopes in a pin directory, made by any version. Leaves everything else. Does nothing if the
+/// directory does not exist.
 ///
 /// # Errors
 /// A running service holds a scope, or an entry is not from this program: then nothing is removed. Also fails if the
@@ -112,7 +113,10 @@ impl Drop for PinDir {
 }
 
 impl PinDir {
-    /// Creates the directory if it is missing, and locks it.
+    /// Creates the directory if it is missing, and locks it. Mounts a BPF file system at the default place if the
+    /// directory is below it and none is mounted.
+    ///
+    /// Removes directories that an earlier service left incomplete.
     ///
     /// # Errors
     /// There is no writable BPF file system, or another service holds the lock.
@@ -147,12 +151,13 @@ impl PinDir {
         self.path.join(format!("{MAPS_PREFIX}{ABI_VERSION}"))
     }
 
-    /// Returns the directory of the maps that an earlier service left, and the size of their ring.
+    /// Returns the directory of the maps that an earlier service of this ABI version left, and the size of their ring
+    /// in bytes. Returns `None` if there are none.
     ///
     /// If some maps are missing, the others are useless. Then logs a warning and returns `None`.
     ///
     /// # Errors
-    /// The directory has an entry that is not one of the maps.
+    /// The directory has an entry that is not one of the maps, or is of another kind.
     pub fn find_maps(&self) -> Result<Option<(PathBuf, u32)>, PinError> {
         let maps = self.maps();
         let Some(pinned) = entries(&maps)? else {
@@ -207,7 +212,8 @@ impl PinDir {
         Ok(maps)
     }
 
-    /// Returns whether all of exactly these probes are pinned and attached, and use the pinned maps.
+    /// Returns whether the probes with this `PreparedObject::identity` are all pinned and attached, and use the pinned
+    /// maps. Logs a warning if some are missing.
     pub(super) fn has_probes(&self, loaded: &LoadedObject<'_>, identity: &str) -> bool {
         let probes = self.probes(identity);
         let used = loaded.hooks().map(|hook| maps_of(&probes, hook));
@@ -224,7 +230,7 @@ impl PinDir {
         ring.is_ok_and(|ring| used.iter().all(|maps| maps.contains(&ring.id())))
     }
 
-    /// Returns file descriptors of the pinned probes.
+    /// Returns file descriptors of the pinned probes. Leaves out those that cannot be opened.
     pub(super) fn probe_fds(&self, loaded: &LoadedObject<'_>, identity: &str) -> Vec<OwnedFd> {
         let probes = self.probes(identity);
         let fd = |hook: &str| {
@@ -234,7 +240,8 @@ impl PinDir {
         loaded.hooks().filter_map(fd).collect()
     }
 
-    /// Opens the pinned links, so that the probes stay attached even if the pins are removed.
+    /// Opens the pinned links, so that the probes stay attached even if the pins are removed. Leaves out those that
+    /// cannot be opened.
     pub(super) fn links(&self, loaded: &LoadedObject<'_>, identity: &str) -> Vec<FdLink> {
         let probes = self.probes(identity);
         let link = |hook: &str| PinnedLink::from_pin(probes.join(hook)).ok();
@@ -268,7 +275,8 @@ impl PinDir {
         })
     }
 
-    /// Removes the probes of other objects, and the maps of other ABI versions. Returns the number of the latter.
+    /// Removes the probes of other objects or settings, and the maps of other ABI versions. Returns the number of such
+    /// versions.
     ///
     /// # Errors
     /// An entry cannot be removed.
@@ -296,7 +304,8 @@ impl PinDir {
         Ok(())
     }
 
-    /// Creates a directory with the entries that `fill` adds, atomically. Removes an existing one.
+    /// Creates a directory with the entries that `fill` adds, atomically, in place of an existing one. `fill` gets the
+    /// path of the unfinished directory.
     fn create_atomically(
         &self,
         path: &Path,
@@ -346,7 +355,8 @@ fn maps_of(probes: &Path, hook: &str) -> Option<Vec<u32>> {
     program.map_ids().ok()?.filter(|_| attached)
 }
 
-/// Removes the pins of a scope, and returns the number of files.
+/// Removes the pins of a scope, and returns the number of files. Removes the directory too, unless it has other
+/// entries.
 fn remove_scope(path: &Path) -> Result<usize, PinError> {
     // Probes first: if the rest fails, remaining maps can be resumed, but probes without maps are useless.
     for of in [PROBES_PREFIX, MAPS_PREFIX] {
@@ -405,6 +415,7 @@ fn remove_tree(path: &Path) -> Result<usize, PinError> {
     Ok(files)
 }
 
+/// Locks a directory without waiting. [`PinError::Locked`] if another process holds the lock.
 fn lock(path: &Path) -> Result<Flock<File>, PinError> {
     let file = File::open(path).map_err(|e| io_error(path, e))?;
     Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(file, errno)| match errno {

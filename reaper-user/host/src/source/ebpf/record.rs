@@ -16,7 +16,8 @@ use reaper_model::facts::Fact;
 
 static PAGE_SIZE: LazyLock<u64> = LazyLock::new(crate::sys::page_size);
 
-/// Decodes a record of the ring, passes its events to `sink`, and returns the number of records lost before it.
+/// Decodes a record of the ring and passes its events to `sink`. Returns the total number of records that were lost
+/// when it was written.
 pub fn events(bytes: &[u8], sink: &mut impl FnMut(Event)) -> Result<u64, DecodeError> {
     let mut emit = |header: &Header, kind| {
         sink(Event {

@@ -111,7 +111,7 @@ impl Reader {
         start.copied().unwrap_or_default()
     }
 
-    /// Moves to the start of the next record.
+    /// Moves to the start of the next record. Remembers some of these starts for [`Reader::restart_position`].
     fn advance_to(&mut self, next: u64) {
         self.position = next;
         let part = self.memory.size() / PARTS;
@@ -128,10 +128,11 @@ impl Reader {
         }
     }
 
-    /// Passes on the records before the position `until`, at which a record begins.
+    /// Passes on the records before the position `until`, at which a record begins. A record that cannot be decoded is
+    /// counted and skipped.
     ///
-    /// Waits for uncommitted records: a probe takes well under a microsecond between reserving and committing. If the data
-    /// is no valid record, skips everything before `until`.
+    /// Waits for uncommitted records: a probe takes well under a microsecond between reserving and committing. Skips
+    /// everything before `until` if the data is no valid record, or stays uncommitted for some seconds.
     fn drain_until(&mut self, until: u64, mut sink: impl FnMut(Event)) -> Drained {
         let mut drained = Drained::default();
         // Number of polls of the record at position `at`.

@@ -121,7 +121,8 @@ impl KernelMaps {
         )))
     }
 
-    /// Records an error that shows a permanently read-only map. Other errors may be temporary.
+    /// Converts an error of writing a map. If it shows a permanently read-only map, records it for
+    /// [`KernelMaps::failure`]. Other errors may be temporary.
     fn note_error(&mut self, name: &'static str, error: MapError) -> EbpfError {
         if let Some(errno @ (libc::EPERM | libc::EBADF)) = errno(&error) {
             self.write_error = Some((name, errno));
@@ -156,7 +157,8 @@ impl KernelMaps {
         )
     }
 
-    /// Resets the settings of an earlier service, which may differ from those of this one.
+    /// Resets settings of an earlier service to 0, as they may differ from those of this one: kills on fork, signals
+    /// from the kernel, and open escalations.
     pub(super) fn reset_controls(&mut self) -> Result<(), EbpfError> {
         [
             CONTROL_KILL_ON_FORK,
@@ -167,8 +169,8 @@ impl KernelMaps {
         .try_for_each(|slot| self.set_control(slot, 0))
     }
 
-    /// Writes the pid namespace of the pids in the maps (its inode, 0 for the initial one). Returns false if the maps
-    /// belong to another one.
+    /// Writes the pid namespace of the pids in the maps (its inode, 0 for the initial one), unless one is recorded.
+    /// Returns false if that is another one.
     pub(super) fn set_namespace(&mut self, inode: u32) -> Result<bool, EbpfError> {
         let wanted = u64::from(inode) + 1;
         let found = self.control.get(&CONTROL_NAMESPACE, 0).unwrap_or(0);
@@ -195,7 +197,7 @@ impl KernelMaps {
         result.map_err(|error| self.note_error("CONTROL", error))
     }
 
-    /// Returns whether the entry existed. A missing entry is not an error.
+    /// Returns whether the entry existed, from the result of changing or removing it. A missing entry is not an error.
     fn existed(
         &mut self,
         name: &'static str,
@@ -208,7 +210,7 @@ impl KernelMaps {
         }
     }
 
-    /// Returns the number of lost records, in total and by kind.
+    /// Returns the number of lost records since the maps were created, in total and by kind.
     pub fn lost(&self) -> Lost {
         Lost {
             total: self.count(0),
@@ -221,11 +223,12 @@ impl KernelMaps {
         self.count(0)
     }
 
-    /// Returns the number of processes for which the map of members was full.
+    /// Returns how often a process could not be tracked because the map of members was full.
     pub fn untracked_members(&self) -> u64 {
         self.count(COUNTER_UNTRACKED)
     }
 
+    /// Returns a counter of the probes, 0 if it cannot be read.
     fn count(&self, slot: u32) -> u64 {
         self.counters.get(&slot, 0).unwrap_or(0)
     }

@@ -50,6 +50,7 @@ pub struct NewProcess {
     /// Inode number of its pidfds; 0 if unknown.
     pub pidfd_inode: u64,
     pub uids: Option<Uids>,
+    /// Whether it is pid 1 of an inner pid namespace. False if unknown.
     pub namespace_init: bool,
 }
 
@@ -106,7 +107,8 @@ impl IdentityReader {
         }))
     }
 
-    /// Reads the facts of a new process; `None` if no process has the pid or the facts cannot be read.
+    /// Reads the facts of a new process; `None` if its `stat` file cannot be read. If only `status` cannot be read, the
+    /// uids are `None`.
     pub fn read_new(&mut self, pid: u32) -> Option<NewProcess> {
         // First, so that it cannot be the inode of a later process than the one whose files are read.
         let pidfd_inode = (self.read_inode)(pid);

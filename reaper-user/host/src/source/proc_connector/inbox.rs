@@ -51,6 +51,7 @@ impl Inbox {
         inbox
     }
 
+    /// Queues a message, and counts the messages that are missing before it.
     fn push(&mut self, message: Message) {
         self.count.on_message(message.cpu, message.number);
         if let ConnectorEvent::Exec { process } = message.what {
@@ -86,7 +87,9 @@ impl Inbox {
         self.count.lost.total != lost || self.execs.contains_key(&pid)
     }
 
-    /// Moves all messages from the socket into the queue.
+    /// Moves messages from the socket into the queue until the socket is empty or the queue has [`QUEUE_MAX`].
+    ///
+    /// Also counts lost and malformed messages. An error other than an overflow is kept for [`Inbox::broken`].
     pub fn receive(&mut self) {
         let mut buffer = [0; DATAGRAM_MAX];
         while self.queue.len() < QUEUE_MAX {
@@ -115,7 +118,8 @@ impl Inbox {
         }
     }
 
-    /// Returns the malformed messages since the last call.
+    /// Returns the number of malformed messages since the last call, and the last defect. Only these are counted as
+    /// records.
     pub fn take_defects(&mut self) -> Drained {
         std::mem::take(&mut self.defects)
     }
@@ -125,12 +129,12 @@ impl Inbox {
         self.broken
     }
 
-    /// Counts exits that could not be verified as lost.
+    /// Adds exits that could not be verified to the number of lost messages.
     pub fn count_as_lost(&mut self, exits: u64) {
         self.count.lost.total += exits;
     }
 
-    /// Returns the number of lost messages. Their kinds are unknown.
+    /// Returns the number of lost messages, unverified exits included. Their kinds are unknown.
     pub fn lost(&self) -> Lost {
         self.count.lost
     }
@@ -143,8 +147,10 @@ impl Count {
         self.unconfirmed += 1;
     }
 
-    /// Counts the messages that are missing before the one with this sequence number. The kernel drops a message
-    /// without notice if it has no memory for it.
+    /// Counts the messages that are missing before the one with this sequence number, unless [`Count::on_overflow`] has
+    /// counted them. None are missing before a processor's first message.
+    ///
+    /// The kernel drops a message without notice if it has no memory for it.
     fn on_message(&mut self, cpu: u32, number: u32) {
         let next = self.next.insert(cpu, number.wrapping_add(1));
         let missing = next.map_or(0, |next| u64::from(number.wrapping_sub(next)));

@@ -11,7 +11,7 @@ use crate::sys::netlink::Connector;
 
 /// Size in bytes of the buffer for one datagram: more than the kernel sends.
 pub(super) const DATAGRAM_MAX: usize = 1024;
-/// Number of messages held in memory. The rest stays in the socket, where each takes twenty times the space.
+/// Maximum number of messages held in memory. The rest stays in the socket, where each takes twenty times the space.
 pub(super) const QUEUE_MAX: usize = 1 << 20;
 /// Time limit for the kernel's answer to a subscription. The kernel answers before the call returns, or never.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_millis(50);
@@ -26,15 +26,18 @@ impl Listener {
         Listener(Connector::broken())
     }
 
-    /// Subscribes, with a receive buffer of `size` bytes, and waits for the kernel's answer. Messages received before the
-    /// answer are put into `early`.
+    /// Subscribes, with a receive buffer of `size` bytes as far as permitted, and waits for the kernel's answer.
+    /// Messages received before the answer are put into `early`.
+    ///
+    /// # Errors
+    /// The connector cannot be used. [`ConnectorError::Silent`] if no answer comes within [`ANSWER_TIMEOUT`].
     pub fn subscribe(size: u32, early: &mut Vec<Message>) -> Result<Listener, ConnectorError> {
         let (listener, own) = Listener::request(size)?;
         listener.await_answer(own, early)?;
         Ok(listener)
     }
 
-    /// Requests a subscription. Returns the number that identifies the kernel's answer to it.
+    /// Requests a subscription. Returns the socket, and the number that identifies the kernel's answer to this request.
     pub fn request(size: u32) -> Result<(Listener, u32), ConnectorError> {
         let size = size.min(i32::MAX.cast_unsigned()) as usize;
         let socket = Connector::open(libc::CN_IDX_PROC, size).map_err(ConnectorError::open)?;
@@ -45,7 +48,11 @@ impl Listener {
         Ok((Listener(socket), own))
     }
 
-    /// Waits for the answer to the request numbered `own`. Puts other messages into `early`.
+    /// Waits for the answer to the request numbered `own`, for [`ANSWER_TIMEOUT`]. Puts other messages into `early`,
+    /// and skips malformed ones.
+    ///
+    /// # Errors
+    /// The answer is an error, none comes in time or before [`QUEUE_MAX`] other messages, or receiving fails.
     pub fn await_answer(&self, own: u32, early: &mut Vec<Message>) -> Result<(), ConnectorError> {
         let deadline = Instant::now() + ANSWER_TIMEOUT;
         let mut buffer = [0; DATAGRAM_MAX];

@@ -68,7 +68,7 @@ pub struct ProcConnector {
     suspended_ns: u64,
 }
 
-/// Checks that the proc connector can be used on this host.
+/// Checks that the proc connector can be used on this host. Subscribes to it and unsubscribes again.
 ///
 /// # Errors
 /// The kernel, a permission or a namespace does not allow it.
@@ -104,8 +104,10 @@ impl ProcConnector {
         })
     }
 
-    /// Marks the source as failed if the kernel has long reported more than it can translate. `next` is the time of the
-    /// oldest queued message.
+    /// Marks the source as failed if the kernel has long reported more than it can translate.
+    ///
+    /// That is so after [`GROWING_DRAINS_MAX`] successive drains that left a backlog older than [`BACKLOG_AGE_MAX_NS`]
+    /// that got no younger. `next` is the time of the oldest queued message (CLOCK_MONOTONIC, ns), if there is one.
     fn check_backlog(&mut self, next: Option<u64>) {
         let age_ns = next.map_or(0, |next| sys::monotonic().saturating_sub(next));
         let grows = age_ns > BACKLOG_AGE_MAX_NS && age_ns >= self.backlog_age_ns;
@@ -122,10 +124,12 @@ impl Source for ProcConnector {
         SourceKind::ProcConnector
     }
 
-    /// Passes on the events reported before this call, in order, within a time limit.
+    /// Passes on the events reported before this call, in order, until 20 ms have passed.
     ///
     /// It stops when it detects a loss, so that the engine learns of the loss before the events that follow. Events
-    /// reported during the call stay for the next call. An exit that /proc cannot confirm counts as lost.
+    /// reported during the call may stay for the next call. An exit that /proc cannot confirm counts as lost.
+    ///
+    /// Also retries to read programs that an earlier call could not read in time.
     fn drain(&mut self, sink: &mut dyn FnMut(Event)) -> Drained {
         let began = sys::monotonic();
         let suspended_ns = sys::suspended();

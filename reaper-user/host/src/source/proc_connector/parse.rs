@@ -30,7 +30,7 @@ pub struct Message {
 /// Event in a message. Processes are named by their pids, threads by their thread ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectorEvent {
-    /// The answer to a subscription, with the number of its request.
+    /// The answer to a subscription: the number `to` of its request, and `errno`, which is 0 for success.
     Answer {
         to: u32,
         errno: u32,
@@ -55,14 +55,15 @@ pub enum ConnectorEvent {
         process: u32,
         /// Wait status as in `wait(2)`.
         status: u32,
-        /// 0 before Linux 4.18.
+        /// Pid of the parent; 0 before Linux 4.18.
         parent: u32,
     },
     /// An event that this source ignores.
     Other,
 }
 
-/// Returns the messages of a datagram, up to the first malformed one.
+/// Returns the messages of a datagram, up to the first malformed one, for which it returns an error. Skips messages
+/// that are not of the proc connector.
 pub fn messages(mut datagram: &[u8]) -> impl Iterator<Item = Result<Message, DecodeError>> {
     std::iter::from_fn(move || {
         while !datagram.is_empty() {
@@ -79,7 +80,7 @@ pub fn messages(mut datagram: &[u8]) -> impl Iterator<Item = Result<Message, Dec
     })
 }
 
-/// Removes the first message; `None` if it is not one of the proc connector.
+/// Removes the first message and parses it. Returns `None` if it is not one of the proc connector.
 fn take_message(datagram: &mut &[u8]) -> Result<Option<Message>, DecodeError> {
     let mut header = *datagram;
     let len = number(&mut header)? as usize;
@@ -113,6 +114,7 @@ fn take_message(datagram: &mut &[u8]) -> Result<Option<Message>, DecodeError> {
     event_of(sequence, after, event).map(Some)
 }
 
+/// Parses a `struct proc_event`. `sequence` and `after` are the fields `seq` and `ack` of its connector message.
 fn event_of(sequence: u32, after: u32, mut bytes_of_it: &[u8]) -> Result<Message, DecodeError> {
     let rest = &mut bytes_of_it;
     let (kind, cpu) = (number(rest)?, number(rest)?);
@@ -175,6 +177,7 @@ fn check_pid(pid: u32) -> Result<(), DecodeError> {
     Ok(())
 }
 
+/// Takes `N` numbers from the front of the bytes.
 fn pids<const N: usize>(rest: &mut &[u8]) -> Result<[u32; N], DecodeError> {
     let mut pids = [0; N];
     for pid in &mut pids {
@@ -197,7 +200,7 @@ fn bytes<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], DecodeError> {
     Ok(*bytes)
 }
 
-/// Returns the message that subscribes or unsubscribes. `own` identifies the kernel's answer.
+/// Returns the message that subscribes (`true`) or unsubscribes. The kernel's answer repeats the number `own`.
 pub fn subscription(subscribe: bool, own: u32) -> Vec<u8> {
     let operation = if subscribe {
         libc::PROC_CN_MCAST_LISTEN

@@ -62,7 +62,8 @@ struct Unread {
     key: ProcessKey,
     /// Time of the exec, in ns since boot.
     time: u64,
-    /// Parent whose unread program this process runs, if it has executed none itself.
+    /// Parent whose unread program this process runs, if it has executed none itself. Such a copy is only reported if
+    /// the parent's program stays unknown.
     copy_of: Option<ProcessKey>,
     /// Number of attempts left.
     attempts_left: u32,
@@ -115,7 +116,8 @@ impl Translator {
         }
     }
 
-    /// Translates an event. `time` is in ns since boot.
+    /// Translates a message of the connector, and passes the events that follow from it to `out`. Most exits of threads
+    /// lead to none. `time` is in ns since boot.
     pub fn translate(&mut self, time: u64, what: ConnectorEvent, out: &mut Output<'_>) {
         match what {
             ConnectorEvent::Fork { parent, child } => self.fork(time, parent, child, out),
@@ -141,6 +143,9 @@ impl Translator {
     }
 
     /// Retries to read the programs that could not be read in time, and returns the number of those still unread.
+    ///
+    /// Tries each at most [`ATTEMPTS`] times, [`RETRY_DELAY_NS`] apart, and stops after [`RETRY_TIME_MAX`]. Reports the
+    /// exec again once the program is read, or as unknown after the last attempt.
     ///
     /// `now` is in ns of CLOCK_MONOTONIC.
     pub fn retry(&mut self, now: u64, out: &mut Output<'_>) -> usize {
@@ -185,7 +190,8 @@ impl Translator {
         self.unread.len()
     }
 
-    /// Stops trying to read the program of a process, and reports its exec with an unknown program.
+    /// Stops trying to read the program of a process, and reports its exec with an unknown program. Does nothing if no
+    /// exec of the process waits for that.
     ///
     /// The model can then settle the membership of the process and of the children that it has forked since.
     fn give_up(&mut self, key: ProcessKey, out: &mut Output<'_>) {
@@ -239,6 +245,7 @@ impl Translator {
     }
 
     /// Replaces keys by those under which the previous source reported the processes, which may be exact to the ns.
+    /// Ignores a key unless a known process has the same pid and start tick.
     pub fn import_keys(&mut self, keys: impl Iterator<Item = ProcessKey>) {
         for key in keys {
             let known = self.known.get(&key.pid).copied();
@@ -270,6 +277,10 @@ impl Translator {
         self.identities.state(key, pidfd_inode)
     }
 
+    /// Adds the child to the table and reports the fork, with facts of the child from /proc.
+    ///
+    /// If the table has an earlier process with the child's pid, reports its exit first. If the parent's program is
+    /// unknown, reads the child's and reports it. If the parent's is still to be read, the child's is too.
     fn fork(&mut self, time: u64, parent: u32, child: u32, out: &mut Output<'_>) {
         let new = self
             .identities
@@ -347,6 +358,8 @@ impl Translator {
         }
     }
 
+    /// Reports an exec, with the program that /proc shows now. If the process has exited, the program is unknown. Does
+    /// nothing if the process cannot be identified.
     fn exec(&mut self, time: u64, pid: u32, out: &mut Output<'_>) {
         let Some(key) = self.key_of(pid, time) else {
             return;
@@ -366,7 +379,10 @@ impl Translator {
     /// Reads the program of a process and reports it.
     ///
     /// If the process has exited or run another program, the program is reported as unknown. The facts of its previous
-    /// program then no longer hold for it or its new children. If the read fails or takes too long, it is retried later.
+    /// program then no longer hold for it or its new children.
+    ///
+    /// If the read fails or takes too long, the exec is reported with an unread program, and the read is retried later.
+    /// If [`UNREAD_MAX`] others wait already, the program is unknown.
     fn report_program(&mut self, time: u64, key: ProcessKey, out: &mut Output<'_>) {
         if let Some(seen) = self.read(key, out) {
             return self.report_exec(time, key, seen, out);
@@ -387,8 +403,8 @@ impl Translator {
 
     /// Reads the process with this key.
     ///
-    /// Returns `None` if it exists but cannot be read in time. Returns `Some(None)` if it has exited or may run another
-    /// program, which further messages report.
+    /// Returns `None` if the read fails or takes too long. Returns `Some(None)` if the process has exited or may run
+    /// another program, which further messages report.
     fn read(&mut self, key: ProcessKey, out: &mut Output<'_>) -> Option<Option<ProcEntry>> {
         Some(match self.read_in_time(key.pid)? {
             ProcessReading::Alive(seen)
@@ -400,7 +416,8 @@ impl Translator {
         })
     }
 
-    /// Reads a process on a worker thread, within the time limit.
+    /// Reads a process on a worker thread, within the time limit. Returns `None` if that fails, takes too long, or if
+    /// stuck reads occupy all threads.
     fn read_in_time(&self, pid: u32) -> Option<ProcessReading> {
         if !self.readers.has_room() {
             return None;
@@ -434,7 +451,8 @@ impl Translator {
         found.ok()?
     }
 
-    /// Reports an exec with the entry that was read after it, if any.
+    /// Reports an exec with the entry that was read after it; without one, with an unknown program. Records the uids of
+    /// the entry in the table.
     fn report_exec(
         &mut self,
         time: u64,
@@ -476,7 +494,8 @@ impl Translator {
         });
     }
 
-    /// Reports new user ids, as a row of the process table.
+    /// Records new user ids and reports them, as a row of the process table. Reports nothing if the ids are the same,
+    /// or if an exec will report them.
     fn change_uids(&mut self, time: u64, pid: u32, uids: Uids, out: &mut Output<'_>) {
         let Some(key) = self.key_of(pid, time) else {
             return;
@@ -502,6 +521,9 @@ impl Translator {
         }
     }
 
+    /// Checks in /proc whether the exit of a thread has ended its process, and if so, reports the exit of the process.
+    ///
+    /// Otherwise keeps at most the status. Counts an exit that /proc neither confirms nor refutes as unverified.
     fn exit(
         &mut self,
         time: u64,
@@ -551,7 +573,8 @@ impl Translator {
         self.known.insert(pid, process);
     }
 
-    /// Returns the key of the known process with this pid, unless it started after `time`.
+    /// Returns the key of the process with this pid, which is added from /proc if the table lacks it. Returns `None` if
+    /// /proc has none either, or if it started after `time`.
     fn key_of(&mut self, pid: u32, time: u64) -> Option<ProcessKey> {
         if !self.known.contains_key(&pid) {
             self.add_from_proc(pid, time);
@@ -600,6 +623,7 @@ impl TrackedProcess {
     }
 }
 
+/// Returns the event of an exit. Without a `status` (as in wait(2)), it has the last one recorded in the table.
 fn exit_event(
     time: u64,
     provenance: Provenance,

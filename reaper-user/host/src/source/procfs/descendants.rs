@@ -39,8 +39,8 @@ impl Procfs {
         Ok(with_inside(found, &rows, |key| pids.contains(&key.pid)))
     }
 
-    /// Returns those of the given processes that are alive, the living processes whose pids `inside` returns, and the living
-    /// descendants of both.
+    /// Returns those of the given processes that are alive, the living processes whose pids `inside` returns, and the
+    /// living descendants of both. `inside` is called twice, as by [`Procfs::descendants`].
     ///
     /// # Errors
     /// As [`Procfs::descendants`].
@@ -101,6 +101,7 @@ impl Procfs {
         Ok((rows, pids))
     }
 
+    /// Returns all processes, zombies included. Unreadable ones are left out.
     fn rows(&self) -> Result<Vec<Row>, ProcfsError> {
         let row = |pid| {
             self.stat(pid, |stat: Stat<'_>| {
@@ -135,6 +136,8 @@ fn with_inside(
     found
 }
 
+/// Returns the living descendants of the processes with these pids, parents first, without the roots themselves.
+/// Zombies are left out, but not their descendants.
 fn below(rows: &[Row], mut roots: Vec<u32>) -> Vec<Descendant> {
     let mut children: HashMap<u32, Vec<Row>> = HashMap::new();
     for row in rows {

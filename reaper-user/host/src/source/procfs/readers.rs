@@ -26,19 +26,21 @@ pub(super) static READERS: Readers = readers();
 /// Threads for one kind of pass.
 pub type Readers = LazyLock<Workers>;
 
-/// Returns threads for one kind of pass, which end with it.
+/// Returns a pool of up to 16 threads for one kind of pass. The threads end with the pass.
 pub const fn readers() -> Readers {
     LazyLock::new(|| Workers::new("procfs", Size::fixed(16)))
 }
 
 impl Procfs {
-    /// Reads processes, completes each reading by `more`, and passes the result to `take`.
+    /// Reads processes on the threads of `readers`, where `more` turns each reading into a result. The calling thread
+    /// passes the results to `take`, in the order of their arrival.
     ///
-    /// If all readers sleep, the time limit for the next result is `timeout` times the number of runnable threads per
-    /// processor, because one of these threads may hold a lock that a reader needs.
+    /// The pass ends early if no result comes for `timeout`. If all readers sleep, this limit is multiplied by the
+    /// number of runnable threads per processor. One of these threads may hold a lock that a reader needs. While a
+    /// reader works that is not stuck, the limit is eight times longer.
     ///
-    /// Returns the number of unread processes: those that block a reader of this or an earlier pass, and all others if no
-    /// reader is left.
+    /// Returns the number of unread processes: those that block a reader of this or an earlier pass, and all others if
+    /// no reader is left.
     ///
     /// # Errors
     /// No thread can be started.
@@ -124,11 +126,14 @@ struct Work<T> {
     pids: Vec<u32>,
     /// Index of the next pid.
     next: AtomicUsize,
+    /// Function that turns the reading of a pid into a result.
     more: fn(&Procfs, u32, Result<ProcessReading, ProcfsError>) -> T,
     send: Sender<(u32, T)>,
 }
 
 impl<T> Work<T> {
+    /// Reads one process after the other and sends the results. Returns when none is left, the pass has ended, or
+    /// another thread has replaced this one.
     fn run(&self, slot: &Slot) {
         let mut reader = Reader::new(&self.procfs);
         loop {
@@ -144,6 +149,7 @@ impl<T> Work<T> {
         }
     }
 
+    /// Returns the number of processes that no thread has begun to read.
     fn unclaimed(&self) -> usize {
         let next = self.next.load(Ordering::Relaxed);
         self.pids.len().saturating_sub(next)

@@ -1,7 +1,7 @@
 //! Schedules the passes of the scan.
 //!
-//! The interval is short while watched processes change and grows while they do not. Passes never take more than a fifth
-//! of a processor. Pure: times are nanoseconds of CLOCK_MONOTONIC.
+//! The interval is short while watched processes change and grows while they do not. Passes take at most a fifth of a
+//! processor, except those that are ordered at once. Pure: times are nanoseconds of CLOCK_MONOTONIC.
 
 use std::time::Duration;
 
@@ -34,12 +34,13 @@ pub struct ScanSchedule {
     max: u64,
     /// Current interval between passes.
     interval: u64,
-    /// Duration of the last pass.
+    /// Duration of the last pass, in ns.
     duration: u64,
     /// End of the last pass.
     ended: u64,
     /// Whether an escalation is open.
     escalating: bool,
+    /// Time of the next pass; 0 if it is due whatever it costs.
     due: u64,
 }
 
@@ -60,7 +61,7 @@ pub enum PassResult {
 }
 
 impl ScanSchedule {
-    /// Creates a schedule whose first pass is due at once.
+    /// Creates a schedule whose first pass is due at once. `min` and `max` bound the interval, in ns.
     pub fn new(min: u64, max: u64) -> ScanSchedule {
         ScanSchedule {
             min,
@@ -78,13 +79,15 @@ impl ScanSchedule {
         self.due
     }
 
-    /// Returns whether a pass is due. `has_exits` says that exits were just reported, which delays the pass.
+    /// Returns whether a pass is due. `has_exits` says that exits were just reported, which delay a due pass by up to
+    /// `EXIT_DELAY_MAX_NS`.
     pub fn is_due(&self, now: u64, has_exits: bool) -> bool {
         let grace = if has_exits { EXIT_DELAY_MAX_NS } else { 0 };
         self.due.saturating_add(grace) <= now
     }
 
-    /// Schedules the next pass after one has ended.
+    /// Schedules the next pass after one that ran from `began` to `ended`. The interval is the shortest after a change
+    /// and the longest if no process is watched. Otherwise it doubles, up to the longest.
     pub fn on_pass_end(&mut self, began: u64, ended: u64, found: PassResult) {
         (self.duration, self.ended) = (ended.saturating_sub(began), ended);
         self.interval = match found {
@@ -95,13 +98,15 @@ impl ScanSchedule {
         self.due = self.next();
     }
 
-    /// Moves the next pass forward to the shortest interval.
+    /// Makes the interval the shortest one, and moves the next pass forward accordingly. A pass that is due earlier
+    /// stays so.
     pub fn on_activity(&mut self) {
         self.interval = self.min;
         self.due = self.due.min(self.next());
     }
 
-    /// Moves the next pass forward as far as possible after an exit, which gives other processes new parents.
+    /// Moves the next pass forward after an exit, which gives other processes new parents. It comes as soon as the cost
+    /// allows, but not within `EXIT_DELAY_NS` from `now`.
     pub fn on_exit(&mut self, now: u64) {
         self.interval = self.min;
         let soon = self.soonest().max(now.saturating_add(EXIT_DELAY_NS));
@@ -113,7 +118,7 @@ impl ScanSchedule {
         self.due = 0;
     }
 
-    /// Sets whether an escalation is open, during which passes come as fast as the cost allows.
+    /// Sets whether an escalation is open. Meanwhile the interval is one tick, or longer if the cost requires it.
     pub fn set_escalating(&mut self, escalating: bool) {
         self.escalating = escalating;
         if escalating {
@@ -121,6 +126,7 @@ impl ScanSchedule {
         }
     }
 
+    /// Returns the time of the next pass by the interval and the cost.
     fn next(&self) -> u64 {
         let interval = if self.escalating {
             // A new process is reported only after the tick of its start, so shorter intervals bring nothing.

@@ -154,6 +154,10 @@ impl Scan {
         malformed
     }
 
+    /// Reads all processes and emits the differences, unless reading fails. `now` is in ns since boot.
+    ///
+    /// Adds pids whose `stat` file could not be parsed for the first time to `malformed`. Returns whether anything has
+    /// changed that concerns watched processes.
     fn scan_all(
         &mut self,
         now: u64,
@@ -232,7 +236,8 @@ impl Scan {
         Ok(found)
     }
 
-    /// Reads processes in full, including the inode numbers of their pidfds.
+    /// Reads processes in full, including the inode numbers of their pidfds. Leaves out those that cannot be read
+    /// within [`READ_TIMEOUT`].
     fn read_rows(&self, pids: Vec<u32>) -> Result<Vec<ProcEntry>, PassError> {
         if pids.is_empty() {
             return Ok(Vec::new());

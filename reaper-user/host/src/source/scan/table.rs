@@ -72,14 +72,15 @@ pub struct Differences {
     pub changed: Vec<StatRow>,
     /// Processes with another parent, and its pid.
     moved: Vec<(ProcessKey, u32)>,
-    /// Processes that were not listed.
+    /// Processes that were not listed and whose exit the kernel will not report.
     pub gone: Vec<ProcessKey>,
     /// Whether another pass is needed soon, because a difference could not be reported yet.
     pub unsettled: bool,
 }
 
 impl ImageFingerprint {
-    /// Returns whether the process has run another program, rather than changed its name or process group.
+    /// Returns whether the process has run another program, rather than changed its name or process group. Only its
+    /// name decides if both [`ImageFingerprint::exec`] are unknown.
     fn is_exec(&self, before: &ImageFingerprint) -> bool {
         if self.exec == [0; 2] && before.exec == [0; 2] {
             self.comm != before.comm
@@ -90,7 +91,7 @@ impl ImageFingerprint {
 }
 
 impl Differences {
-    /// Returns the pids of the processes to read in full.
+    /// Returns the pids of the processes to read in full: the new and the changed ones.
     pub fn wanted(&self) -> Vec<u32> {
         let all = self.new.iter().chain(&self.changed);
         all.map(|stat| stat.key.pid).collect()
@@ -145,14 +146,14 @@ impl ScanTable {
         }
     }
 
-    /// Records that a process exists whose current state cannot be read.
+    /// Records that a process exists whose current state cannot be read. It then counts as unchanged, not as gone.
     pub fn mark_present(&mut self, pid: u32) {
         if let Some(row) = self.rows.get_mut(&pid) {
             row.pass = self.pass;
         }
     }
 
-    /// Returns the last reported parent of a process.
+    /// Returns the pid of the last reported parent of a process; `None` if the process is not in the table.
     pub fn parent(&self, key: ProcessKey) -> Option<u32> {
         let row = self.rows.get(&key.pid);
         row.filter(|row| row.start == key.start)
@@ -205,6 +206,9 @@ impl ScanTable {
     }
 
     /// Emits the differences. `rows` are the processes of [`Differences::wanted`] that could be read.
+    ///
+    /// A new or changed process without a row is left for the next pass, and so are its new children. The children of a
+    /// changed process are held back for a limited number of passes.
     ///
     /// The order matters:
     ///
@@ -311,6 +315,7 @@ impl ScanTable {
         children.filter_map(key).collect()
     }
 
+    /// Adds a process that is about to be reported.
     fn insert(&mut self, key: ProcessKey, parent: u32, fingerprint: ImageFingerprint) {
         let row = ScanRow {
             start: key.start,

@@ -25,7 +25,7 @@ impl WatchedProcess {
     }
 }
 
-/// Returns the entry of a process if it is watched. The start in `key` must be a whole tick.
+/// Returns the entry of a process; `None` if it is not watched. The start in `key` must be a whole tick.
 pub(super) fn watched_as(
     watched: &HashMap<u32, WatchedProcess>,
     key: ProcessKey,
@@ -44,7 +44,10 @@ enum PidfdFailure {
 }
 
 impl Scan {
-    /// Starts or stops watching a process. A watched process is held by a pidfd, which reports its exit.
+    /// Starts (`true`) or stops watching a process. A watched process is held by a pidfd, which reports its exit.
+    ///
+    /// If no pidfd can be opened, the process is watched without one, and each pass tries again. A process that has
+    /// exited is not watched.
     pub(super) fn set_exit_watch(&mut self, key: ProcessKey, wanted: bool) {
         let key = tick(key);
         let known = watched_as(&self.watched, key);
@@ -98,6 +101,8 @@ impl Scan {
     }
 
     /// Opens a pidfd of the process with this key, and adds it to the epoll set.
+    ///
+    /// Refuses if pidfds occupy half of the permitted file descriptors.
     fn open_pidfd(&mut self, key: ProcessKey) -> Result<Pidfd, PidfdFailure> {
         if let Some(errno) = self.pidfd_refused {
             return Err(PidfdFailure::Refused(errno));
@@ -122,14 +127,16 @@ impl Scan {
         Ok(pidfd)
     }
 
+    /// Stops watching the process with this pid, if it is watched.
     pub(super) fn release(&mut self, pid: u32) {
         let known = self.watched.remove(&pid);
         // Dropping the pidfd also removes it from the epoll set.
         self.held_count -= usize::from(known.is_some_and(|known| known.is_held()));
     }
 
-    /// Emits the exits that pidfds report, and returns whether there were any. A pass then follows soon, because the
-    /// children have new parents.
+    /// Emits the exits that pidfds report, and stops watching these processes. Returns whether there were any.
+    ///
+    /// A pass then follows soon, because the children have new parents.
     pub(super) fn emit_exits(&mut self, emit: &mut impl FnMut(EventKind)) -> bool {
         let mut ended = HashMap::new();
         loop {

@@ -32,9 +32,11 @@ pub enum ScanReading {
     Gone,
     /// The file could not be read, so the process may be alive.
     Unreadable(Errno),
+    /// The file could not be parsed, so the process may be alive.
     Malformed,
 }
 
+/// Reader of the `stat` files in a /proc.
 pub struct Reader {
     proc: OwnedFd,
     list: Box<[MaybeUninit<u8>; LIST_BUFFER_SIZE]>,
@@ -51,7 +53,7 @@ impl Reader {
         })
     }
 
-    /// Reads all processes and passes each to `take`.
+    /// Reads all processes and passes each pid with its reading to `take`.
     ///
     /// # Errors
     /// The listing of /proc failed. Processes that were not passed may exist.
@@ -73,7 +75,7 @@ impl Reader {
         read_row(&self.proc, pid, &mut self.buffer)
     }
 
-    /// Returns the exit status of a zombie, if this user may read it.
+    /// Returns the exit status of the zombie with this key; `None` if there is none or this user may not read it.
     pub fn status(&mut self, key: ProcessKey) -> Option<ExitStatus> {
         let length = read_stat(&self.proc, key.pid, &mut self.buffer).ok()?;
         let stat = parse_complete(&self.buffer[..length])?;
@@ -123,6 +125,7 @@ fn parse_complete(bytes: &[u8]) -> Option<Stat<'_>> {
     bytes.ends_with(b"\n").then(|| Stat::parse(bytes))?
 }
 
+/// Reads a `stat` file into the buffer. Returns its length in bytes.
 fn read_stat(proc: &OwnedFd, pid: u32, buffer: &mut [u8; STAT_MAX]) -> nix::Result<usize> {
     let mut path = [0; 24];
     let length = path.len();
