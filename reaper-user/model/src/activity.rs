@@ -70,10 +70,11 @@ impl UsageSample {
 }
 
 impl Idle {
-    /// Returns the period after a reading at `now`, in ns of `CLOCK_MONOTONIC`.
+    /// Returns the period without work that ends with this reading at `now`, in ns of `CLOCK_MONOTONIC`. `before` is
+    /// the period up to the previous reading. If the process has worked since, a new period starts at `now`.
     ///
-    /// Each interval and the whole period must be within the heartbeat: many short intervals would hide work in their
-    /// margins, and a long one would hide a short burst.
+    /// Both the interval since the previous reading and the whole period must be within the heartbeat: what an idle
+    /// program may use. Many short intervals would hide work in their margins, and a long one would hide a short burst.
     pub(super) fn after(before: Option<Idle>, activity: &Activity, now: u64) -> Idle {
         let last = UsageSample {
             at: now,

@@ -23,12 +23,13 @@ pub(super) struct Awaited {
     below: Vec<ProcessKey>,
 }
 
-/// Processes whose membership changed because a script or a command line was read.
+/// Processes whose membership changed because a script or a command line was read. The reclassified process itself is
+/// not among them.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Reclassified {
-    /// Descendants that joined its session.
+    /// Descendants that joined the session which it opened.
     pub joined: Vec<ProcessKey>,
-    /// Processes that left a session.
+    /// Descendants that left its former session, because it became a boundary or a server.
     pub left: Vec<ProcessKey>,
 }
 
@@ -59,12 +60,13 @@ impl Model {
         self.awaited.keys().copied()
     }
 
-    /// Returns, once each, the processes that were followed for an awaited process and no longer are.
+    /// Returns, once each, the processes that were followed for an awaited process and no longer are. The next call
+    /// returns only later ones.
     pub fn take_released(&mut self) -> Vec<ProcessKey> {
         std::mem::take(&mut self.released)
     }
 
-    /// Updates which processes are awaited, and which descend from them, after a fork, exec or exit. A process is
+    /// Records which processes are awaited, and which descend from them, after a fork, exec or exit. A process is
     /// awaited while its script is unread. `now` is the time of the change, in ns since boot.
     pub(super) fn follow_awaited(&mut self, change: &TreeChange, now: u64) {
         match *change {
@@ -84,6 +86,8 @@ impl Model {
         }
     }
 
+    /// Records which awaited process a process descends from, if any. Does nothing for a process that is awaited
+    /// itself.
     pub(super) fn inherit_awaited(&mut self, key: ProcessKey) {
         if self.awaited.is_empty() {
             return;
@@ -104,7 +108,7 @@ impl Model {
         }
     }
 
-    /// Starts or stops awaiting a process, depending on its program.
+    /// Starts to await a process if it is untracked and its script must be read. Otherwise stops awaiting it.
     pub(super) fn await_script(&mut self, key: ProcessKey) {
         let Some(node) = self.tree.get(key) else {
             return;
@@ -142,7 +146,7 @@ impl Model {
         below
     }
 
-    /// Returns these processes and those below the awaited ones among them.
+    /// Returns these processes, and those below the awaited ones among them at any depth.
     fn with_awaited_below(&self, mut all: Vec<ProcessKey>) -> Vec<ProcessKey> {
         let mut at = 0;
         while let Some(key) = all.get(at) {
@@ -177,6 +181,8 @@ impl Model {
 
     /// Reclassifies a process as agent, server or boundary if only its whole command line or the path of its script
     /// shows that. Descendants join its session, or leave the session of a process that became a boundary or a server.
+    /// An awaited process whose script was read is no longer awaited. `now` is in ns since boot. Returns the
+    /// descendants that joined or left.
     pub fn reclassify(&mut self, key: ProcessKey, now: u64, out: &mut Vec<Output>) -> Reclassified {
         let mut all = Reclassified::default();
         let Some(node) = self.tree.get(key) else {

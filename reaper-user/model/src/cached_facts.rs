@@ -43,7 +43,7 @@ pub struct CachedFacts {
 }
 
 impl CachedFacts {
-    /// Returns the facts that were read; `None` if nothing was.
+    /// Returns the facts that were read, successfully or not; `None` if nothing was.
     pub fn facts(&self) -> Option<&Facts> {
         self.readings.as_deref().map(|read| &read.facts)
     }
@@ -53,7 +53,8 @@ impl CachedFacts {
         self.readings.as_deref()?.idle
     }
 
-    /// Returns since when its standard input and output are hung up, in ns of CLOCK_MONOTONIC.
+    /// Returns since when its standard input and output are hung up, in ns of `CLOCK_MONOTONIC`; `None` if they are not
+    /// or were not read.
     pub(crate) fn hung_up_since(&self) -> Option<u64> {
         self.readings.as_deref()?.hung_up_since
     }
@@ -64,7 +65,7 @@ impl CachedFacts {
             .map_or(wanted, |facts| wanted.without(facts.read_facts()))
     }
 
-    /// Returns whether `REAPER_KEEP=1` is in the environment, if a probe has reported that.
+    /// Returns whether `REAPER_KEEP=1` is in the environment, as a probe has reported it. Unread if none has.
     pub fn keep_marker(&self) -> Fact<bool> {
         self.keep_marker
     }
@@ -103,7 +104,8 @@ impl CachedFacts {
         }
     }
 
-    /// Forgets facts about the previous program. `other_cgroup` says that the cgroup may have changed as well.
+    /// Forgets all facts that were read, except the unit. `other_cgroup` says that the cgroup may have changed as well,
+    /// so the unit is forgotten too.
     pub(crate) fn forget_program(&mut self, other_cgroup: bool) {
         if let Some(read) = &mut self.readings {
             let unit = match other_cgroup {
@@ -118,7 +120,8 @@ impl CachedFacts {
         }
     }
 
-    /// Handles an exec of `new` by a process that ran `old`. `is_later` says that the exec is newer than `old`.
+    /// Forgets the facts about `old` if the exec of `new` is later (`is_later`). Takes the keep marker from `new` and
+    /// forgets which rules match, in any case.
     pub(crate) fn on_exec(&mut self, old: &Image, new: &Image, is_later: bool) {
         if is_later {
             self.forget_program(old.cgroup_id != new.cgroup_id);
@@ -127,13 +130,14 @@ impl CachedFacts {
         self.matched_rules = None;
     }
 
-    /// Handles an exec that no event reported. The process may be in another cgroup too.
+    /// Forgets all facts, the unit and the keep marker after an exec that no event reported. The process may be in
+    /// another cgroup too.
     pub(crate) fn on_unseen_exec(&mut self) {
         self.keep_marker = Fact::Unread;
         self.forget_program(true);
     }
 
-    /// Handles a move to another cgroup at `time`, in ns since boot.
+    /// Records a move to another cgroup at `time`, in ns since boot, and forgets the unit.
     pub(crate) fn on_move(&mut self, time: u64) {
         self.moved_at = time;
         if let Some(read) = &mut self.readings {
@@ -141,7 +145,7 @@ impl CachedFacts {
         }
     }
 
-    /// Returns whether `unit` shows a move to another cgroup that no event reported.
+    /// Returns whether `unit` differs from the unit that was read before, which shows a move that no event reported.
     pub(crate) fn has_moved_unseen(&self, unit: &Fact<Arc<str>>) -> bool {
         match (self.facts().map(|facts| &facts.unit), unit) {
             (Some(Fact::Known(before)), Fact::Known(now)) => before != now,

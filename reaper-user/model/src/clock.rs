@@ -39,7 +39,8 @@ impl ModelTime {
         self.to_monotonic(self.now)
     }
 
-    /// Sets the current time first: the suspend ended just before it.
+    /// Sets the current time and the total suspended time, both in ns. An earlier time is ignored, and so is a total
+    /// that has not grown. The current time is set first: the suspend ended just before it.
     fn set(&mut self, boot: u64, suspended: u64) {
         self.now = self.now.max(boot);
         let before = self.suspends.back().map(|(_, suspended)| *suspended);

@@ -61,7 +61,7 @@ pub struct Conversations {
 }
 
 impl Conversations {
-    /// Adds a process that is taken over, up to the limit.
+    /// Adds a process that is taken over. Ignores it if 64 are known.
     pub fn adopt(&mut self, key: ProcessKey) {
         if self.adopted.len() < ENTRIES_MAX {
             self.adopted.push(key);
@@ -69,12 +69,13 @@ impl Conversations {
     }
 }
 
-/// Bounded set of conversation ids. An id is a UUID, so that no other word is mistaken for one.
+/// Set of at most 64 conversation ids. An id is a UUID, so that no other word is mistaken for one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ids(Vec<Box<str>>);
 
 impl Ids {
     /// Adds each id that is a whole word of `text`, such as the path of a transcript, which ends with `/ID.jsonl`.
+    /// Ignores those beyond 64 in all.
     pub fn insert_from(&mut self, text: &[u8]) {
         for id in ids_in(text) {
             if self.0.len() < ENTRIES_MAX && !self.contains(id) {
@@ -83,7 +84,7 @@ impl Ids {
         }
     }
 
-    /// Adds all ids of another set.
+    /// Adds the ids of another set, up to 64 in all.
     pub fn extend(&mut self, other: &Ids) {
         other.iter().for_each(|id| self.insert_from(id.as_bytes()));
     }
@@ -118,6 +119,7 @@ pub fn is_job(text: &str) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
 
+/// Returns the ids that are whole words of `text`. A word consists of letters, digits and `-`.
 fn ids_in(text: &[u8]) -> impl Iterator<Item = &str> {
     let words = text.split(|byte| !(byte.is_ascii_alphanumeric() || *byte == b'-'));
     let words = words.filter_map(|word| std::str::from_utf8(word).ok());

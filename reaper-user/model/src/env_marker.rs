@@ -23,14 +23,15 @@ impl ConversationDigest {
     /// Minimum length of an id in bytes: a shorter word is not distinctive.
     const SHORTEST: usize = 8;
 
-    /// Returns `None` if `id` is too short to identify a conversation.
+    /// Returns the digest of an id, or `None` if it is too short to identify a conversation.
     fn of(id: &[u8]) -> Option<ConversationDigest> {
         let mut hasher = DefaultHasher::new();
         hasher.write(id);
         (id.len() >= ConversationDigest::SHORTEST).then(|| ConversationDigest(hasher.finish()))
     }
 
-    /// Returns the digests of all words in an argument vector that may be ids, also within paths and options.
+    /// Returns the digests of all words in an argument vector that may be ids, also within paths and options. A word
+    /// has at least 8 letters, digits, `-` or `_`.
     pub fn named_in(argv: &[u8]) -> impl Iterator<Item = ConversationDigest> {
         let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
         argv.split(move |byte| !is_part(byte))
@@ -192,13 +193,14 @@ impl EnvMarkers {
         self.markers.iter().filter_map(|marker| marker.conversation)
     }
 
-    /// Returns whether there is another marker of the same agent. Any program could have set a pid alone.
+    /// Returns whether another variable is a marker of the same agent. Any program could have set a pid alone.
     pub fn has_second_marker(&self, marker: &EnvMarker) -> bool {
         let mut markers = self.markers.iter();
         markers.any(|other| other.agent == marker.agent && other.variable != marker.variable)
     }
 
-    /// Returns whether both have a marker of the same agent, as far as the markers show.
+    /// Returns whether both environments have a marker that may come from the same agent. If this one has markers with
+    /// a pid, only pids are compared. Otherwise, the agents of the markers without a pid are compared.
     pub fn shares_marker(&self, other: &EnvMarkers) -> bool {
         let same = |a: &EnvMarker| {
             other
@@ -228,6 +230,7 @@ fn insert_bounded<T: PartialEq>(all: &mut Vec<T>, one: T) -> bool {
     known || room
 }
 
+/// Returns the pid that the digits name; `None` for no number, 0 and 1.
 fn pid(digits: &[u8]) -> Option<u32> {
     let pid = std::str::from_utf8(digits).ok()?.parse().ok()?;
     (pid > 1).then_some(pid)

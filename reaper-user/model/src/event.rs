@@ -25,8 +25,8 @@ impl ProcessKey {
         self.pid == other.pid && self.start / TICK_NS == other.start / TICK_NS
     }
 
-    /// Returns the start if it is known to the nanosecond. Events of the kernel too can carry a start that was read
-    /// from /proc.
+    /// Returns the start if it is known to the nanosecond; `None` for a multiple of [`TICK_NS`]. Events of the kernel
+    /// too can carry a start that was read from /proc.
     pub fn exact_start(self) -> Option<u64> {
         (!self.start.is_multiple_of(TICK_NS)).then_some(self.start)
     }
@@ -159,7 +159,7 @@ pub struct RestoredSession {
     pub uids: Uids,
     /// Id of the root's cgroup when it became one, 0 if unknown.
     pub cgroup_id: u64,
-    /// Nanoseconds since boot.
+    /// Time of the opening, in nanoseconds since boot.
     pub opened_at: u64,
     /// Time (ns since boot) and status of the root's exit, if it has exited.
     pub exited: Option<(u64, ExitStatus)>,
@@ -226,7 +226,7 @@ pub struct ProcEntry {
 /// Something that happened or was discovered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Nanoseconds since boot.
+    /// Time of the event, in nanoseconds since boot.
     pub time: u64,
     /// Source of the event.
     pub provenance: Provenance,
@@ -241,7 +241,7 @@ pub enum EventKind {
     Fork {
         /// New process.
         child: ProcessKey,
-        /// `None` if it is not visible in this PID namespace.
+        /// Parent of the child; `None` if it is not visible in this PID namespace.
         parent: Option<ProcessKey>,
         /// Process that called fork; the parent, except under `CLONE_PARENT`.
         creator: Option<ProcessKey>,
@@ -277,7 +277,7 @@ pub enum EventKind {
         parent: Option<ProcessKey>,
         /// Status for its parent.
         exit_status: ExitStatus,
-        /// Bytes, 0 if unknown.
+        /// Maximum resident memory in bytes, 0 if unknown.
         peak_rss: u64,
         /// Map entry of the process.
         membership: Option<Membership>,
@@ -316,7 +316,7 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    /// Returns the map entry of the process that the event is about.
+    /// Returns the map entry of the process that the event is about; `None` if the event has none.
     pub fn membership(&self) -> Option<Membership> {
         match self {
             EventKind::Fork { membership, .. }

@@ -10,8 +10,11 @@ use super::session::{Session, SessionEvent};
 use super::{Model, Node};
 
 impl Model {
-    /// Applies facts that were read on request. `at` is the start of the read, in ns since boot. Facts about an earlier
-    /// program are ignored.
+    /// Stores the facts in `requested` that were read about a process. `at` is the start of the read, in ns since boot.
+    ///
+    /// Facts about an earlier program are ignored, and so is a unit from before the last move. A changed unit shows an
+    /// unreported move: the cgroup then becomes unknown. The sessions of a root get its unit and inherited facts. For a
+    /// process that has exited, only that is done.
     pub fn set_facts(&mut self, key: ProcessKey, requested: FactSet, found: Facts, at: u64) {
         let Some(node) = self.tree.get_mut(key) else {
             return self.sessions.update_exited_root(key, requested, &found);
@@ -88,7 +91,7 @@ impl Model {
         }
     }
 
-    /// Forgets the environment and the unit of all processes: an exec may be among lost events, also one of an
+    /// Forgets all facts about all processes, and their keep markers: an exec may be among lost events, also one of an
     /// ancestor.
     pub fn forget_program_facts(&mut self) {
         let all: Vec<ProcessKey> = self.tree.iter().map(|node| node.key).collect();
@@ -99,7 +102,8 @@ impl Model {
         }
     }
 
-    /// Forgets the cgroups of the members that are due by these events.
+    /// Makes the cgroup and the unit unknown for the members of sessions whose root exited in these events, and of
+    /// those nested in them. `now` is in ns since boot.
     pub(super) fn forget_cgroups(&mut self, session_events: &[SessionEvent], now: u64) {
         let gone = session_events
             .iter()
@@ -116,13 +120,13 @@ impl Model {
         }
     }
 
-    /// Returns whether a fact about a process is unreadable.
+    /// Returns whether a fact about a process is unreadable, apart from [`FactSet::SCRIPT`].
     pub fn is_unread(&self, key: ProcessKey) -> bool {
         let facts = self.tree.get(key).and_then(Node::facts);
         facts.is_some_and(|facts| *facts != facts.without_unreadable())
     }
 
-    /// Resets unreadable facts of a process to unread, for a retry.
+    /// Resets unreadable facts of a process to unread, for a retry; not [`FactSet::SCRIPT`].
     pub fn forget_unreadable(&mut self, key: ProcessKey) {
         if let Some(read) = self
             .tree
@@ -133,15 +137,15 @@ impl Model {
         }
     }
 
-    /// Forgets the facts of a process that may change at any time. A rule that needs them after a delay reads them
-    /// again.
+    /// Forgets the facts of a process that may change at any time. If it is a root, also forgets the activity of all
+    /// processes of its session. A rule that needs them after a delay reads them again.
     pub fn forget_volatile(&mut self, key: ProcessKey) {
         let volatile = FactSet::LISTENING | FactSet::CPU | FactSet::KERNEL_SESSION | FactSet::STDIO;
         self.forget_facts(key, volatile);
         self.forget_activity_within(key);
     }
 
-    /// Forgets some facts about a process.
+    /// Resets these facts about a process to unread.
     pub(super) fn forget_facts(&mut self, key: ProcessKey, facts: FactSet) {
         if let Some(read) = self
             .tree

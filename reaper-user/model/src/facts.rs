@@ -40,7 +40,7 @@ pub struct Facts {
     /// Innermost systemd unit of its cgroup, such as `foo.service` or `run-u12.scope`; empty for none. Inherited at
     /// fork.
     pub unit: Fact<Arc<str>>,
-    /// Whether it has a listening socket.
+    /// Whether it has a listening TCP socket.
     pub listening: Fact<bool>,
     /// CPU use between two readings a moment apart, in percent of one processor.
     pub cpu: Fact<u32>,
@@ -59,7 +59,8 @@ pub struct Facts {
     /// Match of the rules with the whole command line, if the image has only its beginning. Inherited at fork, unread
     /// again after an exec.
     pub arguments: Fact<ProgramMatch>,
-    /// Match of the rules with the resolved path of an interpreter's script. Unread again after an exec.
+    /// Match of the rules with the resolved path of an interpreter's script. Inherited at fork, unread again after an
+    /// exec.
     pub script: Fact<ProgramMatch>,
 }
 
@@ -105,7 +106,7 @@ impl Facts {
         script: Fact::Unread,
     };
 
-    /// Replaces the requested facts by those that were found.
+    /// Replaces the facts in `requested` by those in `found`.
     pub fn update(&mut self, requested: FactSet, found: Facts) {
         if requested.contains(FactSet::MARKERS) {
             self.markers = found.markers;
@@ -165,7 +166,7 @@ impl Facts {
         known.fold(FactSet::NONE, |all, (needs, _)| all | needs)
     }
 
-    /// Returns the facts with unreadable ones reset to unread.
+    /// Returns the facts with unreadable ones reset to unread, except `script`.
     pub fn without_unreadable(&self) -> Facts {
         fn retry<T>(fact: Fact<T>) -> Fact<T> {
             match fact {

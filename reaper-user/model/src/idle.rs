@@ -19,14 +19,15 @@ const MEMBERS_MAX: usize = 1024;
 pub(super) enum IdleSince {
     /// [`FactSet::ACTIVITY`] of its processes must be read first.
     Unread,
-    /// A client is connected, an agent runs below it, or a fact is unreadable.
+    /// A client is connected, an agent runs below it, or a fact is unreadable. A session of more than [`MEMBERS_MAX`]
+    /// processes counts as in use too.
     InUse,
     /// The session is idle since `idle`; the oldest reading is from `read_at`. Both are in ns of `CLOCK_MONOTONIC`.
     Since { idle: u64, read_at: u64 },
 }
 
 impl Model {
-    /// Returns the members of a session and of those nested in it.
+    /// Returns the living members of a session and of those nested in it, in no order.
     pub fn members_within(&self, id: SessionId) -> impl Iterator<Item = &Node> {
         let sessions = self.sessions.with_nested(id);
         let pids = sessions.flat_map(Session::members);
@@ -85,7 +86,8 @@ impl Model {
         }
     }
 
-    /// Records whether the tree of a root is in use, once all of it has been read.
+    /// Records the current time as the last use of a root's session if a client is connected or an agent runs below it.
+    /// Called once the activity of all its processes has been read.
     pub fn on_tree_read(&mut self, root: ProcessKey) {
         let now = self.clock.now();
         let Some(session) = self.sessions.by_root(root) else {
@@ -104,7 +106,8 @@ impl Model {
         }
     }
 
-    /// Returns whether an agent runs below a server. Its session is not nested in that of the server.
+    /// Returns whether an agent runs below a server. Its session is not nested in that of the server. False for the
+    /// session of an agent.
     fn has_agent_below(&self, server: &Session) -> bool {
         let is_below = |session: &Session| {
             session.kind == SessionKind::Agent
@@ -117,7 +120,8 @@ impl Model {
         server.kind == SessionKind::Server && self.sessions.iter().any(is_below)
     }
 
-    /// Forgets the activity of all processes of a root's session, so that they are read again.
+    /// Forgets the activity of all processes of a root's session and of those nested in it, so that they are read
+    /// again. Does nothing if the process is no living root.
     pub fn forget_activity_within(&mut self, root: ProcessKey) {
         let Some(id) = self.sessions.by_root(root).map(|session| session.id) else {
             return;

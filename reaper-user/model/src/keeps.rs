@@ -23,7 +23,7 @@ impl UserKeep {
             .is_none_or(|until| monotonic_now < until)
     }
 
-    /// Returns the expiry for comparisons.
+    /// Returns the expiry for comparisons, in ns of `CLOCK_MONOTONIC`; `u64::MAX` for a permanent keep.
     pub(crate) fn expires_at(&self) -> u64 {
         self.until_monotonic_ns.unwrap_or(u64::MAX)
     }

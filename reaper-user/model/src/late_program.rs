@@ -15,8 +15,9 @@ use super::session::SessionId;
 use super::{Model, Output};
 
 impl Model {
-    /// Returns the process whose program this event reports late, its session before, and the time of its exec. A scan
-    /// of the process table may be the first to report the program.
+    /// Returns the process whose program this event reports late, its session before, and the time of its exec (ns
+    /// since boot). Returns `None` for any other event. A scan of the process table may be the first to report the
+    /// program.
     pub(super) fn late_program(
         &self,
         event: &Event,
@@ -33,8 +34,9 @@ impl Model {
         (node.image.is_unread()).then_some((node.key, node.state.member.session, since))
     }
 
-    /// Applies the membership of a process with a late program to the descendants that it has forked since its exec.
-    /// `left` is its session from before the program was known.
+    /// Gives the descendants that a process has forked since its exec the membership that its late program brings.
+    /// Reports each as [`Output::Settled`]. `left` is its session from before the program was known, `since` the time
+    /// of the exec (ns since boot). Does nothing while the program is unread.
     pub(super) fn settle_below(
         &mut self,
         top: ProcessKey,

@@ -77,11 +77,11 @@ pub(crate) use judge::{is_login, is_terminal};
 pub struct LeftoverRow {
     /// Process as read from /proc.
     pub entry: ProcEntry,
-    /// As in [`Facts`](super::facts::Facts).
+    /// Innermost systemd unit, as in [`Facts`](super::facts::Facts).
     pub unit: Fact<Arc<str>>,
     /// Markers in the environment of the last exec.
     pub env_markers: Fact<EnvMarkers>,
-    /// As in [`Facts`](super::facts::Facts); read only where it matters.
+    /// Whether it has a listening socket, as in [`Facts`](super::facts::Facts); read only where it matters.
     pub listening: Fact<bool>,
     /// Login user according to the kernel's audit; `None` if not set or unreadable.
     pub login_uid: Option<u32>,
@@ -117,7 +117,7 @@ pub struct RecordedSession {
 pub struct LeftoverQuery<'a> {
     /// Rules in force.
     pub rules: &'a Ruleset,
-    /// Recorded sessions of this boot.
+    /// Sessions that a service recorded during this boot.
     pub recorded: &'a [RecordedSession],
     /// Pid of the calling program: it and its ancestors are never reaped.
     pub own_pid: u32,
@@ -137,7 +137,8 @@ pub struct LeftoverQuery<'a> {
     pub now: u64,
     /// Whether `REAPER_KEEP=1` keeps a process.
     pub honor_keep: bool,
-    /// Time for which the trees below these processes are known as leftovers, in ns without suspends.
+    /// Time for which trees are known as leftovers, in ns without suspends, by the topmost process of the tree. Delays
+    /// of rules are measured with it.
     pub waited: &'a HashMap<ProcessKey, u64>,
     /// Whether a user has seen the result and ordered the reap. Otherwise a marker counts only if its agent was the
     /// root of a recorded session.
@@ -168,7 +169,7 @@ pub enum LeftoverEvidence {
     },
 }
 
-/// Reason why the evidence is not sufficient.
+/// Reason why the evidence is not sufficient. A number is the pid of the agent or process that is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Uncertainty {
     /// Its agent is alive, so the process is detached.
@@ -193,7 +194,7 @@ pub enum Uncertainty {
     Young,
     /// A multiplexer or a similar program may have passed the marker on.
     Multiplexed,
-    /// It belongs to a kernel session whose leader has the marker too.
+    /// It belongs to a kernel session whose leader, with this pid, has or may have the marker too.
     TerminalSession(u32),
     /// The rule of the recorded agent no longer exists, so a living agent cannot be recognised.
     AgentUnknown,
@@ -287,7 +288,7 @@ impl LeftoverEvidence {
         }
     }
 
-    /// Returns the pid of the agent that the evidence names.
+    /// Returns the pid of the agent that the evidence names; `None` if it names no single process.
     pub fn owner(self) -> Option<u32> {
         match self {
             LeftoverEvidence::ExitedAgent { pid, .. } => Some(pid),
@@ -330,7 +331,7 @@ impl LeftoverVerdict {
         }
     }
 
-    /// Returns the name of the rule or unit that is the reason.
+    /// Returns the name of the rule or unit that is the reason; `None` if there is none.
     pub fn rule(&self) -> Option<&str> {
         match self {
             LeftoverVerdict::Reap | LeftoverVerdict::Report(_) => None,
@@ -369,7 +370,11 @@ impl KeepReason {
     }
 }
 
-/// Returns all processes with evidence, parents before their children.
+/// Returns the result for each process with evidence: tree after tree, the oldest top first, and parents before their
+/// children.
+///
+/// Leaves out processes outside of the user and scope of the query, members of a running service and what belongs to a
+/// living agent. Kernel threads, inits, and the calling program with its ancestors are left out too.
 pub fn find(table: &ProcessTable, query: &LeftoverQuery<'_>) -> Vec<Leftover> {
     judge::Judge::new(table, query).all()
 }

@@ -77,6 +77,7 @@ impl Scope {
         !self.roots.is_empty()
     }
 
+    /// Returns whether the scope names a process, or the cgroup of `image`, and allows its real uid.
     fn contains(&self, node: &Node, image: &Image) -> bool {
         let named = self.is_unlimited()
             || self.roots.iter().any(|root| root.has_same_tick(node.key))
@@ -155,7 +156,8 @@ impl Model {
         }
     }
 
-    /// Returns the session whose escalation handles a member; `None` if the member is not due.
+    /// Returns the session whose escalation (SIGTERM, later SIGKILL) handles a member; `None` if the member is not due.
+    /// It is the outermost session whose root has exited; see [`Sessions::due`].
     pub fn escalation_of(&self, node: &Node) -> Option<SessionId> {
         let (ladder, _) = self.sessions.due(node.state.member.session?)?;
         Some(ladder.id)
@@ -179,7 +181,8 @@ impl Model {
         self.complete_until = time;
     }
 
-    /// Returns whether the ancestors of a discovered process may have exited unseen.
+    /// Returns whether the ancestors of a discovered process may have exited unseen. False unless membership is
+    /// inferred and it started after the time of [`Model::set_complete_until`].
     pub fn may_have_escaped(&self, key: ProcessKey) -> bool {
         self.infers_membership && key.start + TICK_NS > self.complete_until
     }
@@ -227,7 +230,7 @@ impl Model {
         }
     }
 
-    /// Reopens a session of the previous service.
+    /// Reopens a session of the previous service. Does nothing if a session with its first root is open.
     fn restore(&mut self, restored: &RestoredSession, event: &Event, out: &mut Vec<Output>) {
         if self.sessions.by_first_root(restored.first_root).is_some() {
             return;
@@ -298,7 +301,8 @@ impl Model {
         out.extend(session_events.drain(..).map(Output::Session));
     }
 
-    /// Updates scope and sessions for a change of the tree.
+    /// Brings scope, sessions and inherited keeps up to date after a change of the tree, and matches the rules again.
+    /// Appends what happened to the sessions to `session_events`.
     fn on_change(
         &mut self,
         change: &TreeChange,
@@ -390,7 +394,8 @@ impl Model {
         }
     }
 
-    /// Returns whether a discovered process may be a member by evidence that has to be read first.
+    /// Returns whether a discovered process may be a member by evidence that has to be read first. False if its
+    /// ancestors cannot have exited unseen, or if it is out of scope.
     pub fn is_unattributed(&self, key: ProcessKey) -> bool {
         let may_be = self.may_have_escaped(key) && self.is_in_scope(key);
         let node = self.tree.get(key).filter(|_| may_be);
@@ -407,8 +412,8 @@ impl Model {
         self.scope.is_unlimited() || named()
     }
 
-    /// Returns the facts to read, by process, before [`Model::attribute`] can assign a process to a session. Returns
-    /// none if the process is no longer unattributed.
+    /// Returns the facts to read, by process, before [`Model::attribute`] can assign a process to a session. Empty if
+    /// all are read, or if the process is no longer unattributed.
     pub fn facts_to_attribute(&self, key: ProcessKey) -> Vec<(ProcessKey, FactSet)> {
         let node = self.tree.get(key);
         let unattributed = node.filter(|node| self.sessions.is_unattributed(&self.tree, node));
@@ -418,6 +423,7 @@ impl Model {
     }
 
     /// Assigns an unattributed process to a session by its facts. Returns the new members, parents before children.
+    /// Empty if nothing fits.
     pub fn attribute(&mut self, key: ProcessKey) -> Vec<ProcessKey> {
         let in_scope = self.is_in_scope(key);
         let joined = self.sessions.attribute(&mut self.tree, key, in_scope);
@@ -456,6 +462,7 @@ impl Model {
         self.tree.get(key).map(|node| Arc::clone(&node.image))
     }
 
+    /// Applies the class of `image` to the sessions (see [`Sessions::on_class`]).
     fn on_exec(
         &mut self,
         key: ProcessKey,
@@ -467,6 +474,7 @@ impl Model {
         self.on_class(key, (class, ran), now, session_events);
     }
 
+    /// Applies a class to the sessions (see [`Sessions::on_class`]), and the stored keeps of a session that opens.
     fn on_class(
         &mut self,
         key: ProcessKey,
@@ -494,7 +502,7 @@ impl Model {
         self.scope.cgroups.push(id);
     }
 
-    /// Sets uids that a process has changed since its last event.
+    /// Sets uids that a process has changed since its last event. Does not evaluate the process again.
     pub fn set_uids(&mut self, key: ProcessKey, uids: Uids) {
         if let Some(node) = self.tree.get_mut(key) {
             node.uids = uids;
@@ -502,7 +510,8 @@ impl Model {
         self.match_rules(key);
     }
 
-    /// Matches the rules for members with a member's program, ahead of the decision.
+    /// Matches the rules for members with a member's program, ahead of the decision. Does nothing for a process that is
+    /// no member.
     fn match_rules(&mut self, key: ProcessKey) {
         let Some(node) = self.tree.get(key) else {
             return;
@@ -521,7 +530,7 @@ impl Model {
     }
 
     /// Replaces the rules. An open session continues with the rule of the same name, if there is one. Agents, servers
-    /// and boundaries keep their class.
+    /// and boundaries keep their class. Forgets the facts about all processes, except units.
     pub fn set_rules(&mut self, rules: Ruleset) {
         self.rules = rules;
         self.sessions.resolve_rules(&self.rules);
@@ -538,7 +547,8 @@ impl Model {
         awaited.into_iter().for_each(|key| self.await_script(key));
     }
 
-    /// Returns whether a rule about roots may apply to a process while its root is alive.
+    /// Returns whether a process is the living root of a session and a rule about roots (`idle` or `server`) matches
+    /// its known state.
     pub fn has_rules_for_root(&self, key: ProcessKey) -> bool {
         self.tree
             .get(key)
@@ -556,7 +566,7 @@ impl Model {
     }
 
     /// Returns the decision about a member if the root of its session exited now with `ended`. Returns `None` if the
-    /// member is already due or is never signalled.
+    /// process is no member, is already due, is never signalled, or has exited.
     pub fn decide_if_root_exits(&self, key: ProcessKey, ended: ExitStatus) -> Option<Decision> {
         policy::decide_if_root_exits(&self.evaluation(), key, ended)
     }
@@ -589,6 +599,7 @@ impl Model {
         }
     }
 
+    /// Returns whether a process started after this exit of a root.
     fn born_after(&self, node: &Node, due: RootExit) -> bool {
         node.key.start > due.at
     }

@@ -69,7 +69,8 @@ impl Model {
         self.evaluation().wanted_membership(key)
     }
 
-    /// Returns whether a member would be kept if it were due, or is never signalled.
+    /// Returns whether a member would be kept if it were due, or is never signalled. Unread facts do not count as a
+    /// keep while the root is alive. For any other process, returns whether it is never signalled.
     pub fn is_kept(&self, node: &Node) -> bool {
         policy::is_kept(&self.evaluation(), node)
     }
@@ -80,7 +81,8 @@ impl Model {
         policy::is_kernel_killable(&self.evaluation(), node)
     }
 
-    /// Records the entry that was written to the map for a process; `None` if it was removed.
+    /// Records the entry that was written to the map for a process; `None` if it was removed. If the old entry named a
+    /// session and the new one names none, descendants of the process are untracked from now on.
     pub fn set_membership(&mut self, key: ProcessKey, membership: Option<Membership>) {
         let Some(node) = self.tree.get_mut(key) else {
             return;
@@ -98,7 +100,8 @@ impl Model {
         self.sessions.note_early_member(&self.tree, key);
     }
 
-    /// Records signals that were sent to a process: `MEMBER_SIGTERM_SENT` and `MEMBER_SIGKILL_SENT` in `flags`.
+    /// Records signals that were sent to a process: `MEMBER_SIGTERM_SENT` and `MEMBER_SIGKILL_SENT` in `flags`. Other
+    /// flags are ignored.
     pub fn on_signal_sent(&mut self, key: ProcessKey, flags: u32) {
         if let Some(node) = self.tree.get_mut(key) {
             node.state.member.signals_sent |= flags & (MEMBER_SIGTERM_SENT | MEMBER_SIGKILL_SENT);

@@ -16,6 +16,7 @@ pub(crate) struct MatchedRules {
 }
 
 impl MatchedRules {
+    /// Matches the rules with a program as its exec reported it.
     pub fn new(rules: &Ruleset, image: &Image) -> MatchedRules {
         let judging = rules.matching_member_rules(image);
         let might = rules.unread_keep(image, &judging).map(Some);

@@ -18,7 +18,7 @@ use relatives::Relatives;
 /// What happens to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verdict {
-    /// Ended by the escalation of its session.
+    /// Ended by the escalation of its session: SIGTERM, later SIGKILL.
     Reap,
     /// Left alone.
     Keep,
@@ -75,7 +75,8 @@ pub enum Reason {
     AncestorKept,
     /// A descendant is kept and may need it.
     DescendantKept,
-    /// Its program or the end of its command line is unreadable, and a rule might keep it.
+    /// A fact that a rule needs is unreadable, such as its program or the end of its command line, and a rule might
+    /// keep it.
     Unreadable,
     /// It descends from the root, but perhaps through a boundary: events about its ancestors were lost.
     LineageUncertain,
@@ -138,12 +139,13 @@ pub struct Decision {
     pub needs: FactSet,
     /// Process to read them of, if it is another one: a relative, or one that shows the unit of the root.
     pub relative: Option<ProcessKey>,
-    /// Time at which the decision may change without an event (`CLOCK_MONOTONIC`, ns): the end of a delay, with
-    /// [`Verdict::Wait`], or of a keep.
+    /// Time at which the decision may change without an event (`CLOCK_MONOTONIC`, ns). It is the end of a delay or
+    /// keep, the time when an age is reached, or the next check of an idle session.
     pub until: Option<u64>,
 }
 
 impl Decision {
+    /// Returns the decision to keep a process that is not due, without a rule.
     fn keep(reason: Reason) -> Decision {
         Decision {
             verdict: Verdict::Keep,
@@ -185,11 +187,14 @@ impl<'a> Evaluation<'a> {
     }
 }
 
-/// Decides about a process. One that has exited is not a member.
+/// Decides about a process. One that has exited, or is not in scope, is not a member.
 ///
-/// The first match decides, in this order: the never-list, no membership, a user's keep, the environment marker, the
-/// rules in their order. Without a match, a member is reaped if it is due, and otherwise kept because its root is
-/// alive. Facts that cannot change the decision are not requested.
+/// The first match decides, in this order: the never-list, no membership, a successor that may appear, a user's keep,
+/// the environment marker, the rules in their order. Without a match, a due member is reaped, or reported if its
+/// membership is inferred. Any other member is kept because its root is alive.
+///
+/// A process that would be reaped may still be kept, or wait, because of a relative or an unreadable fact. Facts that
+/// cannot change the decision are not requested.
 fn decide(round: &Evaluation<'_>, key: ProcessKey) -> Decision {
     let model = round.model;
     let Some(node) = model.tree.get(key) else {
@@ -212,7 +217,8 @@ fn decide(round: &Evaluation<'_>, key: ProcessKey) -> Decision {
     }
 }
 
-/// Keeps the members of a session while another agent may continue it, or a session around it.
+/// Returns the decision to wait, or to keep, while another agent may continue the session or one around it. Returns
+/// `None` if none may.
 fn await_successor(model: &Model, session: &Session) -> Option<Decision> {
     let session = model.sessions.awaiting_successor(session.id)?;
     Some(match session.succession {
@@ -225,6 +231,7 @@ fn await_successor(model: &Model, session: &Session) -> Option<Decision> {
     })
 }
 
+/// Returns the open session of a member that is in scope.
 fn session_of<'a>(model: &'a Model, node: &Node) -> Option<&'a Session> {
     model.sessions.get(
         node.state
@@ -247,6 +254,8 @@ fn never_list(model: &Model, node: &Node) -> Option<Reason> {
     }
 }
 
+/// Decides about a member by keeps, rules and relatives, as if `due` were the exit that makes it due. `None` stands for
+/// a member that is not due.
 fn evaluate(
     round: &Evaluation<'_>,
     node: &Node,
@@ -335,14 +344,15 @@ fn keep_marker(model: &Model, node: &Node) -> Fact<bool> {
     }
 }
 
-/// Returns whether a rule about roots may apply to a process while its root is alive.
+/// Returns whether a process is the living root of a session and a rule about roots (`idle` or `server`) matches its
+/// known state.
 pub(super) fn has_rules_for_root(model: &Model, node: &Node) -> bool {
     session_of(model, node)
         .is_some_and(|session| Case::new(model, node, session, None).may_be_judged_as_root())
 }
 
 /// Returns whether a member would be kept if it were due, or is never signalled. Unread facts do not count as a keep
-/// while the root is alive.
+/// while the root is alive. For any other process, returns whether it is never signalled.
 pub(super) fn is_kept(round: &Evaluation<'_>, node: &Node) -> bool {
     let model = round.model;
     let Some(session) = session_of(model, node) else {
@@ -356,7 +366,7 @@ pub(super) fn is_kept(round: &Evaluation<'_>, node: &Node) -> bool {
 }
 
 /// Returns the decision about a member if its root exited now with `ended`, by known facts. Returns `None` if the
-/// member is already due, is never signalled, or has exited.
+/// process is no member, is already due, is never signalled, or has exited.
 pub(super) fn decide_if_root_exits(
     round: &Evaluation<'_>,
     key: ProcessKey,
@@ -406,7 +416,8 @@ fn gone(model: &Model, ended: ExitStatus) -> RootExit {
     }
 }
 
-/// Returns the decision to keep a process that no rule makes: because it is partly unknown, or because of an ancestor.
+/// Returns the decision to keep a process, or to wait, that no rule about it makes: because it is partly unknown, or
+/// because of an ancestor. Returns `None` if nothing keeps it.
 fn kept_by_state(round: &Evaluation<'_>, node: &Node, due: Option<RootExit>) -> Option<Decision> {
     let model = round.model;
     if let Some(might) = MatchedRules::of(model, node).unreadable {

@@ -158,7 +158,7 @@ pub struct Rule {
     /// Delay of the action in nanoseconds, during which the member is kept. 0 for agents, servers and boundaries.
     ///
     /// It starts when the member becomes due. While the root is alive, it starts when the member becomes an orphan, or
-    /// else at its own start.
+    /// for any other member at its own start. It never starts before the member itself.
     pub delay_ns: u64,
     /// Where to find the ids of an agent's conversations, if the agent can hand one over to another process.
     pub conversation: Option<Arc<ConversationSource>>,
@@ -305,6 +305,7 @@ impl Ruleset {
     }
 
     /// Returns the facts to read before a member is due: rules may need them, and they rarely change without an exec.
+    /// These are at most [`FactSet::MARKERS`] and [`FactSet::UNIT`].
     pub fn facts_to_prefetch(&self) -> FactSet {
         let mut needs = FactSet::NONE;
         if self.honor_keep {
@@ -328,7 +329,8 @@ impl Ruleset {
         self.keeping_relatives.iter().any(may)
     }
 
-    /// Returns whether a rule may reap or report members whose root is alive: orphans or, if false, all others.
+    /// Returns whether a rule may reap or report members whose root is alive. `orphans` selects members that are
+    /// orphans, or, if false, all others. Rules about roots (`idle`, `server`) do not count.
     pub fn has_rules_for_living(&self, orphans: bool) -> bool {
         let acts = |rule: &&Rule| rule.action.rank() == MEMBER_RANK && rule.action != Action::Keep;
         let mut acting = self.rules.iter().filter(acts);
@@ -352,12 +354,12 @@ impl Ruleset {
         }
     }
 
-    /// Returns the agent rule that matches, even if a boundary or server rule matches too.
+    /// Returns the agent rule that matches, even if a boundary or server rule matches too. Returns `None` if none does.
     pub fn agent(&self, image: &Image) -> Option<RuleId> {
         self.agents.first(&self.rules, &Subject::new(image))
     }
 
-    /// Returns the boundary or server rule that matches. The process is then no member of its parent's session.
+    /// Returns the boundary or server rule that matches, if any. The process is then no member of its parent's session.
     pub fn leaves_session(&self, image: &Image) -> Option<RuleId> {
         match self.classify(image) {
             Class::Boundary(id) | Class::Server(id) => Some(id),
@@ -413,6 +415,7 @@ impl Ruleset {
         self.matched_as(image, &resolved)
     }
 
+    /// Matches the rules against `read`, and returns the result for `image`.
     fn matched_as(&self, image: &Arc<Image>, read: &Image) -> ProgramMatch {
         ProgramMatch {
             image: Arc::clone(image),
@@ -447,7 +450,8 @@ impl Ruleset {
     }
 }
 
-/// Adds patterns to the markers, unless they are there already, and returns their bits.
+/// Adds patterns to the markers, unless they are there already, and returns their bits. A pattern beyond
+/// [`MARKERS_MAX`] gets no bit.
 fn assign_bits(markers: &mut Vec<Pattern>, patterns: &[Pattern]) -> u64 {
     let mut bits = 0;
     for pattern in patterns {

@@ -56,8 +56,8 @@ pub struct RootExit {
 }
 
 impl RootExit {
-    /// Returns the status that decides about the members. A root that exits after a signal has not finished its work,
-    /// whatever its status.
+    /// Returns the status that decides about the members: `exit_status`, or a kill by SIGTERM if the root called exit
+    /// after the service had signalled it. Such a root has not finished its work, whatever its status.
     pub fn cause(&self) -> ExitStatus {
         match self.exit_status {
             ExitStatus::Exited(_) if self.was_signalled => ExitStatus::Signalled {
@@ -69,7 +69,7 @@ impl RootExit {
     }
 }
 
-/// Parent of a root when its session opened. It is untracked, so nothing else is remembered of it after its exit.
+/// Parent of a root when its session opened. If it is untracked, nothing else is remembered of it after its exit.
 #[derive(Clone, Debug)]
 pub struct RootParent {
     /// Identity of the parent, also after its exit.
@@ -81,6 +81,7 @@ pub struct RootParent {
 }
 
 impl RootParent {
+    /// Returns the parent with the image and uids of the living process, or empty ones if it is not in the tree.
     fn of(tree: &Tree, key: ProcessKey) -> RootParent {
         let known = tree.get(key);
         let (image, uids) = known
@@ -99,7 +100,7 @@ pub struct Session {
     pub agent: Arc<str>,
     /// Kind of the root: an agent or a server.
     pub kind: SessionKind,
-    /// `None` if the rule of a restored session no longer exists.
+    /// Rule that recognises the root; `None` if the rule of a restored session no longer exists.
     pub rule: Option<RuleId>,
     /// Current root: the first one or its last successor.
     pub root: ProcessKey,
@@ -121,7 +122,7 @@ pub struct Session {
     pub unit: Fact<Arc<str>>,
     /// Environment markers and working directory of the root, as far as they were read.
     pub inherited: Fact<Arc<InheritedFacts>>,
-    /// Whether the root started below tmux, screen or zellij.
+    /// Whether the root started below tmux, screen or zellij; false for a restored session.
     pub multiplexed: bool,
     /// Exit of the current root, if it has exited.
     pub root_exit: Option<RootExit>,
@@ -129,11 +130,12 @@ pub struct Session {
     pub succession: Succession,
     /// Time of the last reported exit of a member, in nanoseconds since boot; 0 for none.
     pub last_exit_at: u64,
-    /// Start of the youngest member, in nanoseconds since boot.
+    /// Start of the youngest process that has ever been a member, in nanoseconds since boot; 0 for none.
     pub(super) last_birth_at: u64,
-    /// Last time at which a client was connected or an agent ran below it, in nanoseconds since boot.
+    /// Last time at which a client was connected or an agent ran below it, in nanoseconds since boot; 0 for none.
     pub(super) last_use_at: u64,
-    /// Whether the root was discovered as an agent. The exec that made it one may still be reported.
+    /// Whether a scan discovered the root when it already ran the agent. The exec that made it one may still be
+    /// reported.
     is_discovered: bool,
     /// Derived state, maintained by [`SessionIndex`].
     nesting: Nesting,
@@ -151,13 +153,15 @@ impl Session {
         self.members.is_empty()
     }
 
-    /// Returns whether the session has this name. Its own may be known only to the tick.
+    /// Returns whether `name` is the first root of the session. If the session's own start is a whole tick (from
+    /// /proc), any start within that tick matches.
     fn has_name(&self, name: ProcessKey) -> bool {
         let coarse = self.first_root.start.is_multiple_of(TICK_NS);
         self.first_root == name || coarse && self.first_root.has_same_tick(name)
     }
 
-    /// Copies what members are compared with from the root, as far as it is known.
+    /// Copies cgroup, kernel session, unit, environment markers and directory from the root, as far as they are known.
+    /// In a new cgroup, the unit counts as unread.
     fn copy_from_root(&mut self, root: Option<&Node>) {
         let Some(root) = root else { return };
         if root.image.cgroup_id != 0 && root.image.cgroup_id != self.cgroup_id {
@@ -180,7 +184,8 @@ impl Session {
         })
     }
 
-    /// Returns the exit that makes the members due; `None` while another agent may continue the session.
+    /// Returns the exit that makes the members due. Returns `None` while the root is alive, while another agent may
+    /// continue the session, and if a living `reaper run` ends the members.
     fn end(&self) -> Option<RootExit> {
         self.root_exit
             .filter(|_| self.succession == Succession::Excluded)
@@ -223,7 +228,8 @@ pub enum SessionEvent {
         /// Name of the rule.
         rule: Arc<str>,
     },
-    /// A root exited normally, and its child continues the session. If this is noticed only after
+    /// A root exited, and another agent continues the session: its child, or one that
+    /// [`Model::find_successor`](crate::Model::find_successor) found. If this is noticed only after
     /// [`SessionEvent::RootExited`], it revokes that event.
     Relaunched {
         /// Session that continues.
@@ -238,7 +244,8 @@ pub enum SessionEvent {
         /// Session whose root exited.
         session: SessionId,
     },
-    /// The last process of the session and of those nested in it exited. The session is then forgotten.
+    /// The root has exited, and the session and those nested in it have no members left. The session is no longer open,
+    /// but [`Sessions::find`] still returns the last [`CLOSED_MAX`] closed ones.
     Closed {
         /// Last state of the session.
         session: Box<Session>,
@@ -264,6 +271,7 @@ pub struct Sessions {
     reparented: HashMap<ProcessKey, Vec<ProcessKey>>,
     /// Discovered processes whose map entry names a session that is not open yet, by that name rounded to the tick.
     early_members: BTreeSet<(ProcessKey, ProcessKey)>,
+    /// Number of the session that was opened last.
     last: u32,
 }
 
@@ -276,43 +284,46 @@ impl Sessions {
         }
     }
 
-    /// Records that a client was connected to a session, or that an agent ran below it, at `now`.
+    /// Records `now` (ns since boot) as the last time at which a client was connected or an agent ran below a session.
+    /// Does nothing if the session is not open.
     pub(super) fn note_use(&mut self, id: SessionId, now: u64) {
         self.open.update(id, |session| session.last_use_at = now);
     }
 
+    /// Returns whether a process with this real uid can be a root.
     pub(super) fn allows_uid(&self, uid: u32) -> bool {
         self.uid.is_none_or(|only| only == uid)
     }
 
-    /// Returns an open session.
+    /// Returns an open session; `None` also for a closed one.
     pub fn get(&self, id: SessionId) -> Option<&Session> {
         self.open.get(id)
     }
 
-    /// Returns an open or recently closed session.
+    /// Returns an open session, or one of the last [`CLOSED_MAX`] closed ones.
     pub fn find(&self, id: SessionId) -> Option<&Session> {
         let closed = || self.closed.iter().rev().find(|session| session.id == id);
         self.get(id).or_else(closed)
     }
 
-    /// Returns the open sessions.
+    /// Returns the open sessions, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = &Session> {
         self.open.iter()
     }
 
-    /// Returns the open session with this first root.
+    /// Returns the oldest open session with this first root. If the session's own start is a whole tick (from /proc),
+    /// any start within that tick matches.
     pub fn by_first_root(&self, name: ProcessKey) -> Option<&Session> {
         self.open.by_name(name)
     }
 
-    /// Returns a session and those that it is nested in, innermost first.
+    /// Returns a session and those that it is nested in, innermost first; nothing if it is not open.
     pub fn with_enclosing(&self, id: SessionId) -> impl Iterator<Item = &Session> {
         let outer = |session: &&Session| self.get(session.outer?);
         std::iter::successors(self.get(id), outer).take(self.open.len())
     }
 
-    /// Returns a session and those nested in it, oldest first.
+    /// Returns a session and those nested in it, directly or through others, oldest first; nothing if it is not open.
     pub fn with_nested(&self, id: SessionId) -> impl Iterator<Item = &Session> {
         let mut ids: Vec<SessionId> = self.get(id).map(|session| session.id).into_iter().collect();
         let mut at = 0;
@@ -324,33 +335,44 @@ impl Sessions {
         ids.into_iter().filter_map(|id| self.get(id))
     }
 
-    /// Returns why the members of a session are due; `None` if they are not. The result is the outermost session whose
-    /// root has exited, which has their escalation, and the first exit of a root.
+    /// Returns why the members of a session are due; `None` if they are not.
+    ///
+    /// Members are *due* once the root of their session, or of one around it, has exited and no other agent may
+    /// continue that session. They are then reaped unless there is a reason to keep them. The exit of the command of a
+    /// living `reaper run` makes no member due: that run ends them itself.
+    ///
+    /// The result is the outermost session with such an exit, whose escalation ends the members, and the earliest of
+    /// the exits.
     pub fn due(&self, id: SessionId) -> Option<(&Session, RootExit)> {
         let Due { outermost, first } = self.get(id)?.nesting.due?;
         Some((self.get(outermost)?, first))
     }
 
-    /// Returns the innermost session, from the given one outwards, that another agent may continue.
+    /// Returns the innermost session, from the given one outwards, that another agent may continue; `None` if there is
+    /// none.
     pub(super) fn awaiting_successor(&self, id: SessionId) -> Option<&Session> {
         self.get(self.get(id)?.nesting.awaiting?)
     }
 
-    /// Returns whether a `reaper run` ends the members of a session when its command exits. The session is that of the
-    /// command, or nested in it.
+    /// Returns whether a living `reaper run` ends the members of a session when its command exits. The session is that
+    /// of the command, or nested in it.
     pub(super) fn is_ended_by_run(&self, id: SessionId) -> bool {
         self.get(id)
             .is_some_and(|session| session.nesting.is_ended_by_run)
     }
 
-    /// Returns the session whose living root is this process.
+    /// Returns the oldest open session whose living root is this process. A root that continues another session has
+    /// several.
     pub fn by_root(&self, key: ProcessKey) -> Option<&Session> {
         let mut all = self.open.all(IndexKey::Root(key));
         all.find(|session| session.root_exit.is_none())
     }
 
-    /// Removes an exited process from its session. If it was a root, a successor continues the session, or the root's
-    /// exit is recorded. `orphans` are its children, and `now` is in ns since boot. Closes no session yet.
+    /// Removes an exited process from its session. If it was a root and exited normally, a child or former child that
+    /// qualifies as its successor becomes the root. Otherwise the root's exit is recorded and reported as
+    /// [`SessionEvent::RootExited`].
+    ///
+    /// `orphans` are its children, and `now` is in ns since boot. Closes no session yet.
     pub(super) fn on_exit(
         &mut self,
         tree: &mut Tree,
@@ -408,7 +430,8 @@ impl Sessions {
         }
     }
 
-    /// Makes `root` the root of a session whose root has exited.
+    /// Makes `root` the root of a session whose root has exited. Deletes the recorded exit and reports
+    /// [`SessionEvent::Relaunched`].
     fn set_successor(
         &mut self,
         tree: &mut Tree,
@@ -435,8 +458,9 @@ impl Sessions {
 
     /// Returns the child that continues the session of a root which exited normally.
     ///
-    /// The child is the first of `orphans` that is an agent by the same rule and in the same terminal. If the root
-    /// reads from the terminal, a child known to read from elsewhere is a helper of the root and does not qualify.
+    /// The child is the first of `orphans` that is itself a root by the same rule, in the same terminal. A root without
+    /// a terminal has no such successor. If the root reads from the terminal, a child known to read from elsewhere is a
+    /// helper of the root and does not qualify.
     fn successor_root(
         &self,
         tree: &Tree,
@@ -464,15 +488,17 @@ impl Sessions {
         orphans.iter().find(is_successor).copied()
     }
 
-    /// Looks up the rule of each session in the new rules.
+    /// Sets the rule of each open or recently closed session to that with the agent's name in `rules`; `None` if there
+    /// is none.
     pub(super) fn resolve_rules(&mut self, rules: &Ruleset) {
         let resolve = |session: &mut Session| session.rule = rules.session_rule(&session.agent);
         self.open.update_all(resolve);
         self.closed.iter_mut().for_each(resolve);
     }
 
-    /// Closes the sessions that have finished since the last call. Handlers of earlier session events can still look up
-    /// their session, because this is a separate step.
+    /// Closes the sessions that have finished since the last call: the root has exited, and no member and no nested
+    /// session is left. Does nothing during a restore. Handlers of earlier session events can still look up their
+    /// session, because this is a separate step.
     pub(super) fn close_finished(&mut self, session_events: &mut Vec<SessionEvent>) {
         if self.is_restoring {
             return;
@@ -482,6 +508,7 @@ impl Sessions {
         }
     }
 
+    /// Closes a session if it has finished, and then each session around it that has finished too.
     fn close_if_empty(&mut self, id: SessionId, session_events: &mut Vec<SessionEvent>) {
         let mut next = Some(id);
         while let Some(id) = next {

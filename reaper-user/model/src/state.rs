@@ -102,7 +102,7 @@ impl tree::NodeState for ProcessState {
 }
 
 impl Node {
-    /// Returns the facts that were read; `None` if nothing was.
+    /// Returns the facts that were read, successfully or not; `None` if nothing was.
     pub fn facts(&self) -> Option<&Facts> {
         self.state.cached.facts()
     }
@@ -112,7 +112,7 @@ impl Node {
         self.state.cached.missing(wanted)
     }
 
-    /// Returns whether `REAPER_KEEP=1` is in the environment, if a probe has reported that.
+    /// Returns whether `REAPER_KEEP=1` is in the environment, as a probe has reported it. Unread if none has.
     pub fn keep_marker(&self) -> Fact<bool> {
         self.state.cached.keep_marker
     }
@@ -122,17 +122,18 @@ impl Node {
         self.state.cached.idle()
     }
 
-    /// Returns since when standard input and output are hung up, in ns of `CLOCK_MONOTONIC`.
+    /// Returns since when standard input and output are hung up, in ns of `CLOCK_MONOTONIC`; `None` if they are not or
+    /// were not read.
     pub(crate) fn hung_up_since(&self) -> Option<u64> {
         self.state.cached.hung_up_since()
     }
 
-    /// Returns the request of a user that lasts longest, expired ones included.
+    /// Returns the request of a user that lasts longest, expired ones included; `None` if there is none.
     pub fn user_keep(&self) -> Option<&UserKeep> {
         self.state.keeps.user_keep()
     }
 
-    /// Returns what its children inherit.
+    /// Returns the lineage that its children inherit.
     pub(crate) fn lineage(&self) -> Lineage {
         self.state.member.lineage()
     }

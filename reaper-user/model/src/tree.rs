@@ -29,9 +29,11 @@ const RECENT_MAX: usize = 1024;
 
 /// Process tree; see the [module documentation](self).
 pub struct Tree<S: NodeState> {
+    /// Living processes by pid.
     live: Map<u32, Node<S>>,
     /// Living processes by the cgroup id of their image (0 if unknown) and pid.
     by_cgroup: BTreeSet<(u64, u32)>,
+    /// Exited members with living descendants, at most [`EXITED_MAX`].
     exited: Map<ProcessKey, Exited<S::Remains>>,
     /// Keys of `exited`, oldest first. Some may have been removed from `exited`.
     order: VecDeque<ProcessKey>,
@@ -248,6 +250,7 @@ impl<S: NodeState> Tree<S> {
         Some(false)
     }
 
+    /// Adds a living process. The caller ensures that its pid is not in the tree.
     fn insert(&mut self, key: ProcessKey, birth: Birth, provenance: Provenance, image: Arc<Image>) {
         let holder = birth.parent.and_then(|parent| self.get(parent));
         let parent = holder.map(|node| node.key);
@@ -296,7 +299,8 @@ impl<S: NodeState> Tree<S> {
         }
     }
 
-    /// Sets the cgroup of a living process; 0 for unknown.
+    /// Sets the cgroup of a living process after a move at `time`, in ns since boot; 0 for unknown. Its unit is then
+    /// unread.
     pub(super) fn set_cgroup(&mut self, key: ProcessKey, cgroup_id: u64, time: u64) {
         if let Some(node) = self.get_mut(key) {
             node.state.on_move(time);
@@ -339,7 +343,7 @@ impl<S: NodeState> Tree<S> {
         }
     }
 
-    /// Moves a process from its parent to `parent`.
+    /// Moves a process from its parent to `parent`. An unknown parent counts as none.
     fn set_parent(&mut self, pid: u32, parent: Option<ProcessKey>) {
         let Some(node) = self.live.get(&pid) else {
             return;
@@ -365,6 +369,8 @@ impl<S: NodeState> Tree<S> {
         }
     }
 
+    /// Removes a living process as exited and remembers it. Its children become orphans, whose parent is unknown until
+    /// they are reparented.
     fn exit(
         &mut self,
         pid: u32,
@@ -415,6 +421,8 @@ impl<S: NodeState> Tree<S> {
         self.release_birth_parent(node.birth_parent);
     }
 
+    /// Moves an orphan from `old_parent` to its adopter. Does nothing if it has another parent meanwhile, or if the
+    /// move is already known.
     fn reparent(
         &mut self,
         child: ProcessKey,

@@ -48,7 +48,9 @@ impl Model {
         }
     }
 
-    /// Returns whether a living process matters to no session and not to the service itself.
+    /// Returns whether a living process matters to no session and not to the service itself. Then it is no member,
+    /// boundary or root, no ancestor of a member, and not followed for an awaited process. It is not in a scope that
+    /// names processes, and is no init and no ancestor of the service.
     pub fn is_untracked(&self, key: ProcessKey) -> bool {
         let node = self.tree.get(key);
         node.is_some_and(|node| !self.is_needed(node) && !self.is_above_member(node))
@@ -66,6 +68,7 @@ impl Model {
             || self.awaited_above(node).is_some()
     }
 
+    /// Returns whether a living descendant is a member.
     fn is_above_member(&self, top: &Node) -> bool {
         let mut below = top.children().to_vec();
         // A loop, which corrupt input could create, ends at the top.

@@ -74,8 +74,8 @@ impl Model {
         self.kept_by(&keep).count()
     }
 
-    /// Applies requests that a previous service stored. Their processes need not be known yet. Exited ones may have
-    /// living descendants.
+    /// Puts the requests that a previous service stored into force again. Their processes need not be known yet. Exited
+    /// ones may have living descendants.
     pub fn restore_keeps(&mut self, mut all: Vec<StoredKeep>) {
         let order = |stored: &StoredKeep| {
             let StoredKeep { key, keep, .. } = stored;
@@ -95,7 +95,8 @@ impl Model {
     }
 
     /// Adds a request, which replaces an earlier one for the same process. `targets` are the processes known to be kept
-    /// by it at `at`. The first one is the process that the user named.
+    /// by it at `at`, in ns since boot; 0 for a request to a previous service. The first one is the process that the
+    /// user named.
     fn add_keep_request(&mut self, targets: &[StoredKeep], at: u64) {
         let Some(&StoredKeep {
             key: top,
@@ -147,7 +148,7 @@ impl Model {
     }
 
     /// Returns the request to revoke next for a process: the one for the process itself, then the one that lasts
-    /// longest.
+    /// longest. Returns `None` if no request in force keeps it.
     pub fn keep_to_revoke(&self, key: ProcessKey) -> Option<UserKeep> {
         let now = self.monotonic_now();
         let kept = || self.tree.get(key)?.user_keep().copied();
@@ -155,7 +156,8 @@ impl Model {
         self.own_keep(key).or_else(kept)
     }
 
-    /// Returns the living process that a user named, if another process is kept only because of it.
+    /// Returns the living process for which a user made the request that [`Model::keep_to_revoke`] returns for `key`.
+    /// Returns `None` if that is `key` itself, or if `key` is not kept.
     pub fn kept_with(&self, key: ProcessKey) -> Option<ProcessKey> {
         let request = self.keep_to_revoke(key)?;
         let request = self
@@ -178,7 +180,7 @@ impl Model {
             .map(|request| request.keep)
     }
 
-    /// Returns the living processes that a request keeps.
+    /// Returns the living processes that a request keeps, in no order.
     pub fn kept_by(&self, keep: &UserKeep) -> impl Iterator<Item = &Node> {
         let all = self.tree.iter();
         all.filter(|node| node.state.keeps.user_keeps.contains(keep))
@@ -198,7 +200,8 @@ impl Model {
         })
     }
 
-    /// Removes requests that have expired or whose session is forgotten. No member of such a session can appear.
+    /// Removes requests that have expired or whose session is neither open nor recently closed. No member of such a
+    /// session can appear.
     pub(super) fn forget_finished_keeps(&mut self) {
         let now = self.monotonic_now();
         let over = |request: &&KeepRequest| {
@@ -222,7 +225,8 @@ impl Model {
         }
     }
 
-    /// Applies the requests to a process that became known or a member. `creator` is known if its fork was reported.
+    /// Records which requests keep a process that became known or a member. `creator` is known if its fork was
+    /// reported.
     pub(super) fn inherit_keep(&mut self, key: ProcessKey, creator: Option<ProcessKey>) {
         let node = self
             .tree
@@ -233,7 +237,8 @@ impl Model {
         }
     }
 
-    /// Applies the requests for the name of a session that has opened now.
+    /// Puts requests into force that name a session which has opened only now. They also keep its processes that are
+    /// already known.
     pub(super) fn inherit_awaited_keeps(&mut self, session: SessionId) {
         let mut found = Vec::new();
         for request in self
@@ -251,7 +256,8 @@ impl Model {
         }
     }
 
-    /// Applies the selected requests to all living and remembered processes, oldest first.
+    /// Records which of the selected requests keep a process, for all living processes and exited members with living
+    /// descendants, oldest first.
     fn inherit_keeps(&mut self, selects: impl Fn(&KeepRequest) -> bool) {
         let living = self.tree.iter();
         let living = living.map(|node| KeepCandidate::living(node, None));
@@ -269,6 +275,7 @@ impl Model {
         }
     }
 
+    /// Adds the selected requests that keep a process to it. Removes none.
     fn put_keeps(&mut self, candidate: &KeepCandidate, selects: impl Fn(&KeepRequest) -> bool) {
         let requests = self.keep_requests.iter().filter(|request| selects(request));
         let keeps = requests.filter(|request| self.keep_applies_to(request, candidate));
@@ -283,7 +290,7 @@ impl Model {
         }
     }
 
-    /// Returns whether a request keeps a process: it names the process or an ancestor.
+    /// Returns whether a request keeps a process: it names the process, or an ancestor with its descendants.
     fn keep_applies_to(&self, request: &KeepRequest, candidate: &KeepCandidate) -> bool {
         if request.names.contains(&tick(candidate.key)) {
             return true;

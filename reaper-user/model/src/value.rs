@@ -54,6 +54,7 @@ pub fn read<T: DeserializeOwned>(
         .map_err(|error| problem(&error, table, at, others, place))
 }
 
+/// Returns an error with its position and the key that it is about. `at` is the position if the error has none.
 fn problem(
     error: &toml::de::Error,
     table: &DeTable<'_>,
@@ -165,7 +166,8 @@ pub fn duration<'de, D: Deserializer<'de>, const MIN: u64, const MAX: u64>(
     )
 }
 
-/// Reads a duration from `MIN` to `MAX` milliseconds as nanoseconds.
+/// Reads a duration from `MIN` to `MAX` milliseconds as nanoseconds. Returns `None` only if the number does not fit
+/// into 64 bits.
 pub fn nanoseconds<'de, D: Deserializer<'de>, const MIN: u64, const MAX: u64>(
     deserializer: D,
 ) -> Result<Option<u64>, D::Error> {

@@ -26,6 +26,7 @@ use keep::{Kept, Waiting};
 use living::Agents;
 pub(crate) use living::is_login;
 
+/// Evaluation of one process table for one query.
 pub(super) struct Judge<'a> {
     table: &'a ProcessTable,
     query: &'a LeftoverQuery<'a>,
@@ -56,6 +57,7 @@ pub(super) struct Judge<'a> {
 struct RowState {
     /// Index of the parent, unless it is an adopter or a root of the scope.
     up: Option<usize>,
+    /// Evidence for the process itself.
     claim: Option<Claim>,
     /// Index of the outermost process with strong evidence: an ancestor or itself.
     strong: Option<usize>,
@@ -63,6 +65,7 @@ struct RowState {
     head: usize,
     /// Index of the agent that it belongs to; `Some(None)` below a boundary, `None` below neither.
     agent: Option<Option<usize>>,
+    /// Whether it or an ancestor is a member of a session of the service.
     member: bool,
     /// Whether it or an ancestor is in a cgroup of the scope.
     in_cgroup: bool,
@@ -72,9 +75,11 @@ struct RowState {
     whole: bool,
     /// Reason to keep it with all of its descendants.
     kept_with_descendants: Option<Kept>,
+    /// Reason to keep it; only with evidence for it or an ancestor.
     kept: Option<Kept>,
     /// Uncertainty about it or an ancestor in the same tree that may belong to another, living agent.
     other: Option<Uncertainty>,
+    /// Delay that it waits for; only with evidence for it or an ancestor.
     waiting: Option<Waiting>,
     /// Reasons that it or a descendant has to keep its ancestors, or to wait with them.
     needs_relatives: (Option<Kept>, Option<Waiting>),
@@ -119,6 +124,7 @@ impl<'a> Judge<'a> {
         judge
     }
 
+    /// Evaluates all processes and returns the results; see [`super::find`].
     pub(super) fn all(mut self) -> Vec<Leftover> {
         for at in 0..self.rows.len() {
             let state = self.state_of(at);
@@ -134,8 +140,8 @@ impl<'a> Judge<'a> {
         found.into_iter().map(|(_, found)| found).collect()
     }
 
-    /// Returns whether it is an agent, or may be one by its name. Recorded members are excluded from the name check: a
-    /// service has seen that they are no agents.
+    /// Returns whether a process is an agent, or may be one by its name. Recorded members are excluded from the name
+    /// check: a service has seen that they are no agents.
     fn is_agent(&self, row: &LeftoverRow) -> bool {
         match self.query.rules.classify(&row.entry.image) {
             Class::Agent(_) => true,
@@ -147,6 +153,7 @@ impl<'a> Judge<'a> {
         }
     }
 
+    /// Returns the pids of living agents and of all of their ancestors.
     fn agent_ancestors(&self) -> HashSet<u32> {
         let mut agent_ancestors = HashSet::new();
         for row in self.table.rows.values().filter(|row| self.is_agent(row)) {
@@ -158,14 +165,15 @@ impl<'a> Judge<'a> {
         agent_ancestors
     }
 
-    /// Returns the process with the pid of its parent, if it is not younger.
+    /// Returns the process with the pid of its parent. Returns `None` if that is unreadable, unknown or younger.
     fn parent(&self, row: &LeftoverRow) -> Option<&'a LeftoverRow> {
         let parent = self.table.rows.get(&row.entry.parent)?;
         (parent.entry.key.start <= row.entry.key.start && row.entry.parent != row.entry.key.pid)
             .then_some(parent)
     }
 
-    /// Returns whether it adopts orphans, and otherwise starts nothing but units.
+    /// Returns whether it adopts orphans, and otherwise starts nothing but units: an init or the service manager of a
+    /// user.
     fn is_adopter(&self, row: &LeftoverRow) -> bool {
         let exe = &row.entry.image.exe;
         let manager =
@@ -173,6 +181,7 @@ impl<'a> Judge<'a> {
         row.entry.key.pid == 1 || row.entry.namespace_init || manager
     }
 
+    /// Returns whether it is one of the processes that the scope names.
     fn is_scope(&self, row: &LeftoverRow) -> bool {
         let roots = &self.query.scope.roots;
         roots.iter().any(|root| root.has_same_tick(row.entry.key))
@@ -190,13 +199,15 @@ impl<'a> Judge<'a> {
         since.is_some_and(|since| row.entry.key.start >= since)
     }
 
-    /// Returns an unreadable process that may run under the same user.
+    /// Returns an unreadable process that may run under the same user: its effective uid is one of the process's uids,
+    /// or unknown.
     fn unread_of(&self, row: &LeftoverRow) -> Option<u32> {
         let Uids { real, effective } = row.entry.uids;
         let uids = [None, Some(real), Some(effective)];
         uids.iter().find_map(|uid| self.unread.get(uid)).copied()
     }
 
+    /// Returns the state of the process at index `at`. The states of all earlier processes must be known.
     fn state_of(&self, at: usize) -> RowState {
         let row = self.rows[at];
         let parent = self.parent(row);
@@ -284,6 +295,8 @@ impl<'a> Judge<'a> {
         }
     }
 
+    /// Returns whether the query asks about a process: by its user, the scope and the processes that are always left
+    /// out.
     fn is_considered(&self, at: usize) -> bool {
         let (row, state) = (self.rows[at], &self.states[at]);
         let Uids { real, effective } = row.entry.uids;
@@ -298,7 +311,7 @@ impl<'a> Judge<'a> {
             && (scope.is_unlimited() || state.in_cgroup || state.below_scope && !self.is_scope(row))
     }
 
-    /// Returns the result for a process, if there is evidence.
+    /// Returns the result for a process. Returns `None` without evidence, and if it belongs to a living agent.
     fn finding(&self, at: usize) -> Option<Leftover> {
         let (row, state) = (self.rows[at], &self.states[at]);
         let of = state.strong.unwrap_or(at);
@@ -318,6 +331,7 @@ impl<'a> Judge<'a> {
         })
     }
 
+    /// Returns the verdict about a process. A reason to keep comes first, then an uncertainty, then a delay.
     fn verdict(&self, row: &LeftoverRow, state: &RowState, claim: &Claim) -> LeftoverVerdict {
         let pid = row.entry.key.pid;
         let relative = |of: u32| Some(of).filter(|of| *of != pid);
@@ -347,7 +361,8 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// Returns whether a visited process is a leftover by its own evidence, without a reason to keep it.
+    /// Returns whether a visited process, or one above it in its tree, has strong evidence and nothing found so far
+    /// speaks against a reap.
     fn is_leftover(&self, pid: u32) -> bool {
         let state = self.places.get(&pid).and_then(|at| self.states.get(*at));
         state.is_some_and(|state| {
@@ -360,6 +375,7 @@ impl<'a> Judge<'a> {
     }
 }
 
+/// Returns the pid and the start in ticks, for comparison with keys from /proc.
 fn tick(key: ProcessKey) -> (u32, u64) {
     (key.pid, key.start / TICK_NS)
 }

@@ -82,12 +82,13 @@ impl<'a> Case<'a> {
         }
     }
 
+    /// Returns the rules that match the program.
     pub fn matched_rules(&self) -> &MatchedRules {
         &self.matched_rules
     }
 
     /// Returns the result of the first rule that applies, or the default. While facts are unread, the facts that later
-    /// rules need are requested as well.
+    /// rules need are requested as well. Facts that decide only between reasons to keep are not requested.
     pub fn decide(&self) -> RuleDecision {
         let (mut needs, mut asking, mut matters) = (FactSet::NONE, None, self.due.is_some());
         let mut until = None;
@@ -132,6 +133,7 @@ impl<'a> Case<'a> {
         decision
     }
 
+    /// Returns the decision if no rule applies.
     fn default(&self) -> RuleDecision {
         match self.due {
             Some(_) if self.node.state.member.inferred.is_some() => {
@@ -145,6 +147,7 @@ impl<'a> Case<'a> {
         }
     }
 
+    /// Returns the decision to reap, with the reason that fits the state of the root.
     fn reap(&self) -> RuleDecision {
         let reason = match self.due {
             None => Reason::ReapRule,
@@ -154,6 +157,7 @@ impl<'a> Case<'a> {
         RuleDecision::new(Verdict::Reap, reason)
     }
 
+    /// Returns the decision of a rule that applies.
     fn act(&self, rule: &Rule) -> RuleDecision {
         match rule.action {
             Action::Reap => self.reap(),
@@ -217,7 +221,8 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Returns the rule that keeps the process and its descendants permanently, whatever facts are read.
+    /// Returns the rule that keeps the process and its descendants permanently, whatever facts are read; `None` if
+    /// there is none.
     ///
     /// The result can change only at an exec or a change of uids of the process, or at the exit of the root.
     pub fn permanent_keep(&self) -> Option<RuleId> {
@@ -288,7 +293,7 @@ impl<'a> Case<'a> {
         })
     }
 
-    /// Returns whether a rule may keep the process, now or once facts are read or change.
+    /// Returns whether a rule may keep the process, now or once facts are read or change. True for an inferred member.
     pub fn may_be_kept(&self) -> bool {
         // An inferred member is kept unless a rule reaps it.
         if self.node.state.member.inferred.is_some() {
@@ -346,6 +351,7 @@ impl<'a> Case<'a> {
         wanted.is_none_or(|wanted| wanted.holds(own, root))
     }
 
+    /// Returns whether the conditions on the age match. Lowers `until` to the time at which this may change.
     fn is_of_age(&self, when: &When, until: &mut Option<u64>) -> bool {
         let born = self.model.clock.to_monotonic(self.node.key.start);
         let now = self.model.monotonic_now();
@@ -397,6 +403,7 @@ impl<'a> Case<'a> {
             .fold(ConditionResult::Yes, ConditionResult::and)
     }
 
+    /// Evaluates the conditions on systemd units.
     fn units(&self, when: &When, read: &Facts) -> ConditionResult {
         if when.own_unit.is_none() && when.units.is_empty() {
             return ConditionResult::Yes;
@@ -428,6 +435,7 @@ impl<'a> Case<'a> {
         }
     }
 
+    /// Evaluates the conditions on environment markers and multiplexers.
     fn markers(&self, when: &When, read: &Facts) -> ConditionResult {
         let has = |bits: u64| {
             ConditionResult::of(FactSet::MARKERS, &read.markers, |markers| {
@@ -466,6 +474,7 @@ impl RuleDecision {
 }
 
 impl ConditionResult {
+    /// Returns the result of the test `is` on a fact. An unread fact asks for `needs`.
     fn of<T>(needs: FactSet, fact: &Fact<T>, is: impl FnOnce(&T) -> bool) -> ConditionResult {
         match fact {
             Fact::Unread => ConditionResult::Ask(needs),

@@ -9,6 +9,8 @@ use crate::ruleset::RuleId;
 use crate::{Model, Node};
 
 impl MatchedRules {
+    /// Returns the rules that match a process by what is known best: the whole command line, the resolved script, or
+    /// the image.
     pub fn of<'a>(model: &Model, node: &'a Node) -> Cow<'a, MatchedRules> {
         let facts = node.facts();
         if let Some(Fact::Known(whole)) = facts.map(|facts| &facts.arguments) {
@@ -30,7 +32,8 @@ impl MatchedRules {
         }
     }
 
-    /// Returns the rule that might match the end of the command line, if that is unread.
+    /// Returns the rule that might match the end of the command line, if that is unread. Returns `None` if it was read,
+    /// was unreadable, or cannot matter.
     pub fn wants_arguments(model: &Model, node: &Node) -> Option<RuleId> {
         let might = MatchedRules::of(model, node).unreadable.flatten()?;
         (!node.missing_facts(FactSet::ARGUMENTS).is_empty()).then_some(might)

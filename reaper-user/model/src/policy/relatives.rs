@@ -73,7 +73,8 @@ impl Relatives {
         above
     }
 
-    /// Returns the decision about a due member that would be reaped, if relatives that are due with it hold it.
+    /// Returns the decision about a due member that would be reaped, if relatives that are due with it hold it. Returns
+    /// `None` if none does.
     pub(super) fn held(&self, model: &Model, node: &Node, due: RootExit) -> Option<Decision> {
         if !model.rules.may_keep_relatives(due.cause()) || !is_due(model, node, due) {
             return None;
@@ -128,6 +129,7 @@ fn walk(model: &Model, node: &Node, due: RootExit, known: &mut HashMap<ProcessKe
     known.extend(due.filter_map(|node| Some((node.key, *found.get(&node.key)?))));
 }
 
+/// Returns the effect of a due process on its ancestors and descendants.
 fn own_hold(model: &Model, node: &Node, due: RootExit) -> Hold {
     let Some(session) = session_of(model, node) else {
         return Hold::Nothing;
@@ -180,7 +182,7 @@ impl Hold {
         }
     }
 
-    /// Returns the decision about a relative. `kept` is the reason if it is kept.
+    /// Returns the decision about a relative, or `None` for [`Hold::Nothing`]. `kept` is the reason if it is kept.
     pub(super) fn decision(
         self,
         model: &Model,
@@ -209,6 +211,7 @@ impl Hold {
     }
 }
 
+/// Returns whether a process is due because of this exit of a root.
 fn is_due(model: &Model, node: &Node, due: RootExit) -> bool {
     let session = session_of(model, node).and_then(|session| model.sessions.due(session.id));
     session.is_some_and(|(_, other)| other == due)

@@ -140,6 +140,7 @@ pub(super) fn read(root: &DeTable<'_>, problems: &mut Vec<Problem>) -> Vec<RuleE
     rules
 }
 
+/// Reads one rule. `kind` is the name of its table, `at` the byte offset of it.
 fn rule(kind: &str, at: usize, table: &DeTable<'_>) -> Result<RuleEntry, Problem> {
     let action = match kind {
         "agent" => Action::Agent,
@@ -236,11 +237,13 @@ fn matchers(table: &DeTable<'_>, is_member_rule: bool) -> Result<Vec<Matcher>, P
     Ok(matchers)
 }
 
+/// Returns the keys for conditions on a program and for the syntax of its arguments.
 fn program_keys() -> Vec<&'static str> {
     let conditions = CONDITIONS.iter().map(|(key, ..)| *key);
     conditions.chain(SYNTAX).collect()
 }
 
+/// Returns a problem for the first key that is not in `known`. `place` follows the key in the message.
 fn check_keys(table: &DeTable<'_>, known: &[&str], place: &str) -> Result<(), Problem> {
     let mut keys = table.keys();
     match keys.find(|key| !known.contains(&&**key.get_ref())) {
@@ -294,6 +297,7 @@ fn program(table: &DeTable<'_>, is_member_rule: bool) -> Result<(Vec<Condition>,
     Ok((conditions, syntax))
 }
 
+/// Compiles the pattern of a condition. One that matches everything is an error, except in `args`.
 fn pattern(text: &str, key: &str, compile: Compile) -> Result<Pattern, String> {
     let kind = if key.ends_with("regex") {
         "regex"
@@ -361,7 +365,8 @@ fn contradiction(rule: &Rule, table: &DeTable<'_>) -> Option<Problem> {
     })
 }
 
-/// Returns what is wrong with a rule that matches everything or would reap processes that are in use.
+/// Returns what is wrong with a rule that matches everything or would reap processes that are in use; `None` if it does
+/// neither.
 fn too_broad(rule: &Rule, has_member_conditions: bool) -> Option<&'static str> {
     let when = &rule.when;
     let positive = rule.matchers.iter().all(Matcher::is_positive);

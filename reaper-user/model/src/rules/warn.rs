@@ -102,6 +102,7 @@ fn covers_inferred(one: &Rule, other: &Rule) -> bool {
     }
 }
 
+/// Returns whether the matcher `one` matches wherever `other` does, judged by the texts of their conditions.
 fn covers_program(one: &Matcher, other: &Matcher) -> bool {
     let mut conditions = one.conditions().iter();
     let uses_syntax = |c: &Condition| matches!(c.field, Field::Args | Field::Options);
@@ -136,6 +137,7 @@ fn is_covered(pattern: &Pattern, other: &Pattern) -> bool {
     same || pattern.is_exact() && other.is_match(pattern.text().as_bytes())
 }
 
+/// Returns whether the conditions `one` hold wherever `other` do, apart from `inferred`.
 fn covers_rest(one: &When, other: &When) -> bool {
     fn wider<T: PartialEq>(one: &Option<T>, other: &Option<T>) -> bool {
         one.is_none() || one == other

@@ -11,7 +11,9 @@ type Place = (u32, u32);
 /// The rules of one rank.
 #[derive(Clone, Default)]
 pub(super) struct Index {
+    /// Matchers that require one of these file names of the executable.
     by_exe: HashMap<Box<[u8]>, Vec<Place>>,
+    /// Matchers that require one of these comms.
     by_comm: HashMap<Box<[u8]>, Vec<Place>>,
     /// Matchers with a `script` condition, which are tried on interpreters.
     scripts: Vec<Place>,
@@ -22,6 +24,7 @@ pub(super) struct Index {
 }
 
 impl Index {
+    /// Creates the index of the rules of one rank.
     pub(super) fn new(rules: &[Rule], rank: u8) -> Index {
         let mut index = Index::default();
         for (at, rule) in (0..)

@@ -253,6 +253,7 @@ impl<'a> Subject<'a> {
         arguments::read(self.image, skipped, self.is_cut, syntax)
     }
 
+    /// Returns the script that the program runs; `None` if it is no interpreter or runs none.
     fn script(&self) -> Option<&Script<'a>> {
         let script = self
             .script
@@ -272,6 +273,7 @@ impl<'a> Subject<'a> {
         }
     }
 
+    /// Returns the file name of the executable, without ` (deleted)`.
     pub(super) fn exe_name(&self) -> &'a [u8] {
         self.exe.rsplit(|b| *b == b'/').next().unwrap_or_default()
     }

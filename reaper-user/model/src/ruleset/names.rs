@@ -132,6 +132,8 @@ fn starts_of_matcher(matcher: &Matcher) -> Starts {
         })
 }
 
+/// Returns the names that a condition on comm or exe can match. Returns `None` if it can match any name, and for other
+/// conditions.
 fn starts_of_condition(condition: &Condition) -> Starts {
     let starts = |pattern: &Pattern| match condition.field {
         Field::Comm => starts_of_glob(pattern.text(), false),

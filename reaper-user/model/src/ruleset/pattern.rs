@@ -253,6 +253,7 @@ impl std::fmt::Debug for Pattern {
     }
 }
 
+/// Returns whether a glob has no special characters, so that it matches only its own text.
 fn is_plain(glob: &str) -> bool {
     !glob.contains(['*', '?', '[', ']', '{', '}', '\\'])
 }
@@ -270,6 +271,7 @@ fn path_test(glob: &str) -> Result<Test, PatternError> {
     }
 }
 
+/// Compiles a glob. With `path`, `*` and `?` do not match a slash.
 fn glob_test(glob: &str, path: bool) -> Result<Test, PatternError> {
     if is_plain(glob) {
         return Ok(Test::Exact(glob.as_bytes().into()));

@@ -51,7 +51,7 @@ pub(super) fn is_interpreter(exe_name: &[u8]) -> bool {
 
 /// Returns the path of the script that a program runs, as it was given.
 ///
-/// Returns `None` if the program is no interpreter or runs no script.
+/// Returns `None` if the program is no interpreter, runs no script, or runs a python module (`-m`).
 pub fn path(image: &Image) -> Option<&[u8]> {
     let exe_name = image.exe.rsplit(|byte| *byte == b'/').next()?;
     match of(exe_name, image)?.name {

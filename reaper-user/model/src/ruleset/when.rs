@@ -73,10 +73,10 @@ pub struct When {
     pub orphan: Option<bool>,
     /// Whether only evidence makes the process a member. A rule reaps such a member only if this is true.
     pub inferred: Option<bool>,
-    /// Nanoseconds since the process started.
+    /// Minimum time since the process started, in nanoseconds without suspends.
     #[serde(deserialize_with = "age", serialize_with = "write_nanoseconds")]
     pub min_age: Option<u64>,
-    /// Nanoseconds since the process started.
+    /// Time since the process started after which the condition fails, in nanoseconds without suspends.
     #[serde(deserialize_with = "age", serialize_with = "write_nanoseconds")]
     pub max_age: Option<u64>,
     /// Uids in comparison with those of the root, or one effective uid.
@@ -84,7 +84,7 @@ pub struct When {
     /// Globs over the name of the innermost systemd unit.
     #[serde(rename = "unit", deserialize_with = "units")]
     pub units: Vec<Pattern>,
-    /// Whether the process is in a systemd unit that is not its root's.
+    /// Whether the process is in a systemd unit that is not its root's. A process in no unit counts as not.
     pub own_unit: Option<bool>,
     /// Whether the process has a controlling terminal.
     pub tty: Option<bool>,
@@ -102,10 +102,11 @@ pub struct When {
     /// Nanoseconds for which the session's tree has been idle. Holds only for a living root.
     #[serde(deserialize_with = "idle", serialize_with = "write_nanoseconds")]
     pub idle: Option<u64>,
-    /// Whether the other ends of its standard input and output, pipes or sockets, have been closed for as long as `idle`.
+    /// Whether its standard input and output must be pipes or sockets whose other ends have been closed for as long as
+    /// `idle`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub hung_up: bool,
-    /// Whether the process is an agent's server.
+    /// Whether the process must be the living root of a server's session.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub server: bool,
     /// Globs over `NAME=value`, one of which must match a variable of its environment.
@@ -140,6 +141,7 @@ fn markers<'de, D: Deserializer<'de>>(value: D) -> Result<Vec<Pattern>, D::Error
     list(value, |glob| narrowing(glob, Pattern::marker))
 }
 
+/// Compiles a glob. A glob of stars alone is an error, because it matches everything.
 fn narrowing(
     glob: &str,
     compile: fn(&str) -> Result<Pattern, PatternError>,

@@ -38,6 +38,9 @@ const ANCESTORS_MAX: usize = 64;
 
 impl Sessions {
     /// Returns whether a process without a session may be assigned by inherited evidence.
+    ///
+    /// It must not be a boundary, a kernel thread or a terminal emulator, and its real and effective uid must be equal.
+    /// Its parent must be an adopter or unknown. An open or recently closed session must match by start time and user.
     pub(crate) fn is_unattributed(&self, tree: &Tree, node: &Node) -> bool {
         node.state.member.session.is_none()
             && node.state.member.boundary.is_none()
@@ -50,7 +53,8 @@ impl Sessions {
             && self.possible(node).next().is_some()
     }
 
-    /// Returns the facts of the process and of roots that are still needed to assign the process.
+    /// Returns the facts that must still be read to assign the process: its own and those of roots. If the process has
+    /// markers, those of living agents and their ancestors follow once these are read. Empty if all are read.
     pub(crate) fn facts_to_attribute(
         &self,
         tree: &Tree,
@@ -81,7 +85,8 @@ impl Sessions {
         wanted
     }
 
-    /// Returns the living agents of the same user, and their ancestors, whose environment is unread.
+    /// Returns the living agents of the same user, and up to [`ANCESTORS_MAX`] ancestors of each, whose environment is
+    /// unread.
     fn facts_of_possible_parents(&self, tree: &Tree, node: &Node) -> Vec<(ProcessKey, FactSet)> {
         let mut wanted: HashSet<ProcessKey> = HashSet::new();
         for session in self.living(node) {
@@ -96,7 +101,8 @@ impl Sessions {
         wanted.into_iter().map(with_needs).collect()
     }
 
-    /// Returns the session of an unattributed process and the evidence for it.
+    /// Returns the session of an unattributed process by its markers or its directory, and the evidence for it. Returns
+    /// `None` if its environment or unit is not completely read, or if no single session fits.
     pub(super) fn attribution_by_markers(
         &self,
         tree: &Tree,
@@ -133,7 +139,7 @@ impl Sessions {
         Some((session.id, Evidence::Directory))
     }
 
-    /// Returns the open and recently closed sessions that match by start time and user.
+    /// Returns the open and recently closed sessions of the same real uid whose first root started in an earlier tick.
     fn possible(&self, node: &Node) -> impl Iterator<Item = &Session> {
         let all = self.iter().chain(&self.closed);
         all.filter(|session| {
@@ -141,7 +147,8 @@ impl Sessions {
         })
     }
 
-    /// Returns whether all markers of unknown origin name the session.
+    /// Returns whether at least one marker proves the session, and all the others name it or one around it or were
+    /// inherited by its root. `nested` says that the process is in a nested PID namespace.
     fn is_named_by_all(
         &self,
         tree: &Tree,
@@ -230,7 +237,8 @@ impl Sessions {
         std::iter::once(session).chain(outer.flat_map(|outer| self.with_enclosing(outer)))
     }
 
-    /// Returns the session of a process by its working directory.
+    /// Returns the session among `possible` in whose root's directory, or below it, the process works. Returns `None`
+    /// if several fit that are not nested in one, or if the directory does not count (see the module).
     fn by_directory<'a>(
         &self,
         tree: &Tree,
@@ -258,7 +266,7 @@ impl Sessions {
         self.only(&works_here)
     }
 
-    /// Returns the session in which all the others are nested, or `None` if there is none.
+    /// Returns the session of `all` in which all the others are nested, or `None` if there is none.
     fn only<'a>(&self, all: &[&'a Session]) -> Option<&'a Session> {
         let holds = |one: &&&Session| {
             let is_in = |other: &&Session| self.outwards_of(other).any(|s| s.id == one.id);
@@ -275,6 +283,7 @@ fn has_pid(session: &Session, pid: u32, possible: &[&Session]) -> bool {
     had(session) && !possible.iter().filter(younger).any(|one| had(one))
 }
 
+/// Returns whether the root of the session was alive when the process started.
 fn ran_at_birth(session: &Session, node: &Node) -> bool {
     session
         .root_exit
@@ -316,6 +325,7 @@ fn is_in_untracked_group(tree: &Tree, node: &Node) -> bool {
     })
 }
 
+/// Returns the current parent if it is in the tree.
 fn parent<'a>(tree: &'a Tree, node: &Node) -> Option<&'a Node> {
     node.parent.and_then(|parent| tree.get(parent))
 }

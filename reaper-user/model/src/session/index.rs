@@ -26,6 +26,7 @@ pub(super) enum IndexKey {
 /// State of the members of a session that depends on the sessions around it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Nesting {
+    /// Reason for which the members are due; `None` if they are not.
     pub(super) due: Option<Due>,
     /// Innermost session, from this one outwards, that another agent may continue.
     pub(super) awaiting: Option<SessionId>,
@@ -38,7 +39,7 @@ pub(super) struct Nesting {
 pub(super) struct Due {
     /// Outermost session whose root has exited.
     pub(super) outermost: SessionId,
-    /// First exit of a root.
+    /// Earliest exit among the ended roots of this session and those around it.
     pub(super) first: RootExit,
 }
 
@@ -67,7 +68,8 @@ impl Session {
         }
     }
 
-    /// Returns why the members are due. `outer` is the reason of the session around this one.
+    /// Returns why the members are due: the session that `outer` names, or else this one, with the earlier exit of
+    /// both. `outer` is the reason of the session around this one.
     fn due_within(&self, outer: Option<Due>) -> Option<Due> {
         let own = self.end().map(|first| Due {
             outermost: self.id,
@@ -117,7 +119,8 @@ impl SessionIndex {
         self.ids(key).filter_map(|id| self.get(id))
     }
 
-    /// Returns the oldest session with this name. The name of a session may be known only to the tick.
+    /// Returns the oldest session with this first root. If a session's own start is a whole tick (from /proc), any
+    /// start within that tick matches.
     pub(super) fn by_name(&self, name: ProcessKey) -> Option<&Session> {
         let start = name.start - name.start % TICK_NS;
         let coarse = IndexKey::FirstRoot(ProcessKey { start, ..name });
@@ -125,6 +128,7 @@ impl SessionIndex {
         self.get(named.min()?)
     }
 
+    /// Adds a session and computes its nesting state.
     pub(super) fn insert(&mut self, mut session: Session) {
         let id = session.id;
         session.nesting = Nesting::default();
@@ -133,14 +137,15 @@ impl SessionIndex {
         self.update_nesting(id);
     }
 
-    /// Removes a session in which no other is nested.
+    /// Removes a session. The caller ensures that no other is nested in it. Returns `None` if it is not open.
     pub(super) fn remove(&mut self, id: SessionId) -> Option<Session> {
         let session = self.by_id.remove(&id)?;
         self.remove_keys(id, session.index_keys());
         Some(session)
     }
 
-    /// Changes a session. Returns `None` if it is not open.
+    /// Applies `change` to a session, brings the indexes up to date and returns the result. Returns `None` if it is not
+    /// open.
     pub(super) fn update<T>(
         &mut self,
         id: SessionId,
@@ -179,7 +184,7 @@ impl SessionIndex {
         }
     }
 
-    /// Updates the nesting state of a changed session and of the sessions nested in it.
+    /// Recomputes the nesting state of a changed session and of the sessions nested in it.
     fn update_nesting(&mut self, changed: SessionId) {
         let mut stale = vec![changed];
         while let Some(id) = stale.pop() {

@@ -14,7 +14,7 @@ use crate::{Node, Tree};
 
 impl Sessions {
     /// Returns the evidence by which a process is a member, with the agent's directory if that is the evidence. Returns
-    /// `None` if the membership is known by descent.
+    /// `None` if the process is no member, or if its membership is known by descent.
     pub fn evidence(&self, node: &Node) -> Option<(Evidence, Option<&Path>)> {
         let evidence = node.state.member.inferred?;
         let session = node.state.member.session.and_then(|id| self.find(id));
@@ -28,7 +28,8 @@ impl Sessions {
         ))
     }
 
-    /// Assigns a discovered process whose creator is unknown to the session that its ids or its cgroup point to.
+    /// Assigns a discovered process whose creator is unknown to the session that its ids or its cgroup point to. Does
+    /// nothing if it is a member already, or if its parent cannot be an adopter.
     ///
     /// The membership is marked as inferred, because ids can have another origin. Ids are compared with those of known
     /// members. A cgroup may also belong to an agent out of scope, so it counts only for a process in scope.
@@ -47,7 +48,8 @@ impl Sessions {
     /// Assigns an unattributed process to a session by its ids, its cgroup or the facts that were read. Only ids count
     /// if it is not in the scope of the service.
     ///
-    /// Returns the new members: the process and its descendants, parents before children. Empty if nothing fits.
+    /// Returns the new members: the process and its descendants, parents before children. Empty if nothing fits, or if
+    /// the process is a member already.
     pub(crate) fn attribute(
         &mut self,
         tree: &mut Tree,
@@ -95,6 +97,7 @@ impl Sessions {
         joined
     }
 
+    /// Assigns a process to the session in `lineage`, marked as inferred from `evidence`.
     fn set_inferred_lineage(
         &mut self,
         tree: &mut Tree,
@@ -110,7 +113,8 @@ impl Sessions {
         self.set_lineage(tree, key, LineageClaim::uncertain(lineage));
     }
 
-    /// Returns the lineage of a process in a cgroup that a session created for itself.
+    /// Returns the lineage of a process whose cgroup is that of exactly one open session. The parent of the root and
+    /// the parent of the process must be in other cgroups: the session then created the cgroup for itself.
     fn by_cgroup(&self, tree: &Tree, node: &Node) -> Option<(Lineage, Evidence)> {
         let own = node.image.cgroup_id;
         let parent = tree.get(node.parent?)?;
@@ -133,8 +137,9 @@ impl Sessions {
     }
 }
 
-/// Returns the lineage of a process whose process group or kernel session was created by a member. The kernel does not
-/// reuse a pid that is still the id of either.
+/// Returns the lineage of a process whose process group or kernel session was created by a member, which may have
+/// exited recently. Returns `None` also if a boundary created it. The kernel does not reuse a pid that is still the id
+/// of either.
 fn by_ids(tree: &Tree, node: &Node) -> Option<(Lineage, Evidence)> {
     let ids = [
         (node.image.pgid, Evidence::Group),
@@ -173,6 +178,7 @@ pub(super) fn may_be_adopted(tree: &Tree, node: &Node) -> bool {
     })
 }
 
+/// Returns whether `one` started in a later tick than `other`.
 pub(super) fn is_later(one: ProcessKey, other: ProcessKey) -> bool {
     one.start / TICK_NS > other.start / TICK_NS
 }

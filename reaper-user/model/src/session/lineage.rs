@@ -5,7 +5,8 @@ use crate::Tree;
 use crate::event::ProcessKey;
 
 impl Tree {
-    /// Returns the lineage of a process that is alive or exited recently; `None` if it is unknown.
+    /// Returns the lineage of a process that is alive, exited recently, or has exited and has living descendants.
+    /// Returns `None` if it is unknown. A disowned process (see [`Tree::disown`]) has a lineage without a session.
     pub(crate) fn lineage_of(&self, key: ProcessKey) -> Option<Lineage> {
         if let Some(node) = self.get(key) {
             return Some(node.lineage());

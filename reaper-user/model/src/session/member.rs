@@ -46,9 +46,10 @@ impl Evidence {
     }
 }
 
-/// Descent of a process.
+/// Descent of a process, as its children inherit it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Lineage {
+    /// Innermost session; `None` for an untracked process.
     pub(crate) session: Option<SessionId>,
     /// See [`Member::is_lineage_uncertain`].
     pub(crate) is_uncertain: bool,
@@ -71,13 +72,16 @@ pub struct Member {
     pub boundary: Option<Arc<str>>,
     /// Whether it is or was the root of a session.
     pub root: bool,
-    /// Whether its lineage is certain: its creator was known here or in the kernel's map.
+    /// Whether no later event can know its lineage better: its creator was known here or in the kernel's map. This is
+    /// not the opposite of `is_lineage_uncertain`.
     pub(crate) is_lineage_certain: bool,
-    /// Awaited process that it is or descends from; for untracked processes only. See `Model::awaited`.
+    /// Awaited process that it is or descends from; for untracked processes only. *Awaited* means that its script must
+    /// be read to see whether it is an agent; see `Model::awaited`.
     pub(crate) awaited: Option<ProcessKey>,
-    /// Whether its exit matters to sessions although it is not a member.
+    /// Whether its exit matters to sessions although it is not a member. Examples are a boundary and the parent of a
+    /// root.
     pub watched: bool,
-    /// Whether it is in the scope of the service.
+    /// Whether it is in the scope of the service (see [`Scope`](crate::Scope)), by itself or by descent.
     pub in_scope: bool,
     /// Signals that it was sent: `MEMBER_SIGTERM_SENT` and `MEMBER_SIGKILL_SENT` of `reaper-common`.
     pub signals_sent: u32,

@@ -40,8 +40,9 @@ impl LineageClaim {
 }
 
 impl Sessions {
-    /// Gives a new process the session of its creator, or none. Also called for a known process whose fork is reported
-    /// late.
+    /// Gives a new process the session of its creator, or none, and the creator's scope. `entry` is its entry in the
+    /// kernel's map, which counts if the creator is unknown. Also called for a known process whose fork is reported
+    /// late; a certain lineage then stays.
     pub(crate) fn on_birth(
         &mut self,
         tree: &mut Tree,
@@ -63,6 +64,8 @@ impl Sessions {
         }
     }
 
+    /// Returns the lineage of a process. It is certain from a creator whose fork was reported, or from a certain map
+    /// entry. Otherwise it is the uncertain one of the creator or birth parent, or that of the map entry.
     fn descent(
         &self,
         tree: &Tree,
@@ -120,7 +123,7 @@ impl Sessions {
     }
 
     /// Returns whether the lineage of the creator is only a later discovery, while the map entry has the session at the
-    /// fork.
+    /// fork. False outside of a restore.
     fn is_outdated(
         &self,
         tree: &Tree,
@@ -160,7 +163,8 @@ impl Sessions {
         }))
     }
 
-    /// Returns the lineage by the entry in the kernel's map; `None` if the entry is uncertain.
+    /// Returns the lineage by the entry in the kernel's map; `None` if the entry is uncertain. The result is not
+    /// certain while the named session is not open here.
     fn kernel_lineage(&self, node: &Node, entry: Membership) -> Option<LineageClaim> {
         if entry.has(MEMBER_UNCERTAIN) {
             return None;
@@ -190,7 +194,8 @@ impl Sessions {
         name.is_some_and(|name| self.by_first_root(name).is_some())
     }
 
-    /// Returns the session with this name. It may be closed: a birth in it may have been lost.
+    /// Returns the id of the open or recently closed session with this first root. It may be closed: a birth in it may
+    /// have been lost.
     pub(crate) fn id_by_name(&self, name: ProcessKey) -> Option<SessionId> {
         let closed = || self.closed.iter().find(|session| session.has_name(name));
         let session = self.open.by_name(name).or_else(closed)?;
@@ -198,7 +203,7 @@ impl Sessions {
     }
 
     /// Assigns a discovered process of uncertain lineage by the entry in a later event of the backlog. Returns whether
-    /// the entry named its session.
+    /// the entry named its session. Does nothing and returns false outside of a restore.
     pub(crate) fn settle(
         &mut self,
         tree: &mut Tree,
@@ -219,7 +224,7 @@ impl Sessions {
         true
     }
 
-    /// Remembers a discovered process if its map entry names a session that is not open yet.
+    /// Remembers a discovered process of uncertain lineage if its map entry names a session that is not open yet.
     pub(crate) fn note_early_member(&mut self, tree: &Tree, key: ProcessKey) {
         if let Some(node) = tree.get(key).filter(|node| is_early(node))
             && let Some(name) = node.membership.and_then(|entry| entry.session)
@@ -230,6 +235,7 @@ impl Sessions {
     }
 
     /// Assigns the processes that were discovered before their session opened and that the kernel's map has as members.
+    /// Does nothing unless the map entry of `root` names this session too.
     pub(super) fn adopt_early_members(&mut self, tree: &mut Tree, root: ProcessKey, id: SessionId) {
         let Some(session) = self.get(id) else {
             return;
@@ -269,6 +275,9 @@ impl Sessions {
         }
     }
 
+    /// Gives a process the membership that `descent` states. A process without a session joins the stated one, unless
+    /// it is a boundary. A known session changes only by a certain lineage. The session of a discovered root is instead
+    /// nested in the stated one, if that is certain.
     pub(super) fn set_lineage(&mut self, tree: &mut Tree, key: ProcessKey, descent: LineageClaim) {
         let Some(node) = tree.get_mut(key) else {
             return;
@@ -319,7 +328,7 @@ impl Sessions {
         }
     }
 
-    /// Marks the membership of a process as inferred.
+    /// Marks the membership of a process as inferred from this evidence. Does nothing for `None`.
     fn set_inferred(&self, tree: &mut Tree, key: ProcessKey, inferred: Option<Evidence>) {
         if let Some(node) = tree.get_mut(key).filter(|_| inferred.is_some()) {
             node.state.member.inferred = inferred.filter(|_| node.state.member.session.is_some());
@@ -335,7 +344,8 @@ impl Sessions {
                 .all(|session| session.id != inner)
     }
 
-    /// Makes a process a member of a session. `uncertain` sets
+    /// Makes a process a member of a session, which is reopened if it has closed, and adds the process to the scope. It
+    /// leaves its old session first. `uncertain` sets
     /// [`Member::is_lineage_uncertain`](super::member::Member::is_lineage_uncertain).
     pub(super) fn join(
         &mut self,
@@ -359,9 +369,10 @@ impl Sessions {
         });
     }
 
-    /// Moves the descendants of a process that has left a session: into the session of which it is the root, or out of
-    /// any. Sessions of descendants nested in the old session are nested in none afterwards. Returns the moved
-    /// processes.
+    /// Moves the members of `left` that descend from `top`, which has left that session. They join the session of which
+    /// `top` is the root, or none. Sessions of descendants nested in `left` are nested in none afterwards.
+    ///
+    /// Returns the moved processes. Moves no members if `top` is still one of `left`.
     pub(crate) fn move_below(
         &mut self,
         tree: &mut Tree,
@@ -406,8 +417,8 @@ impl Sessions {
         below
     }
 
-    /// Adds descendants of a root to its session, which opened after they started. The session of an agent among them
-    /// is nested in it. Returns the new members.
+    /// Adds descendants of a root to its session, which opened after they started. Skips boundaries and members of
+    /// other sessions. The session of an agent among them is nested in it. Returns the new members.
     pub(crate) fn adopt(
         &mut self,
         tree: &mut Tree,
@@ -420,8 +431,9 @@ impl Sessions {
     }
 
     /// Gives a descendant of `top` the membership that `top` has now: the same session, or none. `left` is the session
-    /// that `top` was a member of before. An agent keeps its own session, which is nested in that of `top`. Returns
-    /// whether the membership of the descendant follows that of `top`.
+    /// that `top` was a member of before. A boundary, and a process that is not in `left`, stays as it is. An agent
+    /// keeps its own session, which is nested in that of `top`. Returns whether the membership of the descendant
+    /// follows that of `top`.
     pub(crate) fn settle_with(
         &mut self,
         tree: &mut Tree,
@@ -459,7 +471,7 @@ impl Sessions {
         true
     }
 
-    /// Removes a process from its session.
+    /// Removes a process from its session, if it has one, and clears how certain its membership was.
     fn leave(&mut self, node: &mut Node) {
         (
             node.state.member.is_lineage_uncertain,
@@ -499,6 +511,8 @@ fn is_outside(tree: &Tree, key: ProcessKey) -> bool {
         || node.state.member.session.is_none() && (followed || is_disowned(tree, node))
 }
 
+/// Returns whether the service removed the process from its session (see [`Tree::disown`]); false while its exact start
+/// is unknown.
 fn is_disowned(tree: &Tree, node: &Node) -> bool {
     node.exact_key().is_some_and(|key| tree.is_disowned(key))
 }

@@ -14,8 +14,13 @@ use crate::ruleset::{Class, Rule, RuleId, Ruleset, SessionKind};
 use crate::{Node, Tree};
 
 impl Sessions {
-    /// Handles the class of a program that a process runs. The process may already run a later program that a scan has
-    /// read.
+    /// Applies the class of a program that a process runs. `now` is in ns since boot.
+    ///
+    /// A boundary leaves its session. An agent or server in scope, of an allowed uid, opens a session, or continues as
+    /// root of its own one. Otherwise a server only leaves its session, and an agent stays in it. A program copied from
+    /// the parent ([`ImageSource::Copied`]) can only make a boundary.
+    ///
+    /// The process may already run a later program that a scan has read.
     pub(crate) fn on_class(
         &mut self,
         tree: &mut Tree,
@@ -51,7 +56,8 @@ impl Sessions {
         }
     }
 
-    /// Returns the session in which one of this kind is nested if a process of `starter` started its root.
+    /// Returns the session in which one of this kind is nested if a process of `starter` started its root: `starter`,
+    /// or `None` if either session is that of a server.
     pub(super) fn outer_of(
         &self,
         kind: SessionKind,
@@ -66,8 +72,8 @@ impl Sessions {
             .filter(is_agents)
     }
 
-    /// Returns the root of the `reaper run` that a process supervises. If the root already had children, it forks a
-    /// supervisor, which executes no program.
+    /// Returns the root of the `reaper run` of which this process is the supervisor; `None` if it is none. A `reaper
+    /// run` whose process already has children forks a supervisor, which executes no program.
     fn run_of_supervisor(&self, tree: &Tree, key: ProcessKey) -> Option<ProcessKey> {
         let supervisor = tree.get(key)?;
         let root = tree.get(supervisor.birth_parent.or(supervisor.parent)?)?;
@@ -76,6 +82,8 @@ impl Sessions {
         (is_run && root.image == supervisor.image).then_some(root.key)
     }
 
+    /// Makes a process a boundary by this rule: it is watched and leaves its session, if it has one. Reports
+    /// [`SessionEvent::Boundary`] only if it was a member. Its descendants stay where they are.
     fn on_boundary(
         &mut self,
         tree: &mut Tree,
@@ -111,6 +119,8 @@ impl Sessions {
         self.to_check.push(id);
     }
 
+    /// Opens a session with this process as root and reports [`SessionEvent::Opened`]. If the process is a root
+    /// already, its open session takes over the agent, the rule and the kind instead.
     fn open(
         &mut self,
         tree: &mut Tree,
@@ -212,7 +222,7 @@ impl Sessions {
         });
     }
 
-    /// Removes the nesting of all sessions in the session of a server.
+    /// Makes the sessions that are nested in that of a server nested in none.
     fn unnest(&mut self, server: SessionId) {
         let nested: Vec<SessionId> = self.open.ids(IndexKey::Outer(server)).collect();
         for id in nested {

@@ -19,7 +19,9 @@ impl Sessions {
         self.is_restoring = true;
     }
 
-    /// Opens a session again. Its root is in the tree, unless it has exited.
+    /// Opens a session again and reports [`SessionEvent::Restored`]. Its root is in the tree, unless it has exited. A
+    /// root that is not in the tree and has no recorded exit counts as exited at `now` (ns since boot) with unknown
+    /// status. That exit is reported as [`SessionEvent::RootExited`].
     pub(crate) fn restore(
         &mut self,
         tree: &mut Tree,
@@ -100,8 +102,8 @@ impl Sessions {
         }
     }
 
-    /// Returns the successor of a root among the children that it lost to an adopter before its exit was reported. See
-    /// [`Sessions::successor_root`].
+    /// Returns the successor of a root among the children that it lost to an adopter before its exit was reported.
+    /// Returns `None` outside of a restore. See [`Sessions::successor_root`].
     pub(super) fn reparented_successor(
         &self,
         tree: &Tree,
@@ -119,8 +121,8 @@ impl Sessions {
         self.successor_root(tree, root, id, &children)
     }
 
-    /// Handles a reparent event of the backlog. If the old parent was a root and the child was discovered with its
-    /// adopter, the child may be the successor.
+    /// Remembers a child that lost its parent, from a reparent event of the backlog. If the parent was a root whose
+    /// exit is already recorded, the child continues its session if it qualifies. See [`Sessions::successor_root`].
     pub(crate) fn on_reparent(
         &mut self,
         tree: &mut Tree,
@@ -146,7 +148,8 @@ impl Sessions {
         }
     }
 
-    /// Ends a restore after the backlog is applied. Closes finished sessions.
+    /// Ends a restore after the backlog is applied. Reads the unknown parents of roots from the tree and closes
+    /// finished sessions.
     pub(crate) fn finish_restore(&mut self, tree: &Tree, session_events: &mut Vec<SessionEvent>) {
         self.is_restoring = false;
         self.open.update_all(|session| {

@@ -8,12 +8,14 @@ use crate::event::ProcessKey;
 use crate::facts::{Fact, FactSet, Facts, InheritedFacts};
 
 impl Session {
+    /// Sets the unit of the root. Unread or unreadable replaces only unread.
     pub(super) fn set_unit(&mut self, unit: &Fact<Arc<str>>) {
         if matches!(unit, Fact::Known(_)) || self.unit == Fact::Unread {
             self.unit = unit.clone();
         }
     }
 
+    /// Sets the environment markers and the working directory of the root. Unread or unreadable replaces only unread.
     pub(super) fn set_inherited(&mut self, inherited: &Fact<Arc<InheritedFacts>>) {
         if matches!(inherited, Fact::Known(_)) || self.inherited == Fact::Unread {
             self.inherited = inherited.clone();
@@ -22,7 +24,8 @@ impl Session {
 }
 
 impl Sessions {
-    /// Applies the unit of a process to the sessions whose root it is, and to those whose root is in the same cgroup.
+    /// Sets the unit of the open sessions whose living root the process is. Sessions whose root is in the same cgroup
+    /// get it too, unless their unit is known.
     pub(crate) fn update_unit(&mut self, node: &Node, unit: &Fact<Arc<str>>) {
         let of_root = self.open.ids(IndexKey::Root(node.key));
         let in_cgroup = self.open.ids(IndexKey::Cgroup(node.image.cgroup_id));
@@ -39,7 +42,8 @@ impl Sessions {
         }
     }
 
-    /// Applies the environment markers and the working directory of a root to its sessions.
+    /// Sets the environment markers and the working directory of the open and recently closed sessions with this root.
+    /// Unread or unreadable replaces only unread.
     pub(crate) fn update_inherited(
         &mut self,
         root: ProcessKey,
@@ -56,7 +60,8 @@ impl Sessions {
         }
     }
 
-    /// Applies facts of a root that has exited since they were requested. Its members are still compared with them.
+    /// Sets the unit and the inherited facts in the sessions of a root that has exited since they were requested.
+    /// Members are still compared with them. Other facts are ignored.
     pub(crate) fn update_exited_root(
         &mut self,
         root: ProcessKey,

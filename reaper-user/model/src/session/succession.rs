@@ -28,7 +28,8 @@ const MEMBERS_MAX: usize = 64;
 /// Whether another agent may continue a session after the exit of its root.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Succession {
-    /// No: the rule does not allow it, the root did not exit with status 0, or no successor was found.
+    /// No: the root is alive, the rule does not allow it, the root did not exit with status 0, or no successor was
+    /// found.
     #[default]
     Excluded,
     /// A successor may still appear. No member of the session is due.
@@ -41,7 +42,8 @@ pub enum Succession {
 }
 
 impl Succession {
-    /// Returns the state after the exit of a root. An unknown status may have been 0.
+    /// Returns the state after the exit of a root: awaited if the rule names a source of conversations and the status
+    /// is 0 or unknown. An unknown status may have been 0.
     pub(super) fn after(rules: &Ruleset, rule: Option<RuleId>, ended: ExitStatus) -> Succession {
         let source = rule.and_then(|rule| rules.rule(rule).conversation.as_ref());
         match ended {
@@ -94,9 +96,10 @@ impl Model {
         Some(self.sessions.get(id)?.succession)
     }
 
-    /// Returns when the search for a successor ends, in ns of `CLOCK_MONOTONIC`.
+    /// Returns when the search for a successor ends, in ns of `CLOCK_MONOTONIC`; `None` while the root is alive.
     ///
-    /// If the exit of the root was not observed, its time is unknown, so a successor must already be there.
+    /// That is 2 s after the exit. If the exit of the root was not observed, it is the recorded time itself: a
+    /// successor must then already be there.
     pub fn succession_deadline(&self, session: &Session) -> Option<u64> {
         let gone = session.root_exit?;
         let window = match gone.cause() {
@@ -106,7 +109,8 @@ impl Model {
         Some(self.clock.to_monotonic(gone.at).saturating_add(window))
     }
 
-    /// Searches for the agent that continues a session.
+    /// Searches for the agent that continues a session, by the facts that are known. Returns
+    /// [`SuccessorSearch::NotFound`] also for a session that is not open.
     pub fn find_successor(&self, id: SessionId) -> SuccessorSearch {
         let Some(session) = self.sessions.get(id) else {
             return SuccessorSearch::NotFound;
@@ -145,7 +149,8 @@ impl Model {
         }
     }
 
-    /// Makes `root` the root of a session that may still be continued.
+    /// Makes `root` the root of a session whose succession is not [`Succession::Excluded`]. Otherwise, or if the
+    /// session is closed, does nothing and returns no events.
     pub fn set_successor(&mut self, id: SessionId, root: ProcessKey) -> Vec<SessionEvent> {
         let mut session_events = Vec::new();
         if self
@@ -158,7 +163,7 @@ impl Model {
         session_events
     }
 
-    /// Sets the result of a search that has found no successor.
+    /// Sets the result of a search that has found no successor. Does nothing if the session is not open.
     pub fn set_succession(&mut self, id: SessionId, state: Succession) {
         let sessions = &mut self.sessions.open;
         sessions.update(id, |session| session.succession = state);
@@ -178,6 +183,7 @@ impl Model {
         }
     }
 
+    /// Returns the living processes of [`Sessions::candidates`].
     fn candidates(&self, session: &Session) -> Vec<&Node> {
         let roots = self.sessions.candidates(session).into_iter();
         roots.filter_map(|root| self.tree.get(root)).collect()
@@ -199,6 +205,7 @@ fn conversations(node: &Node) -> &Fact<std::sync::Arc<Conversations>> {
         .map_or(&Fact::Unread, |facts| &facts.conversations)
 }
 
+/// Returns the conversations of a process; `None` if they are unread or unreadable.
 fn known(node: &Node) -> Option<&Conversations> {
     match conversations(node) {
         Fact::Known(all) => Some(all),

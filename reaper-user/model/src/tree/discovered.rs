@@ -24,7 +24,8 @@ impl<S: NodeState> Tree<S> {
         }
     }
 
-    /// Returns the key under which the tree has a living process. Events from /proc have starts of whole ticks.
+    /// Returns the key under which the tree has the living process that a key from /proc names. Any other key is
+    /// returned unchanged. Events from /proc have starts of whole ticks.
     pub(super) fn resolve_key(&self, key: ProcessKey, provenance: Provenance) -> ProcessKey {
         let coarse = provenance == Provenance::Procfs && key.exact_start().is_none();
         let known = self.live.get(&key.pid).filter(|_| coarse);
@@ -85,7 +86,8 @@ impl<S: NodeState> Tree<S> {
         }
     }
 
-    /// Applies an entry of the process table: adds missing data and unreported changes.
+    /// Applies an entry of the process table: adds an unknown process, missing data and unreported changes. Does
+    /// nothing for a process that has exited. An earlier process with the same pid counts as exited.
     pub(super) fn on_proc_entry(
         &mut self,
         seen: &ProcEntry,

@@ -30,6 +30,7 @@ impl<T> RecentMap<T> {
         self.by_key.get(&key)
     }
 
+    /// Adds or replaces an entry, and drops the oldest one beyond the limit.
     fn insert(&mut self, key: ProcessKey, value: T) {
         if self.by_key.insert(key, value).is_none() {
             self.order.push_back(key);
@@ -80,7 +81,7 @@ impl<S: NodeState> Tree<S> {
         self.exited.get_mut(&key).map(|exited| &mut exited.remains)
     }
 
-    /// Returns the remains of all exited processes, in no order.
+    /// Returns the remains of all remembered exited processes, in no order.
     pub(crate) fn all_remains_mut(&mut self) -> impl Iterator<Item = &mut S::Remains> {
         let exited = self.exited.values_mut();
         let recent = self.recent.by_key.values_mut();
@@ -93,7 +94,7 @@ impl<S: NodeState> Tree<S> {
         self.live.values_mut().map(|node| &mut node.state)
     }
 
-    /// Remembers an exited process, and its history if it was a member and has descendants.
+    /// Remembers a process among the recent exits. Keeps its history too, if it was a member and has descendants.
     pub(super) fn remember_exited(&mut self, node: &Node<S>, ended: ExitStatus) {
         let Node {
             key,
@@ -131,6 +132,7 @@ impl<S: NodeState> Tree<S> {
         }
     }
 
+    /// Adds a process to the recent exits.
     fn remember(&mut self, node: &Node<S>) {
         let start = node.exact_start.unwrap_or(node.key.start);
         let key = tick(ProcessKey { start, ..node.key });
@@ -171,16 +173,18 @@ impl<S: NodeState> Tree<S> {
         }
     }
 
-    /// Remembers that the service removed a process from its session.
+    /// Remembers that the service removed a process from its session. It is then *disowned*: its descendants are
+    /// untracked. `key` has the exact start. The last [`RECENT_MAX`] are remembered.
     pub(crate) fn disown(&mut self, key: ProcessKey) {
         self.disowned.insert(key, ());
     }
 
+    /// Returns whether [`Tree::disown`] was called for this exact key.
     pub(crate) fn is_disowned(&self, key: ProcessKey) -> bool {
         self.disowned.get(key).is_some()
     }
 
-    /// Returns the remembered processes with living descendants, in no order.
+    /// Returns the exited members with living descendants, in no order.
     pub(crate) fn all_exited(&self) -> impl Iterator<Item = &Exited<S::Remains>> {
         self.exited.values()
     }
@@ -202,6 +206,8 @@ impl<S: NodeState> Tree<S> {
         }
     }
 
+    /// Returns the number of known processes with this birth parent, for changes. Returns `None` if the parent is
+    /// neither alive nor remembered.
     pub(super) fn born_count(&mut self, key: ProcessKey) -> Option<&mut u32> {
         if self.get(key).is_some() {
             return self.get_mut(key).map(|node| &mut node.links.born);

@@ -30,31 +30,33 @@ pub trait NodeState: Clone + Default {
     /// parent after that time is known.
     fn at_birth(&self, born: u64, is_current: bool) -> Self;
 
-    /// Handles the fork of the process. `is_new` says that the process was not known before.
+    /// Takes over what the process inherited at its fork; `None` if that is unknown. `is_new` says that the process was
+    /// not known before.
     fn on_fork(&mut self, inherited: Option<Self>, is_new: bool);
 
-    /// Handles an exec of `new` by a process that ran `old`. `is_later` says that the exec is newer than `old`.
+    /// Forgets what belongs to the program `old` when the process executes `new`, and takes over what the exec reports.
+    /// `is_later` says that the exec is newer than `old`.
     fn on_exec(&mut self, old: &Image, new: &Image, is_later: bool);
 
-    /// Handles an exec that no event reported.
+    /// Forgets what belongs to the previous program after an exec that no event reported.
     fn on_unseen_exec(&mut self);
 
-    /// Handles uids that were read again.
+    /// Forgets what depends on the uids, which were read again.
     fn on_uids(&mut self);
 
-    /// Handles a move to another cgroup at `time`, in ns since boot.
+    /// Records a move to another cgroup at `time`, in ns since boot, and forgets what belongs to the old one.
     fn on_move(&mut self, time: u64);
 
     /// Adds the `MEMBER_*` flags of an entry in the kernel's map.
     fn add_flags(&mut self, flags: u32);
 
-    /// Returns whether the history of the process is kept after its exit.
+    /// Returns whether the process is a member of a session. Only then is its history kept after its exit.
     fn is_member(&self) -> bool;
 
     /// Returns the part that is kept after the exit.
     fn remains(&self) -> Self::Remains;
 
-    /// Detaches the remains from their session.
+    /// Detaches the remains from their session, so that descendants of the process are untracked.
     fn disown(remains: &mut Self::Remains);
 }
 
@@ -129,6 +131,8 @@ impl<S: NodeState> Node<S> {
         Some(ProcessKey { start, ..self.key })
     }
 
+    /// Returns whether `key` names this process: by its exact start or its key in the tree. While the exact start is
+    /// unknown, any start within the same tick matches.
     pub(crate) fn has_key(&self, key: ProcessKey) -> bool {
         match self.exact_start {
             Some(start) => start == key.start || self.key == key,
@@ -160,8 +164,11 @@ impl<S: NodeState> Node<S> {
         time >= self.image_at
     }
 
-    /// Sets the entry that the kernel's map had at `time`. `changes` is the number of execs and moves that the current
-    /// event reports; any other change of the entry's generation shows an unreported exec.
+    /// Sets the entry that the kernel's map had at `time`, in ns since boot. An entry from before the known program
+    /// only adds its flags. `None` changes nothing.
+    ///
+    /// `changes` is the number of execs and moves that the current event reports. The entry counts them in its
+    /// generation. Any other change of the generation shows an unreported exec.
     pub(super) fn set_membership(
         &mut self,
         membership: Option<Membership>,
@@ -181,7 +188,7 @@ impl<S: NodeState> Node<S> {
         self.state.add_flags(membership.flags);
     }
 
-    /// Returns whether the process runs another program than the known one, so that an exec was missed.
+    /// Returns whether `found` is another program than the known one, so that an exec was missed.
     pub(super) fn has_other_program(&self, found: &Image) -> bool {
         let differs = |a: &[u8], b: &[u8]| !a.is_empty() && !b.is_empty() && a != b;
         let whole = !self.image.exe.starts_with("…".as_bytes());
@@ -204,12 +211,13 @@ pub(super) struct Birth {
 
 /// Process that exited recently.
 pub(super) struct RecentExit<R> {
+    /// Most exact start that was known, in ns since boot.
     pub(super) start: u64,
     pub(super) image: Arc<Image>,
     pub(super) remains: R,
 }
 
-/// Process that has exited and has living descendants.
+/// Member that has exited and has living descendants.
 #[derive(Clone, Debug)]
 pub struct Exited<R> {
     /// Identity of the process.

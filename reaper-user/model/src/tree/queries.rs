@@ -29,7 +29,7 @@ impl<S: NodeState> Tree<S> {
         self.live.get_mut(&key.pid).filter(|node| node.has_key(key))
     }
 
-    /// Returns a remembered exited process.
+    /// Returns an exited member with living descendants, by its key in the tree.
     pub fn exited(&self, key: ProcessKey) -> Option<&Exited<S::Remains>> {
         self.exited.get(&key)
     }
@@ -42,7 +42,7 @@ impl<S: NodeState> Tree<S> {
         image.or_else(exited).or_else(gone)
     }
 
-    /// Returns the `comm` of a living or remembered process, empty if it is neither.
+    /// Returns the `comm` of a living process, or of an exited member with living descendants. Empty if it is neither.
     pub fn comm(&self, key: ProcessKey) -> &[u8] {
         let image = self.get(key).map(|node| &node.image);
         image
@@ -81,7 +81,8 @@ impl<S: NodeState> Tree<S> {
         std::iter::successors(first, move |node| parent(node)).take(self.live.len())
     }
 
-    /// Returns whether a process descends from `ancestor` by births, through living or remembered processes.
+    /// Returns whether a process descends from `ancestor` by birth parents, through living processes and exited
+    /// members.
     pub(crate) fn descends_from(&self, key: ProcessKey, ancestor: ProcessKey) -> bool {
         let creator = |key: &ProcessKey| match self.get(*key) {
             Some(node) => node.birth_parent,

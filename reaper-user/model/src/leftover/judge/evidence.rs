@@ -40,6 +40,9 @@ pub(super) struct Claim {
 }
 
 impl<'a> Judge<'a> {
+    /// Returns the evidence for a process: a record, a marker with a pid, the shell of a tool, or another marker. The
+    /// first of these that exists counts. Returns `None` without evidence, and for an unrecorded process that started
+    /// while a service watched.
     pub(super) fn claim(&self, row: &'a LeftoverRow) -> Option<Claim> {
         let none = EnvMarkers::default();
         let trace = match &row.env_markers {
@@ -87,6 +90,7 @@ impl<'a> Judge<'a> {
         })
     }
 
+    /// Returns the uncertainty about a marker whose agent has exited; `None` if it is sufficient.
     fn marker_doubt(
         &self,
         row: &'a LeftoverRow,
@@ -108,8 +112,8 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// Returns a pid in the markers that no record shows to be that of such an agent. Records are not required if a
-    /// user ordered the reap.
+    /// Returns a pid in the markers that no record shows to be that of such an agent. Returns `None` if there is none,
+    /// or if a user ordered the reap: records are then not required.
     fn unknown_owner(&self, row: &LeftoverRow, trace: &EnvMarkers) -> Option<u32> {
         let is_recorded = |marker: &EnvMarker, pid: u32| {
             let mut sessions = self.roots.get(&pid).into_iter().flatten();
@@ -126,6 +130,7 @@ impl<'a> Judge<'a> {
         needs_record.then(|| markers.find_map(unknown)).flatten()
     }
 
+    /// Returns the uncertainty about the shell of a Claude tool; `None` if its command line is sufficient evidence.
     fn shell_doubt(&self, row: &'a LeftoverRow, trace: &EnvMarkers) -> Option<Uncertainty> {
         let parent = self.parent(row);
         let age = self.query.now.saturating_sub(row.entry.key.start);
@@ -144,6 +149,7 @@ impl<'a> Judge<'a> {
         }
     }
 
+    /// Returns the evidence that a process was a recorded member of a session; `None` if it was not.
     fn recorded(&self, row: &LeftoverRow, trace: &EnvMarkers) -> Option<Claim> {
         let key = row.entry.key;
         let is = |member: &ProcessKey| !row.entry.exact || *member == key;
@@ -189,7 +195,7 @@ impl<'a> Judge<'a> {
     }
 
     /// Returns the uncertainty if a living agent may continue the session of an exited one. Successors started at
-    /// `since` or later.
+    /// `since` (ns since boot) or later.
     fn successor_doubt(
         &self,
         row: &LeftoverRow,
@@ -267,6 +273,8 @@ impl<'a> Judge<'a> {
             || row.login_uid.map_or_else(of_program, |login| login != uid)
     }
 
+    /// Returns whether a process counts as adopted; see the section on orphans in the parent module. False if its
+    /// parent is unknown, is an agent or shares its marker.
     fn is_adopted(&self, row: &LeftoverRow, trace: &EnvMarkers) -> bool {
         let Some(parent) = self.parent(row) else {
             return false;
@@ -284,7 +292,8 @@ impl<'a> Judge<'a> {
             && trace.agent_pids().all(|pid| pid != parent.entry.key.pid)
     }
 
-    /// Returns whether the leader of its kernel session has exited, and neither it nor its parent created that session.
+    /// Returns whether the leader of its kernel session has exited. False if its parent is in that session too, or if
+    /// the process is the leader.
     fn has_lost_its_session(&self, row: &LeftoverRow, parent: &LeftoverRow) -> bool {
         let sid = row.entry.image.sid;
         let gone = match self.table.rows.get(&sid) {

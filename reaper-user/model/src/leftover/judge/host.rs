@@ -23,13 +23,16 @@ pub(super) struct Hosts {
 #[derive(Default)]
 pub(super) struct Eldest(Vec<ProcessKey>);
 
-/// All zellij servers. The variable `ZELLIJ` does not say to which of them it belongs.
+/// All zellij servers together. The variable `ZELLIJ` does not say to which of them it belongs.
 struct Zellij {
+    /// Start of the youngest one, in ns since boot.
     youngest: u64,
+    /// Whether the environment of one of them is unreadable or incomplete.
     unreadable: bool,
 }
 
 impl Hosts {
+    /// Collects the hosts of a table; see [`Judge::is_host`].
     pub(super) fn of(judge: &Judge<'_>) -> Hosts {
         let mut hosts = Hosts::default();
         for row in judge.table.rows.values() {
@@ -71,7 +74,8 @@ impl Hosts {
         all.unreadable |= unreadable;
     }
 
-    /// Returns whether an older program has, or may have, the same marker (see [`EnvMarkers::shares_marker`]).
+    /// Returns whether another such program that is not younger has, or may have, the same marker (see
+    /// [`EnvMarkers::shares_marker`]).
     fn may_have_passed_on(&self, row: &LeftoverRow, trace: &EnvMarkers) -> bool {
         let mut owners = trace.agent_pids().peekable();
         let is_older = |host: Option<&Eldest>| host.is_some_and(|host| host.is_older(row));
@@ -99,7 +103,7 @@ impl Eldest {
         self.other_by(row, row.entry.key.start).is_some()
     }
 
-    /// Returns the pid of another process of the group that started at `by` or earlier.
+    /// Returns the pid of another process of the group that started at `by` (ns since boot) or earlier.
     pub(super) fn other_by(&self, row: &LeftoverRow, by: u64) -> Option<u32> {
         let mut all = self.0.iter();
         let other = all.find(|key| **key != row.entry.key && key.start <= by);
@@ -162,6 +166,7 @@ impl<'a> Judge<'a> {
     }
 }
 
+/// Returns whether the environment of a process is unreadable or incomplete.
 fn is_unreadable(row: &LeftoverRow) -> bool {
     !matches!(&row.env_markers, Fact::Known(trace) if !trace.cut)
 }

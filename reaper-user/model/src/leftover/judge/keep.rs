@@ -161,7 +161,8 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// Returns the first rule whose delay has not expired.
+    /// Returns the first rule whose delay has not expired; `None` if none makes the process wait. Only rules count that
+    /// reap and may match.
     pub(super) fn wait(&self, row: &'a LeftoverRow, head: &'a LeftoverRow) -> Option<Waiting> {
         let rules = self.query.rules;
         let waited = self.query.waited.get(&head.entry.key).copied();
@@ -199,7 +200,8 @@ impl<'a> Judge<'a> {
         above.is_some_and(|above| above.unit == Fact::Known(Arc::clone(unit)))
     }
 
-    /// Returns the reason to keep a process with all of its descendants, adopted or not.
+    /// Returns the reason to keep a process with all of its descendants, adopted or not: it is a boundary, a server or
+    /// a terminal emulator.
     pub(super) fn keep_with_descendants(&self, row: &LeftoverRow) -> Option<Kept> {
         let image = &row.entry.image;
         if let Some(rule) = self.query.rules.leaves_session(image) {
@@ -235,7 +237,8 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// Returns whether a rule may match by the facts known here. All other conditions are assumed to match.
+/// Returns whether the conditions of a rule on uids and listening sockets may hold. All other conditions are assumed to
+/// hold.
 fn may_hold(rule: &Rule, row: &LeftoverRow, head: &LeftoverRow) -> bool {
     let (uid, listening) = (rule.when.uid, rule.when.listening);
     uid.is_none_or(|uid| uid.holds(row.entry.uids, head.entry.uids))

@@ -56,7 +56,7 @@ impl Latest {
         self.0.truncate(2);
     }
 
-    /// Returns the pid of another process that started at `since` or later.
+    /// Returns the pid of another process that started at `since` (ns since boot) or later.
     fn other_since(&self, row: &LeftoverRow, since: u64) -> Option<u32> {
         let mut all = self.0.iter();
         let other = all.find(|key| **key != row.entry.key && key.start >= since);
@@ -65,6 +65,7 @@ impl Latest {
 }
 
 impl Agents {
+    /// Collects the living agents and the servers that continue conversations.
     pub(super) fn of(judge: &Judge<'_>) -> Agents {
         let mut agents = Agents::default();
         let rows = || judge.table.rows.values();
@@ -228,6 +229,7 @@ impl Judge<'_> {
             && !self.parent(row).is_some_and(created_by)
     }
 
+    /// Returns whether a program is the server that continues conversations ([`SERVER`]).
     fn is_server(&self, image: &Image) -> bool {
         let rules = self.query.rules;
         let rule = rules.leaves_session(image);
@@ -235,7 +237,8 @@ impl Judge<'_> {
     }
 }
 
-/// Returns `None` if the marker only names the kind of agent.
+/// Returns the part of a marker that identifies an agent or a conversation; `None` if the marker only names the kind of
+/// agent.
 fn marker(marker: &EnvMarker) -> Option<Marker> {
     let tells = marker.agent_pid.is_some() || marker.conversation.is_some();
     tells.then_some((marker.variable, marker.agent_pid, marker.conversation))

@@ -7,8 +7,8 @@ use crate::ruleset::{Action, Rule, When};
 
 /// Number of readings of an idle session during the period of a rule.
 const READINGS: u64 = 6;
-/// Maximum interval between two readings of an idle session, in ns. Over a longer one, a short burst of work would stay
-/// within the heartbeat.
+/// Maximum interval between two readings of an idle session, in ns. Over a longer one, a short burst of work would not
+/// exceed what an idle program may use.
 const READING_INTERVAL_MAX_NS: u64 = 300_000_000_000;
 /// Maximum age of a reading for a decision to reap, in ns. Reading a large tree takes time.
 const FRESH_NS: u64 = 60_000_000_000;
@@ -18,8 +18,9 @@ const RECHECK_MIN_NS: u64 = 500_000_000;
 const RECHECK_MAX_NS: u64 = 600_000_000_000;
 
 impl Case<'_> {
-    /// Returns whether the session was idle, and its root hung up, for the period of a rule. No event reports the end
-    /// of that period, so `until` is lowered to the time of the next reading. Unreadable facts count as use.
+    /// Returns whether the session was idle, and its root hung up if the rule requires that, for the period of a rule.
+    /// True for a rule without a period. No event reports the end of that period, so `until` is lowered to the time of
+    /// the next reading. Unreadable facts count as use.
     pub(super) fn is_idle(&self, rule: &Rule, until: &mut Option<u64>) -> ConditionResult {
         let when = &rule.when;
         let Some(period) = when.idle else {
@@ -57,8 +58,8 @@ impl Case<'_> {
         }
     }
 
-    /// Schedules a recheck of a root that does not meet a rule with `idle`. A client may stay for days: the longer the
-    /// root exists, the longer the interval.
+    /// Lowers `until` to the next check of a root that does not meet a rule with `idle`. Does nothing for other rules.
+    /// A client may stay for days: the longer the root exists, the longer the interval.
     pub(super) fn recheck(&self, when: &When, until: &mut Option<u64>) {
         if let Some(period) = when.idle {
             let opened = self.model.clock.to_monotonic(self.session.opened_at);
@@ -71,6 +72,7 @@ impl Case<'_> {
         }
     }
 
+    /// Lowers `until` (`CLOCK_MONOTONIC`, ns) to `delay` ns from now.
     fn recheck_after(&self, delay: u64, until: &mut Option<u64>) {
         let at = self.model.monotonic_now().saturating_add(delay.max(1));
         *until = Some(until.map_or(at, |until| until.min(at)));
