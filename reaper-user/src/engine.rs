@@ -117,14 +117,18 @@ pub struct Engine {
     outputs: Vec<Output>,
     ingest: Ingest,
     settings: EngineSettings,
-    /// Claimed processes as the stream describes them, for records after their exit.
+    /// Processes that the reaper has claimed ([`crate::reap`]), as the stream describes them. Records after their exit
+    /// need that.
     claimed: HashMap<ProcessKey, ProcessRef>,
+    /// Counters of open sessions, and of recently closed ones.
     sessions: HashMap<SessionId, Tally>,
     /// Closed sessions whose tallies are still in `sessions`, oldest first.
     closed_tallies: VecDeque<SessionId>,
+    /// Losses of the source for which a gap has been opened.
     lost: Lost,
+    /// Number of members without room in the kernel's map for which a gap has been opened.
     untracked_members: u64,
-    /// Number of probe runs that the kernel skipped.
+    /// Number of probe runs that the kernel had skipped at the last check.
     skipped_probes: u64,
     /// Period with missing events that a reconciliation scan is recovering.
     gap: Option<Gap>,
@@ -146,6 +150,7 @@ pub struct Engine {
     reloading: Option<Reloading>,
     /// Change of a keep that must be stored before the request is answered.
     unsaved_keep: Option<UnsavedKeep>,
+    /// Whether the probes have been told that an escalation is open.
     escalations_announced: bool,
     count: Totals,
     /// Time when the engine began to watch, in ns since boot.
@@ -156,7 +161,8 @@ pub struct Engine {
     would_have_reaped: u64,
     /// Number of records read since the idle timer was last updated.
     drained: u64,
-    /// Closed sessions by their first root, with the ring position at which they closed.
+    /// Closed sessions whose state is still in the kernel's map, by their first root, oldest first. Each has the ring
+    /// position at which it closed.
     closed_at_position: VecDeque<(u64, ProcessKey)>,
 }
 
@@ -164,8 +170,10 @@ impl Engine {
     /// Starts the engine with a source whose probes are already attached. It reads /proc only now, so no process is
     /// missed between the attachment and the scan.
     ///
+    /// Also continues the work of an earlier service, so it may already send signals.
+    ///
     /// # Errors
-    /// The process table or a map cannot be read.
+    /// The process table cannot be read, or a map cannot be read or written.
     pub fn start(
         kernel: Kernel,
         source: Box<dyn Source>,
@@ -229,10 +237,10 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Leaves the probes active for the next service, or stops all escalations and unpins the probes.
+    /// Leaves the pinned probes active for the next service, or gives up all claims and unpins the probes.
     ///
-    /// The probes also stay active if due members have no decision yet: the next service continues with them. Returns
-    /// the directory of the pins if the probes stay active.
+    /// The probes stay active if `leave_pinned` is set. They also do in enforce mode if due members have no decision
+    /// yet: the next service evaluates them. Returns the directory of the pins, `None` if no probes stay active.
     fn leave(&mut self) -> Option<String> {
         let pinned = self.pinned();
         let undecided = match self.settings.mode {
@@ -266,7 +274,7 @@ impl Engine {
         None
     }
 
-    /// Unpins the probes, if there are any.
+    /// Unpins the probes, if there are any. Errors are logged.
     fn disarm(&mut self) {
         let probes = self.source.probes_mut();
         if let Some(Err(error)) = probes.map(|probes| probes.unpin()) {
@@ -280,7 +288,8 @@ impl Engine {
         Some(path.display().to_string())
     }
 
-    /// Returns whether a process without an entry in the kernel's map is certainly not a member.
+    /// Returns whether a process without an entry in the kernel's map is certainly not a member. False if there is no
+    /// map.
     fn is_mapped(&self) -> bool {
         let maps = self.source.maps();
         maps.is_some_and(|maps| maps.is_complete()) && self.skipped_probes == 0
@@ -289,7 +298,8 @@ impl Engine {
     /// Frees the part of the ring whose records have been handled and written to the stream.
     ///
     /// The next service reads the rest again. If the stream is slow and more than half of the ring is in use, records
-    /// are freed before they are written. A crash then loses them.
+    /// are freed before they are written. A crash then loses them. Also flushes the stream, and removes closed sessions
+    /// from the kernel's map once the records up to their close are freed.
     fn release_ring(&mut self) {
         let out = &mut self.ingest.out;
         let Some(probes) = self.source.probes() else {
@@ -317,7 +327,7 @@ impl Engine {
         }
     }
 
-    /// Applies an event that did not come from the source.
+    /// Applies an event that did not come from the source to the model, and handles all outputs.
     fn apply(&mut self, event: &Event) {
         self.model.apply(event, &mut self.outputs);
         for output in self.outputs.drain(..) {
@@ -326,7 +336,8 @@ impl Engine {
         self.after_outputs();
     }
 
-    /// Handles changes of sessions that no event caused, at `time` in ns since boot.
+    /// Passes changes of sessions that no event caused to [`Ingest`], with `time` in ns since boot. Drops other
+    /// outputs.
     fn on_session_events(&mut self, time: u64) {
         for output in self.outputs.drain(..) {
             if let Output::Session(session_event) = output {
@@ -336,7 +347,8 @@ impl Engine {
         }
     }
 
-    /// Handles what the outputs of the model have queued: exits of signalled processes, and closed sessions.
+    /// Reports the queued exits of signalled processes without a claim, then the queued closed sessions. A session with
+    /// claimed or undecided members is reported later.
     fn after_outputs(&mut self) {
         // These records must precede the close of their session.
         self.report_unclaimed_exits();
@@ -355,7 +367,8 @@ impl Engine {
         }
     }
 
-    /// Announces to the probes whether an escalation is open, as then every record must wake this thread.
+    /// Announces to the probes whether an escalation is open, as then every record must wake this thread. Does nothing
+    /// if the probes know it. The next call retries after an error.
     fn announce_escalations(&mut self) {
         let open = self.ingest.reaper.open_escalations() > 0;
         if open != self.escalations_announced {
@@ -370,6 +383,7 @@ impl Engine {
         }
     }
 
+    /// Queues a record with the present time for the stream.
     fn emit(&mut self, body: EventBody) {
         self.ingest.out.push(EventRecord {
             boot_ns: self.kernel.clock.boot_time(),

@@ -53,12 +53,14 @@ pub struct FoundLeftovers {
 
 /// Result of reaping leftovers.
 pub struct LeftoverReapResult {
-    /// Leftovers that were discovered while others were being reaped.
+    /// Ended leftovers that were discovered while others were being reaped.
     pub late: Vec<(LeftoverRow, Leftover)>,
+    /// Result for each claimed leftover, also if it could not be ended.
     pub ended: Vec<ReapResult>,
 }
 
-/// Scans all processes for leftovers. `claimed` are those being reaped: they may no longer match their evidence.
+/// Scans all processes for leftovers of any verdict. `claimed` are those being reaped: they are found even if they no
+/// longer match their evidence.
 ///
 /// # Errors
 /// The process table cannot be read.
@@ -91,7 +93,7 @@ pub fn find_leftovers(
     Ok(FoundLeftovers { table, leftovers })
 }
 
-/// Adds living pids of environment markers that /proc hides (mount option `hidepid`).
+/// Adds to the unread processes the living pids in environment markers that /proc hides (mount option `hidepid`).
 fn find_hidden(table: &mut ProcessTable) {
     let markers = table
         .rows
@@ -111,6 +113,8 @@ fn find_hidden(table: &mut ProcessTable) {
 }
 
 impl ScanOptions {
+    /// Evaluates a process table. `claimed` processes and their children count as leftovers that have waited long
+    /// enough.
     fn find(&self, table: &ProcessTable, claimed: &HashSet<ProcessKey>) -> Vec<Leftover> {
         let claimed_session = (!claimed.is_empty()).then(|| RecordedSession {
             agent: "agent".into(),

@@ -9,7 +9,9 @@ use reaper_model::event::ProcessKey;
 use reaper_model::session::SessionId;
 
 impl Engine {
-    /// Requests missing facts of unattributed processes, and assigns those whose facts are complete.
+    /// Requests missing facts of unattributed processes, and assigns those whose facts are complete. Unattributed
+    /// processes are discovered ones that may belong to a session. In place of one that has exited, queues its
+    /// children.
     ///
     /// Processes are handled in the order of their start, because an assigned process is evidence for the next ones.
     /// The first one with missing facts therefore holds back those behind it.
@@ -48,7 +50,7 @@ impl Engine {
     /// Returns whether undiscovered members of a session may exist.
     ///
     /// There are none if the source has scanned since the last known member exited, or needs no scans. All processes
-    /// that started before that exit must also be attributed.
+    /// that started before that exit must also be attributed. Returns false once the engine stops.
     pub(super) fn may_have_undiscovered(&self, id: SessionId) -> bool {
         if self.stopping {
             return false;
@@ -66,6 +68,7 @@ impl Engine {
         not_scanned || unattributed.any(|key| key.start <= last_exit)
     }
 
+    /// Assigns a process to a session if its facts show that it belongs there. Handles all processes that join by that.
     fn on_attributed(&mut self, key: ProcessKey) {
         let now = self.kernel.clock.boot_time();
         for key in self.model.attribute(key) {

@@ -24,7 +24,7 @@ impl Cgroups {
         }
     }
 
-    /// Checks a cgroup that appears in an event for the first time, and adds it to the scope if it is below one in
+    /// Checks a cgroup when an exec or a discovery first names it, and adds it to the scope if it is below one in
     /// scope. Must run before the event is applied, since children inherit from their parent that it is in scope.
     pub fn on_event(&mut self, processes: &dyn ProcessTable, model: &mut Model, event: &Event) {
         if self.directories.is_empty() {

@@ -14,7 +14,11 @@ use reaper_model::policy::{Decision, Reason, Verdict};
 use reaper_model::session::{CLOSED_MAX, Session, SessionId};
 
 impl Engine {
-    /// Evaluates the queued members. During a gap only those with an open escalation: for others an event may be missing.
+    /// Evaluates the queued members and executes the decisions. Then reports sessions as closed if nothing is left to
+    /// do.
+    ///
+    /// A decision to reap only claims the process: this sends no signal. During a gap, only members with an open
+    /// escalation are evaluated, because an event may be missing. The others stay queued.
     pub(super) fn decide(&mut self) {
         let (mut keys, mut to_check) = (Vec::new(), Vec::new());
         for queued in self.ingest.queued.take() {
@@ -83,6 +87,8 @@ impl Engine {
 
     /// Reports a session without claimed members as closed, unless that is too early. All members must be decided, none
     /// of them may wait, and escaped members must have been searched. Otherwise the session is checked again later.
+    ///
+    /// A session whose root is alive goes to [`Engine::close`] without these checks.
     pub(super) fn close_if_decided(&mut self, id: SessionId) {
         // While the root is alive, undiscovered members are always possible and do not matter: the session stays open.
         let session = self.model.sessions.get(id);
@@ -104,7 +110,8 @@ impl Engine {
         }
     }
 
-    /// Returns whether members of a session have no decision, or an outdated one.
+    /// Returns whether a session or a member of it is queued for evaluation, or a decision about a member waits for
+    /// facts.
     fn has_undecided_member(&self, id: SessionId) -> bool {
         self.is_queued(id) || self.deferred.is_reading_facts_of(id, &self.model)
     }
@@ -123,7 +130,7 @@ impl Engine {
         nested.any(|id| self.ingest.reaper.has_members_of(id) || self.has_undecided_member(id))
     }
 
-    /// Returns the sessions nested in `id`.
+    /// Returns the sessions nested in `id` at any depth, without `id` itself.
     fn nested_in(&self, id: SessionId) -> impl Iterator<Item = &Session> {
         let inwards = self.model.sessions.with_nested(id);
         inwards.filter(move |session| session.id != id)
@@ -147,6 +154,7 @@ impl Engine {
         nodes.map(|node| node.key)
     }
 
+    /// Returns whether the escalation that handles a queued process or session is open. False if it is not due.
     fn has_escalation(&self, queued: &Queued) -> bool {
         let escalation = match *queued {
             Queued::Process(key) => {
@@ -161,6 +169,11 @@ impl Engine {
         escalation.is_some_and(|id| self.ingest.reaper.has_open_escalation(id))
     }
 
+    /// Executes a decision: claims the process to reap it, or reports that it is kept or waits. A decision that equals
+    /// the last one is not reported again. The reaper reports a decision to reap, once it has verified the process.
+    ///
+    /// If the decision needs unread facts, only requests them. Otherwise also schedules the next evaluation, if any. In
+    /// observe mode, a process is claimed only for a new decision.
     fn execute(&mut self, key: ProcessKey, decision: Decision) {
         let Some(node) = self.model.tree.get(key) else {
             return;
@@ -208,6 +221,7 @@ impl Engine {
         }
     }
 
+    /// Emits a decision. If a rule reaps or reports a root, the record has the memory of its tree.
     pub(super) fn emit_decision(&mut self, process: ProcessRef, decision: &Decision) {
         let verdict = decision.verdict.name();
         let (reason, rule) = (decision.reason.name(), decision.rule.clone());
@@ -245,7 +259,8 @@ impl Engine {
         }
     }
 
-    /// Reports what the reaper has done since the last call.
+    /// Emits and counts the decisions, signals and outcomes that the reaper has reported since the last call. Then
+    /// reports sessions as closed that have no claims left, unless that is too early.
     pub(super) fn on_reap_events(&mut self) {
         let mut to_close = Vec::new();
         for report in self.ingest.reaper.take_reports() {
@@ -316,6 +331,11 @@ impl Engine {
         }
     }
 
+    /// Counts and emits the outcome of a claim, which ends it. If the process was released because its decision changed
+    /// or its uids cannot be read, it is evaluated again. Outcomes without a final result are not emitted.
+    ///
+    /// `signal` is the strongest signal that the process was sent. Without one, an exit does not count as reaped.
+    /// `duration` is in ns, see [`ReapResult`](crate::reap::ReapResult).
     pub(super) fn on_outcome(
         &mut self,
         key: ProcessKey,
@@ -370,7 +390,8 @@ impl Engine {
         }
     }
 
-    /// Returns the reasons why members of a due session are kept.
+    /// Returns one reason for each living member of a session that is kept or reported, without nested sessions. Empty
+    /// if the session is not due: its root and those of the enclosing sessions are alive.
     pub(super) fn kept_reasons(&self, id: SessionId) -> Vec<Reason> {
         let kept = |verdict| matches!(verdict, Verdict::Keep | Verdict::Report);
         let decided = self.decided_of(id);
@@ -378,7 +399,7 @@ impl Engine {
         kept.map(|(_, reason)| reason).collect()
     }
 
-    /// Returns the last decisions about living members of a due session.
+    /// Returns the last decisions about living members of a session, none if it is not due.
     fn decided_of(&self, id: SessionId) -> impl Iterator<Item = (Verdict, Reason)> {
         let due = self.model.sessions.due(id).into_iter();
         let members = due.flat_map(move |_| self.members_of(id));
@@ -402,7 +423,8 @@ impl Engine {
         rest.collect()
     }
 
-    /// Returns the number of due members without a decision.
+    /// Returns the number of due members without a decision. Due members are those of a session whose root, or that of
+    /// an enclosing session, has exited.
     pub(super) fn undecided(&self) -> usize {
         let sessions = self.model.sessions.iter().map(|session| session.id);
         let due = sessions.filter(|id| self.model.sessions.due(*id).is_some());
@@ -419,8 +441,10 @@ impl Engine {
             .sum()
     }
 
-    /// Reports a session as closed: each of its members has exited, is kept, or belongs to a nested session. The stream
-    /// has this report once. Later changes of the kept members are reported to the journal only.
+    /// Reports a session as closed: each of its members has exited, is kept, or belongs to a nested session. The caller
+    /// has checked that. Does not report an open session that is not due.
+    ///
+    /// The stream has this report once. Later reports with other counts go to the journal only.
     pub(super) fn close(&mut self, id: SessionId) {
         // Members that a rule reaps while the agent is alive do not close the session.
         let is_open = self.model.sessions.get(id).is_some();
@@ -474,7 +498,7 @@ impl Engine {
         }
     }
 
-    /// Keeps the counters of a closed session as long as the model may discover more members of it.
+    /// Keeps the counters of the last [`CLOSED_MAX`] closed sessions, as the model may discover more members of them.
     fn retain_tally(&mut self, id: SessionId) {
         self.closed_tallies.push_back(id);
         if self.closed_tallies.len() > CLOSED_MAX
@@ -494,7 +518,7 @@ fn names(reasons: Vec<Reason>) -> Vec<&'static str> {
     names
 }
 
-/// Returns the flag in the kernel's map for a process that was sent a signal.
+/// Returns the flag in the kernel's map for a process that was sent a signal. Any signal but SIGKILL counts as SIGTERM.
 fn flag_of(signal: Signal) -> u32 {
     match signal {
         Signal::SIGKILL => MEMBER_SIGKILL_SENT,

@@ -15,7 +15,7 @@ use reaper_model::facts::{Fact, FactSet};
 use reaper_model::policy::Decision;
 use reaper_model::session::SessionId;
 
-/// Number of retries of a failed read. The delays are [`RETRY_DELAY_NS`] times 4, 16 and 64 ns: 1 s, 4 s and 16 s.
+/// Number of retries of a failed read. The delays are 4, 16 and 64 times [`RETRY_DELAY_NS`]: 1 s, 4 s and 16 s.
 const RETRIES: u32 = 3;
 const RETRY_DELAY_NS: u64 = 250_000_000;
 
@@ -67,6 +67,7 @@ impl Waiting {
         self.by_process.contains_key(&key)
     }
 
+    /// Returns the lowest number.
     fn first(&self) -> Option<u64> {
         self.by_number.first().map(|(number, _)| *number)
     }
@@ -133,7 +134,7 @@ impl Deferred {
         self.activity_left.clear();
     }
 
-    /// Returns whether decisions wait for facts.
+    /// Returns whether decisions wait for facts other than the activity of trees.
     pub fn is_reading(&self) -> bool {
         !self.requested.is_empty() || !self.waiting_for_relatives.is_empty()
     }
@@ -143,7 +144,8 @@ impl Deferred {
         self.deadlines.first()
     }
 
-    /// Counts a failed read of a process. Returns when to retry it, in ns of CLOCK_MONOTONIC, `None` after the last retry.
+    /// Counts a failed read of a process. Returns when to retry it, `None` after three retries. Both times are in
+    /// ns of CLOCK_MONOTONIC.
     pub fn next_retry(&mut self, key: ProcessKey, now: u64) -> Option<u64> {
         if self.retries.len() >= RETRY_COUNTERS_MAX {
             self.retries.clear();
@@ -153,7 +155,7 @@ impl Deferred {
         (*retries <= RETRIES).then(|| now + (RETRY_DELAY_NS << (2 * *retries)))
     }
 
-    /// Moves a session that waits for a deadline to those that are checked in the next round.
+    /// Moves a session that waits for a deadline to those that are checked in the next round. Does nothing for others.
     pub fn check_close(&mut self, id: SessionId) {
         if self.closing_later.remove(&id) {
             self.closing.insert(id);
@@ -187,7 +189,8 @@ impl Engine {
         facts.request(key, None, uid, needs, urgency);
     }
 
-    /// Requests the facts that a decision about a member needs: of the member, of a relative, or of its whole tree.
+    /// Requests the facts that a decision about a member needs: of the member, of a relative, or of its whole tree. The
+    /// member is evaluated again once they have arrived.
     pub(super) fn request_facts(
         &mut self,
         key: ProcessKey,
@@ -221,7 +224,8 @@ impl Engine {
         }
     }
 
-    /// Requests the activity of all processes in the tree of a root. The root is re-evaluated after the last answer.
+    /// Requests the activity (CPU time and I/O) of all members of a session and of those nested in it. `root` is the
+    /// root of the session, which is re-evaluated after the last answer.
     fn request_activity(&mut self, root: ProcessKey, session: SessionId) {
         // Earlier readings are outdated.
         self.model.forget_activity_within(root);
@@ -238,7 +242,7 @@ impl Engine {
         }
     }
 
-    /// Handles the answer about the activity of a process. Queues each root that waits for no other answer.
+    /// Notes that the activity of a process has been read. Queues each root that waits for no other answer.
     fn on_activity(&mut self, key: ProcessKey) {
         for root in self.deferred.waiters.remove(&key).unwrap_or_default() {
             let Some(left) = self.deferred.activity_left.get_mut(&root) else {
@@ -263,7 +267,8 @@ impl Engine {
         }
     }
 
-    /// Returns when to retry a process with unreadable facts, in ns of CLOCK_MONOTONIC, as the cause may be temporary.
+    /// Counts a failed read of a process with unreadable facts, whose cause may be temporary. Returns when to retry it,
+    /// in ns of CLOCK_MONOTONIC. Returns `None` if its facts are readable, or after the last retry.
     pub(super) fn retry_unreadable(&mut self, key: ProcessKey) -> Option<u64> {
         if !self.model.is_unread(key) {
             return None;
@@ -271,7 +276,8 @@ impl Engine {
         self.deferred.next_retry(key, self.kernel.clock.monotonic())
     }
 
-    /// Requests facts that rules may need once members are due. Only those that stay valid until the next exec.
+    /// Requests, with low priority, facts that rules may need once members are due. Only facts of members in
+    /// `new_images`, and only those that stay valid until the next exec. Of untracked processes, requests only scripts.
     pub(super) fn prefetch(&mut self) {
         let mut keys = std::mem::take(&mut self.ingest.new_images);
         let wanted = self.model.rules.facts_to_prefetch();
@@ -333,7 +339,8 @@ impl Engine {
         monotonic
     }
 
-    /// Applies the facts that have arrived, and queues the members whose deadline has passed.
+    /// Applies the facts that have arrived. Queues the members that waited for them, and those whose deadline has
+    /// passed. A command line or script can show that a process is an agent, which opens a session.
     pub(super) fn apply_facts(&mut self) {
         let now = self.set_model_time();
         for FactAnswer {

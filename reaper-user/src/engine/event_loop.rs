@@ -26,7 +26,8 @@ const FINISH_MAX_NS: u64 = 2_000_000_000;
 
 impl Engine {
     /// Reads all running processes and the state that an earlier service left. Events that arrive meanwhile wait in the
-    /// ring. They are applied after the processes that the scan found, and before the exits that it inferred.
+    /// ring. They are applied after the processes that the scan found, and before the exits that it inferred. Then
+    /// writes the kernel's maps, and evaluates and signals the members that are due.
     pub(super) fn restore(&mut self) -> Result<(), EngineError> {
         let (restored, scan) = self.begin_restore()?;
         self.apply_entries(scan.rows);
@@ -48,7 +49,8 @@ impl Engine {
     }
 
     /// Writes all memberships to the kernel's map, until the probes follow every process that must be followed. From
-    /// then on the probes filter out all other processes.
+    /// then on the probes filter out all other processes. After [`SEED_ROUNDS_MAX`] rounds they do so even if
+    /// some processes are not followed yet.
     fn seed_maps(&mut self) -> Result<(), EngineError> {
         self.ingest.map_changes = self.model.tree.iter().map(|node| node.key).collect();
         if self.source.maps().is_none() {
@@ -86,8 +88,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Runs until `stop` completes, and answers requests meanwhile. Returns the totals. The summary in the stream
-    /// contains the reason that `stop` returned.
+    /// Runs until `stop` completes, and answers requests meanwhile. Then evaluates and signals due members for up to
+    /// two seconds. Returns the totals. The summary in the stream contains the reason that `stop` returned.
     ///
     /// # Errors
     /// The source or a file descriptor cannot be polled.
@@ -203,7 +205,7 @@ impl Engine {
         Ok(count)
     }
 
-    /// Decides about due members for a limited time, as facts may have to be read first.
+    /// Evaluates and signals due members, and waits for the facts that this needs. The limit is [`FINISH_MAX_NS`].
     async fn finish_due(&mut self) {
         let clock = Arc::clone(&self.kernel.clock);
         let end = clock.monotonic() + FINISH_MAX_NS;
@@ -218,8 +220,8 @@ impl Engine {
         }
     }
 
-    /// Drains, decides and signals until no work is queued. Returns the number of records read. Signals have priority:
-    /// all other consequences of the records wait until the signals are sent.
+    /// Drains, decides and signals until no work is queued, for at most [`ROUNDS_MAX`] rounds. Then writes the kernel's
+    /// maps and prefetches facts, so these do not delay signals. Returns the number of records read.
     pub(super) fn settle(&mut self) -> u64 {
         let mut read = self.drain();
         self.apply_facts();
@@ -240,7 +242,8 @@ impl Engine {
             read += self.drain();
             self.ingest.out.flush();
             if !self.has_work() {
-                // All due members are claimed, so an escalation without claims is finished, unless a gap defers decisions.
+                // All due members are claimed, so an escalation without claims is finished, unless a gap defers
+                // decisions.
                 if self.ingest.queued.is_empty() && !self.deferred.is_reading() {
                     self.ingest.reaper.close_empty();
                 }
@@ -257,7 +260,8 @@ impl Engine {
         read
     }
 
-    /// Handles exits that preceded the membership in the kernel's map. Returns the number of records read.
+    /// Drains, and then applies the exits of processes that exited before their map entry was written. The probes do
+    /// not report these. Returns the number of records read.
     fn on_exits_before_membership(&mut self) -> u64 {
         let exited = match self.exited_before_membership() {
             Ok(exited) => exited,
@@ -290,6 +294,7 @@ impl Engine {
     }
 
     /// Closes a gap with the results of a scan: first births, then later events, then exits that the scan inferred.
+    /// After a failed scan, starts another one instead.
     fn on_scan_done(&mut self, scan: Option<Result<ScanResult, EngineError>>) {
         self.drain_all();
         let Some(scan) = self.prepare_scan_result(scan) else {
@@ -318,7 +323,8 @@ impl Engine {
         }
     }
 
-    /// Handles the exits that pidfds report.
+    /// Finishes the claims of processes whose pidfds report the exit. An exit without a record, even after a drain, is
+    /// applied to the model as inferred.
     fn on_pidfds_readable(&mut self) {
         loop {
             let (ready, unrecorded) = self.ingest.reaper.confirm_exits();
@@ -338,12 +344,14 @@ impl Engine {
         }
     }
 
+    /// Returns whether signals or decisions are queued. During a gap, queued decisions do not count.
     fn has_work(&self) -> bool {
         !self.ingest.queued.is_empty() && self.gap.is_none()
             || !self.ingest.reaper.queued().is_empty()
     }
 
-    /// Applies all waiting events to the model, and passes its outputs to [`Ingest`](super::ingest::Ingest).
+    /// Applies the waiting events to the model, and passes its outputs to [`Ingest`](super::ingest::Ingest). Opens a
+    /// gap for lost or malformed records, and replaces a source that has failed. Returns the number of records read.
     fn drain(&mut self) -> u64 {
         let Engine {
             kernel,

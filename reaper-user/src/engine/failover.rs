@@ -15,14 +15,15 @@ const DELAY_MAX: Duration = Duration::from_secs(1);
 pub struct Failover {
     /// Reason why the source is unusable, if the source itself has not reported that.
     failure: Option<String>,
-    /// Next attempt to open another source, in ns of CLOCK_MONOTONIC, and the delay before it. `None` without a failure.
+    /// Next attempt to open another source, in ns of CLOCK_MONOTONIC, and the delay before it. `None` without a
+    /// failure.
     retry: Option<(u64, Duration)>,
     /// Time at which to register the new source for polling, in ns of CLOCK_MONOTONIC. `None` once it is registered.
     register_at: Option<u64>,
 }
 
 impl Failover {
-    /// Returns the time of the next attempt, in ns of CLOCK_MONOTONIC.
+    /// Returns the time of the next attempt to open or register a source, in ns of CLOCK_MONOTONIC. `None` without one.
     pub(super) fn next(&self) -> Option<u64> {
         self.retry.map(|(at, _)| at).or(self.register_at)
     }
@@ -36,7 +37,8 @@ impl Failover {
         self.register_at = None;
     }
 
-    /// Schedules another attempt to register the new source, for example if there were too many open files.
+    /// Schedules another attempt to register the new source after [`DELAY_MIN`], for example if there were too many
+    /// open files. `now` is in ns of CLOCK_MONOTONIC.
     pub(super) fn retry_registration(&mut self, now: u64) {
         self.register_at = Some(now + DELAY_MIN.as_nanos() as u64);
     }
@@ -50,7 +52,7 @@ impl Engine {
     }
 
     /// Switches to the next source if the current one has failed, and opens a gap for the missed events. If no other
-    /// source can be opened, tries again later. Returns whether the source has failed.
+    /// source can be opened, tries again later. Returns whether the source has failed, even if it was replaced.
     pub(super) fn fail_over(&mut self) -> bool {
         let reported = self.source.failure().map(|failure| failure.to_string());
         let Some(reason) = reported.or_else(|| self.failover.failure.clone()) else {

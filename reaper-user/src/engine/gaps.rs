@@ -16,25 +16,25 @@ use reaper_host::source::Lost;
 use reaper_host::source::procfs::Liveness;
 use reaper_model::event::{Event, EventKind, Provenance};
 
-/// Delays before the next reconciliation scan after a failed one: the first and the longest.
+/// Delays before the next attempt if no reconciliation scan can be started: the first and the longest.
 const DELAY_MIN: Duration = Duration::from_millis(50);
 const DELAY_MAX: Duration = Duration::from_secs(1);
 
 /// Period in which events may be missing.
 pub struct Gap {
     reason: &'static str,
-    /// Number of missing records or processes.
+    /// Number of missing records or processes, 0 if unknown.
     total: u64,
     /// Time of the opening, in ns since boot.
     opened: u64,
     search: Search,
-    /// Delay before the next scan if the current one fails.
+    /// Delay before the next attempt if a scan cannot be started. It doubles with each failed scan.
     delay: Duration,
 }
 
 enum Search {
     Scan(oneshot::Receiver<Result<ScanResult, EngineError>>),
-    /// The scan has failed. The next one starts at this time, in ns of CLOCK_MONOTONIC.
+    /// The scan could not be started. The next attempt is at this time, in ns of CLOCK_MONOTONIC.
     Retry(u64),
 }
 
@@ -46,7 +46,8 @@ impl Gap {
 }
 
 impl Engine {
-    /// Opens a gap if records were lost, or if members had no room in the map.
+    /// Opens a gap if records were lost, or if members had no room in the map, since the last call. Adds lost records
+    /// to the counters of all open sessions.
     pub(super) fn look_for_loss(&mut self) {
         let lost = self.source.lost();
         if lost.total != self.lost.total {
@@ -79,7 +80,8 @@ impl Engine {
         }
     }
 
-    /// Opens a gap if the kernel skipped runs of a probe. The number of missed events is unknown.
+    /// Opens a gap if the kernel skipped runs of a probe since the last call. The gap has the number of skipped runs,
+    /// as that of missed events is unknown.
     pub(super) fn look_for_skips(&mut self) {
         let skipped = self.source.skipped();
         if skipped > self.skipped_probes {
@@ -92,7 +94,7 @@ impl Engine {
         }
     }
 
-    /// Opens a gap for a malformed record, which counts as lost.
+    /// Opens a gap for the malformed records of a drain, which together count as one lost record.
     pub(super) fn note_malformed(&mut self) {
         let total = Lost {
             total: 1,
@@ -101,6 +103,8 @@ impl Engine {
         self.open_gap("record_malformed", total);
     }
 
+    /// Opens a gap: reports it and starts a scan. If one is open already, the next gap opens when that closes.
+    /// The total of `missing` is 0 if the loss is unknown.
     pub(super) fn open_gap(&mut self, reason: &'static str, missing: Lost) {
         self.has_losses = true;
         let (total, by_kind) = (missing.total, missing.named());
@@ -126,7 +130,7 @@ impl Engine {
         });
     }
 
-    /// Starts a reconciliation scan on its own thread.
+    /// Starts a reconciliation scan on its own thread. If that fails, the next attempt is due after `delay`.
     fn search(&self, delay: Duration) -> Search {
         // Untracked processes are not in the map. If members may be missing from it, all of /proc must be read.
         let complete = self.is_mapped();
@@ -155,7 +159,8 @@ impl Engine {
         }
     }
 
-    /// Waits for the scan of a gap, forever if there is no gap. Returns `None` when it is time to retry a failed scan.
+    /// Waits for the scan of a gap, forever if there is no gap. Returns `None` when it is time for another attempt to
+    /// start a scan.
     pub(super) async fn scan_done(
         clock: &dyn Clock,
         gap: &mut Option<Gap>,
@@ -175,7 +180,8 @@ impl Engine {
         }
     }
 
-    /// Prepares the model for the results of a scan. Returns `None` after a failed scan, and starts another one.
+    /// Prepares the model for the results of a scan. Takes the result of [`Engine::scan_done`]. If there are no
+    /// results, starts another scan and returns `None`.
     pub(super) fn prepare_scan_result(
         &mut self,
         scan: Option<Result<ScanResult, EngineError>>,
@@ -204,7 +210,8 @@ impl Engine {
     }
 
     /// Closes a gap and makes the queued decisions. `unreadable` is the number of processes that could not be read. The
-    /// gap closes even if more events were lost meanwhile: a ring that is always full must not prevent reaping.
+    /// gap closes even if more events were lost meanwhile: a ring that is always full must not prevent reaping. After
+    /// the decisions, the next gap opens for these events.
     pub(super) fn close_gap(&mut self, reconciled: Reconciled, unreadable: u32) {
         let Reconciled { found, exited } = reconciled;
         if self.source.is_filtered() {
@@ -227,7 +234,8 @@ impl Engine {
         self.sync_maps();
     }
 
-    /// Looks up in /proc the adopters of orphans for which no reparent record has arrived.
+    /// Looks up in /proc the adopters of orphans for which no reparent record has arrived, and applies them to the
+    /// model. An orphan whose parent is still exiting is looked up again at the next call.
     pub(super) fn find_adopters(&mut self) {
         for child in std::mem::take(&mut self.ingest.without_adopter) {
             let node = self.model.tree.get(child);

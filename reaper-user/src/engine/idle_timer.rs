@@ -2,10 +2,10 @@
 
 use reaper_host::kernel::Clock;
 
-/// Longest time that such a record waits, in nanoseconds.
+/// Longest time that a record waits if it does not wake the engine, in nanoseconds.
 const POLL_INTERVAL_NS: u64 = 50_000_000;
 
-/// Timer for the next poll. It runs while records arrive, and stops after a poll that found none.
+/// Timer for the next poll. It runs while records arrive, and stops after two polls in a row that found none.
 pub(super) struct IdleTimer {
     /// Time of the next poll, in ns of CLOCK_MONOTONIC. `None` while the probes wake the engine.
     pub(super) until: Option<u64>,
@@ -21,7 +21,8 @@ impl IdleTimer {
         }
     }
 
-    /// Restarts polling after records were read outside of a poll: more may arrive without waking the engine.
+    /// Restarts polling after records were read outside of a poll: more may arrive without waking the engine. Does
+    /// nothing if `records` is 0. `now` is in ns of CLOCK_MONOTONIC.
     pub(super) fn on_records(&mut self, records: u64, now: u64) {
         if records > 0 {
             self.is_idle = false;
@@ -33,7 +34,7 @@ impl IdleTimer {
         self.until.is_some_and(|until| until <= now)
     }
 
-    /// Schedules the next poll after one that read `records`.
+    /// Schedules the next poll after one that read `records`. After two polls in a row without records, schedules none.
     pub(super) fn on_poll(&mut self, records: u64, now: u64) {
         self.until = (records > 0 || !self.is_idle).then_some(now + POLL_INTERVAL_NS);
         if records > 0 {

@@ -1,6 +1,7 @@
 //! Turns each output of the model into records for the event stream and into work for the engine.
 //!
-//! Records are emitted at once. Decisions, updates of the kernel's maps and reads of /proc wait for the end of the drain.
+//! Records are emitted at once. Decisions, updates of the kernel's maps and reads of /proc wait for the end of the
+//! drain.
 
 use hashbrown::{HashMap, HashSet};
 use nix::sys::signal::Signal;
@@ -76,7 +77,8 @@ pub struct Tally {
     pub memory: FreedMemory,
     /// Number of records lost while the session was open.
     pub lost: u64,
-    /// Session without living members that is not reported as closed yet, for lack of confirmed exits or of a last scan.
+    /// Session without living members that is not reported as closed yet, for lack of confirmed exits or of a last
+    /// scan.
     pub closing_session: Option<SessionRef>,
     /// Exit time of the last member, in ns since boot. Set together with `closing_session`.
     pub last_exit_at: u64,
@@ -159,7 +161,8 @@ impl Ingest {
         }
     }
 
-    /// Handles an output of the model.
+    /// Emits the records that follow from an output of the model, and queues the work in the fields of [`Ingest`]. The
+    /// output was caused by `event`.
     pub fn on_output(&mut self, model: &Model, event: &Event, output: &Output) {
         match output {
             Output::Tree(change) => self.on_change(model, event, change),
@@ -176,6 +179,7 @@ impl Ingest {
         }
     }
 
+    /// Emits and queues what follows from a change of the process tree, as [`Ingest::on_output`].
     fn on_change(&mut self, model: &Model, event: &Event, change: &TreeChange) {
         let Event {
             time,
@@ -334,7 +338,8 @@ impl Ingest {
         }
     }
 
-    /// Queues a process that may have become a member.
+    /// Queues a new process for evaluation if it is a member that is due, or if rules apply to living members. Also
+    /// queues an update of its map entry.
     fn on_joined(&mut self, model: &Model, node: &Node) {
         if node.state.member.session.is_some_and(|_| {
             model.rules.has_rules_for_living(false) || model.escalation_of(node).is_some()
@@ -344,7 +349,8 @@ impl Ingest {
         self.note_map_change(node);
     }
 
-    /// Handles a process that joins a session later than at its fork.
+    /// Emits a fork record for a process that joins a session later than at its fork. Queues the work for a new member.
+    /// `time` is in ns since boot. Does nothing if the process has exited.
     pub fn on_late_join(&mut self, model: &Model, key: ProcessKey, time: u64) {
         let Some(node) = model.tree.get(key) else {
             return;
@@ -358,6 +364,7 @@ impl Ingest {
         self.emit_lifecycle(model, node, time, Lifecycle::Fork, provenance);
     }
 
+    /// Emits an orphan record if the process is a member, and queues its evaluation. Its adopter is looked up later.
     fn on_orphan(&mut self, model: &Model, parent: &Node, orphan: ProcessKey, time: u64) {
         self.without_adopter.push(orphan);
         if self.emit_orphan(model, parent.key, &parent.image.comm, orphan, time) {
@@ -365,6 +372,8 @@ impl Ingest {
         }
     }
 
+    /// Emits an orphan record if the process is a member. Queues its evaluation, unless the session of its old parent
+    /// is the same or encloses it.
     fn on_reparented_orphan(
         &mut self,
         model: &Model,
@@ -421,7 +430,7 @@ impl Ingest {
         true
     }
 
-    /// Notes that the kernel's map entry of a process may change. Untracked processes have no entry.
+    /// Queues an update of the kernel's map entry of a process, unless it has no entry and needs none.
     fn note_map_change(&mut self, node: &Node) {
         let mapped = node.membership.is_some_and(|entry| entry.flags != 0);
         let tracked =
@@ -440,7 +449,8 @@ impl Ingest {
         }
     }
 
-    /// Handles a signal that a probe has sent.
+    /// Counts and emits a signal that a probe has sent. Emits the decision to reap before it, unless that was done.
+    /// Does nothing if the process is unknown.
     fn on_kernel_signal(&mut self, model: &Model, key: ProcessKey, signal: u8, time: u64) {
         let node = model.tree.get(key);
         let signal = Signal::try_from(i32::from(signal));
@@ -479,7 +489,8 @@ impl Ingest {
         }
     }
 
-    /// Handles a change of a session.
+    /// Emits the record of a change of a session, and queues the work that follows, such as evaluations. A closed
+    /// session is only queued: its record follows once its members are decided. `time` is in ns since boot.
     pub fn on_session_event(&mut self, model: &Model, time: u64, session_event: &SessionEvent) {
         match session_event {
             SessionEvent::Opened { session, starter } => {
@@ -592,6 +603,7 @@ impl Ingest {
         }
     }
 
+    /// Returns whether the stream has records about the life of a process: of members, or of all processes in scope.
     fn is_emitted(&self, node: &Node) -> bool {
         node.state.member.session.is_some()
             || (self.events == EventScope::All && node.state.member.in_scope)

@@ -15,8 +15,11 @@ use reaper_model::user_keep::{StoredKeep, UserKeep};
 
 /// Storage that preserves keeps for the next service.
 pub trait KeepStore: Send + Sync {
-    /// Stores keeps, all or none, and replaces earlier ones of the same processes. When this returns, the keeps survive
-    /// the end of this service. Blocks for up to two seconds.
+    /// Stores keeps, all or none. When this returns, they survive the end of this service. Blocks for up to two
+    /// seconds.
+    ///
+    /// Removes earlier requests for a process that the user named ([`JournalKeep::is_explicit`]), with all of their
+    /// keeps.
     ///
     /// # Errors
     /// The keeps cannot be stored, or not in time.
@@ -46,7 +49,7 @@ pub enum UnsavedKeep {
 }
 
 impl UnsavedKeep {
-    /// Stores the change. Returns whether it is on disk.
+    /// Stores the change. Returns whether it is on disk. An error is logged.
     fn write(&self, store: &dyn KeepStore) -> bool {
         let written = match self {
             UnsavedKeep::Keep(keeps) => store.keep(keeps),
@@ -61,7 +64,8 @@ impl UnsavedKeep {
 }
 
 impl Engine {
-    /// Answers a request. If a keep has changed, a worker thread stores the change before it answers.
+    /// Answers a request. If a keep has changed, a worker thread stores the change before it answers, and sets whether
+    /// it is durable. Without a store, the answer is sent at once.
     pub(super) fn send_reply(&mut self, reply: EngineReply, sender: oneshot::Sender<EngineReply>) {
         // The client may have disconnected.
         match (
@@ -79,7 +83,8 @@ impl Engine {
         }
     }
 
-    /// Schedules the storing of a keep, for each process that it covers. `target` is the process in the request.
+    /// Notes a keep, for each process that it covers, as the change that [`Engine::send_reply`] stores. `target` is the
+    /// process in the request.
     pub(super) fn save_keep(&mut self, target: ProcessKey, keep: UserKeep) {
         let until = keep.until_monotonic_ns.map(|awake| KeepExpiry {
             awake,
@@ -103,7 +108,7 @@ impl Engine {
         self.unsaved_keep = Some(UnsavedKeep::Keep(keeps.collect()));
     }
 
-    /// Restores the keeps that users requested from an earlier service.
+    /// Restores the keeps that users requested from an earlier service, except those that can never apply again.
     pub(super) fn restore_keeps(&mut self) {
         let keeps = std::mem::take(&mut self.settings.keeps);
         // A keep without any living process, whose session is closed, can never apply again.

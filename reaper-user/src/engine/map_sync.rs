@@ -50,7 +50,8 @@ impl Engine {
         sessions
     }
 
-    /// Tells the probes to kill members that fork or exec, in sessions whose escalation has reached SIGKILL.
+    /// Tells the probes to kill members that fork or exec, in sessions whose escalation has reached SIGKILL. Kept
+    /// members are excepted. Errors are logged.
     pub(super) fn sync_kill_on_fork(&mut self) {
         if let Err(error) = self.write_kill_on_fork() {
             tracing::error!(
@@ -60,6 +61,8 @@ impl Engine {
         }
     }
 
+    /// Updates which sessions the probes kill on fork. If that changes, writes the memberships, then the
+    /// sessions.
     fn write_kill_on_fork(&mut self) -> Result<(), EngineError> {
         if self.update_kill_on_fork() {
             // Kept members must be marked as such before the probes may kill the others.
@@ -69,7 +72,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Writes the memberships of changed processes. Returns the number of processes that are new in the map.
+    /// Writes the memberships of changed processes. Returns the number of processes that are new in the map. If the
+    /// source filters, processes that need no entry are dropped from the model.
     pub(super) fn write_memberships(&mut self) -> Result<usize, EngineError> {
         let mut new = Vec::new();
         let round = self.model.evaluation();
@@ -113,7 +117,8 @@ impl Engine {
         Ok(count)
     }
 
-    /// Returns the processes that exited, unreported, before they were in the kernel's map, and removes them from it.
+    /// Returns the processes that are new in the kernel's map since the last call and have exited. Removes them from
+    /// the map. No probe reports an exit that preceded the entry.
     ///
     /// # Errors
     /// The map cannot be written.
@@ -134,11 +139,14 @@ impl Engine {
         Ok(exited)
     }
 
+    /// Tells the probes whether all pre-existing members are in the map. Once they are, filtering probes report no
+    /// other process.
     pub(super) fn set_seeded(&mut self, seeded: bool) -> Result<(), EngineError> {
         let maps = self.source.maps_mut();
         maps.map_or(Ok(()), |maps| Ok(maps.set_seeded(seeded)?))
     }
 
+    /// Writes the changed sessions to the map. If it has no room for one, the others are still written.
     fn write_sessions(&mut self) -> Result<(), EngineError> {
         self.map_sync
             .dirty
@@ -166,7 +174,9 @@ impl Engine {
         Ok(result?)
     }
 
-    /// Updates the set of sessions whose escalation has reached SIGKILL. Returns whether it has changed.
+    /// Updates the set of due sessions whose escalation has reached SIGKILL. Queues the changed sessions and their
+    /// members for the maps. Returns whether the set has changed; false if there are no maps. It is empty in observe
+    /// mode.
     fn update_kill_on_fork(&mut self) -> bool {
         // There are no probes to inform.
         if self.source.maps().is_none() {
@@ -192,7 +202,7 @@ impl Engine {
         *killed_sessions != before
     }
 
-    /// Removes a closed session from the kernel's map.
+    /// Removes a closed session from the kernel's map. An error is logged.
     pub(super) fn forget_session(&mut self, first_root: ProcessKey) {
         let maps = self.source.maps_mut();
         if let Some(Err(error)) = maps.map(|maps| maps.set_session(first_root, None)) {
@@ -203,6 +213,7 @@ impl Engine {
         }
     }
 
+    /// Returns the state of a session as the kernel's map stores it.
     fn kernel_state_of(&self, session: &Session) -> SessionState {
         let outer = session.outer.and_then(|id| self.model.sessions.get(id));
         let key = |key: ProcessKey| {
@@ -272,8 +283,9 @@ impl Engine {
         }
     }
 
-    /// Returns whether the probe may send the first signal when the root of a session exits. The root must be a member
-    /// of its session, and must not be kept.
+    /// Returns whether the probe may send the first signal when the root of a session exits. That needs enforce mode,
+    /// the setting `kernel_reap`, and probes that can signal. The root must be a living member of its session that is
+    /// not kept.
     fn allows_kernel_reap(&self, session: &Session) -> bool {
         self.settings.kernel_reap
             && self

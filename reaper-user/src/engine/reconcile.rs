@@ -17,8 +17,9 @@ pub struct Reconciled {
 }
 
 impl Engine {
-    /// Adds scanned processes to the model. Returns the number of processes that were unknown. `rows` must have parents
-    /// before their children, so that children inherit the membership.
+    /// Adds scanned processes to the model, and updates known ones. Skips those that have exited since. Returns the
+    /// number of processes that were unknown. `rows` must have parents before their children, so that children inherit
+    /// the membership.
     pub(super) fn apply_entries(&mut self, rows: Vec<ProcEntry>) -> u64 {
         let mut found = 0;
         for row in rows {
@@ -38,7 +39,8 @@ impl Engine {
         found
     }
 
-    /// Returns whether a process that is not in the model has exited since it was scanned.
+    /// Returns whether a process that is not in the model has exited since it was scanned. Not checked while the engine
+    /// starts: the result is then false.
     fn has_exited_since(&self, key: ProcessKey) -> bool {
         self.ready
             && self
@@ -48,7 +50,8 @@ impl Engine {
                 .is_ok_and(|liveness| liveness == Liveness::Gone)
     }
 
-    /// Applies the exits of processes that started before `before` and are not in `living`. Returns their number.
+    /// Applies the exits of processes that are not in `living` (pids), if /proc confirms them. Only of those that
+    /// started before `before`, in ns since boot. Returns their number.
     pub(super) fn apply_missing(&mut self, living: &HashSet<u32>, before: u64) -> u64 {
         let exited: Vec<ProcessKey> = self
             .model
@@ -74,6 +77,7 @@ impl Engine {
     }
 
     /// Applies an exit that no event reported, with time and status from the map of root exits if they are there.
+    /// Otherwise the time is the present, and the status unknown.
     pub(super) fn exited_unseen(&mut self, key: ProcessKey, provenance: Provenance) {
         let first_root = self
             .model

@@ -30,7 +30,8 @@ pub struct Reloading {
 }
 
 impl Engine {
-    /// Starts to read the config again.
+    /// Starts to read the config again on another thread. The reply follows once the config is applied or refused.
+    /// Refuses at once if a reload is already running or no thread can be started.
     pub(super) fn reload(&mut self, sender: oneshot::Sender<EngineReply>) {
         let refuse = |what: &str| EngineReply::Refused(ErrorResponse::new("conflict", what));
         if self.reloading.is_some() {
@@ -53,7 +54,7 @@ impl Engine {
         }
     }
 
-    /// Waits for the config that is being read, if one is.
+    /// Waits for the config that is being read, forever if none is.
     pub(super) async fn reloaded(
         reloading: &mut Option<Reloading>,
     ) -> Result<LoadedConfig, String> {
@@ -65,7 +66,8 @@ impl Engine {
         }
     }
 
-    /// Applies the new config if it is valid, and reports the result. Returns the number of records read.
+    /// Applies the new config if it is valid. Reports the result in the stream and to the requester. Returns the number
+    /// of records read.
     pub(super) fn on_config_loaded(&mut self, loaded: Result<LoadedConfig, String>) -> u64 {
         let result = loaded.and_then(|loaded| self.change_rules(loaded));
         let (applied, message) = match &result {
@@ -82,6 +84,11 @@ impl Engine {
         read
     }
 
+    /// Applies a new config, and queues the members whose decision it may change. Returns a text for the user, which
+    /// names the settings that wait for a restart.
+    ///
+    /// # Errors
+    /// The probes cannot get the new names. The old rules stay in force.
     fn change_rules(
         &mut self,
         LoadedConfig { config, names }: LoadedConfig,

@@ -27,7 +27,8 @@ use reaper_model::user_keep::UserKeep;
 use view::View;
 
 impl Engine {
-    /// Answers a request after applying all events so far. Returns the number of records read.
+    /// Answers a request after applying all events so far. The reply to a reload is sent later. Does nothing if the
+    /// client has disconnected. Returns the number of records read.
     pub(super) fn on_request(&mut self, request: EngineRequest) -> u64 {
         let EngineRequest {
             peer,
@@ -51,6 +52,7 @@ impl Engine {
         read
     }
 
+    /// Executes a request and returns the reply. The error is the reply to a refused request.
     fn reply(&mut self, peer: Peer, kind: RequestKind) -> Result<EngineReply, ErrorResponse> {
         let view = View::new(&self.model, peer);
         Ok(match kind {
@@ -107,6 +109,7 @@ impl Engine {
         })
     }
 
+    /// Returns the status. The API's thread fills in start time, uptime and zombies.
     fn status(&self, view: &View<'_>) -> Status {
         let count = &self.count;
         Status {
@@ -142,6 +145,7 @@ impl Engine {
         }
     }
 
+    /// Returns what a scan for leftovers needs from the engine: members, rules and settings.
     fn scan_context(&self) -> ScanContext {
         let members = self.model.sessions.iter();
         let members = members.flat_map(|session| session.members());
@@ -184,7 +188,11 @@ impl Engine {
         self.ingest.out.flush();
     }
 
-    /// Keeps a process on behalf of a user, and reports that in the stream.
+    /// Keeps a process on behalf of a user, and reports that in the stream. With `tree`, also keeps its descendants.
+    /// `lasts` is `None` for a keep without expiry. The keep is stored when the reply is sent.
+    ///
+    /// # Errors
+    /// The process has no session or has exited, or another user keeps it.
     fn keep(
         &mut self,
         peer: Peer,
@@ -225,6 +233,10 @@ impl Engine {
         Ok(keep_done(key, processes))
     }
 
+    /// Revokes the keep of a process, for all processes that the same request covers.
+    ///
+    /// # Errors
+    /// The process is not kept by a user, is kept with an ancestor that is alive, or another user keeps it.
     fn unkeep(&mut self, peer: Peer, target: SignalTarget) -> Result<KeepResult, ErrorResponse> {
         let key = self.authorize_target(peer, &target)?;
         if let Some(top) = self.model.kept_with(key) {
@@ -252,6 +264,8 @@ impl Engine {
         Ok(keep_done(key, processes))
     }
 
+    /// Reports a keep in the stream. `kept` is `None` if it was revoked. `processes` is the number of processes it
+    /// covers.
     fn emit_keep(
         &mut self,
         key: ProcessKey,
@@ -270,7 +284,11 @@ impl Engine {
         });
     }
 
-    /// Returns the key of the target if the peer may change its keep: its requester and root may.
+    /// Returns the key of the target. If a user keeps it already, only that user and root may change the keep. Access
+    /// to the process itself is not checked here.
+    ///
+    /// # Errors
+    /// Another user keeps the process, its pid is in use again, or the model does not know it.
     fn authorize_target(
         &self,
         peer: Peer,
@@ -297,7 +315,7 @@ impl Engine {
         }
     }
 
-    /// Returns the error for a living process that has no session.
+    /// Returns the error for a process that has no session, as far as the model knows.
     fn no_session_error(&self, target: &SignalTarget) -> ErrorResponse {
         let SignalTarget { key, comm, .. } = target;
         let pid = key.pid;
@@ -319,7 +337,9 @@ impl Engine {
         ErrorResponse::new("conflict", message)
     }
 
-    /// Re-evaluates the members whose decision may change with a keep: the process and its descendants.
+    /// Queues the evaluation of the members whose decision may change with a keep. These are all members with a
+    /// decision in the outermost session around the process and in those nested in it. Also queues updates of all map
+    /// entries there.
     fn on_keep_changed(&mut self, key: ProcessKey) {
         let Some(session) = self
             .model
@@ -350,6 +370,9 @@ impl Engine {
     }
 
     /// Queues all members that would be reaped, regardless of earlier decisions.
+    ///
+    /// # Errors
+    /// The service only observes.
     fn reevaluate_all(&mut self) -> Result<(), ErrorResponse> {
         if self.settings.mode == Mode::Observe {
             let reason = self.settings.mode_reason.as_deref();
@@ -372,6 +395,7 @@ impl Engine {
     }
 }
 
+/// Returns the result of a change of a keep, which is not stored yet.
 fn keep_done(key: ProcessKey, processes: usize) -> KeepResult {
     KeepResult {
         durable: false,

@@ -28,14 +28,17 @@ const RESCANS_MAX: u32 = 4;
 pub(super) struct Restored {
     /// Start of the restoration, in ns since boot.
     began: u64,
+    /// State of the earlier service for the stream. `None` if there was none.
     resumed: Option<Resumed>,
+    /// Sessions of the earlier service by first root, as the kernel's map had them, oldest first.
     states: Vec<(ProcessKey, SessionState)>,
     /// Directory of the pins before the first drain.
     pinned: Option<String>,
 }
 
 impl Engine {
-    /// Opens the sessions that an earlier service left, and scans all processes.
+    /// Opens the sessions that an earlier service left, and scans all processes. Scans again if processes are
+    /// unreadable, up to [`RESCANS_MAX`] times. Does not apply the scan to the model.
     pub(super) fn begin_restore(&mut self) -> Result<(Restored, ScanResult), EngineError> {
         let began = self.kernel.clock.boot_time();
         let lost = self.source.lost();
@@ -126,7 +129,8 @@ impl Engine {
         }
     }
 
-    /// Continues the sessions that an earlier service left. `memberships` are all entries of the kernel's map.
+    /// Reports the sessions that an earlier service left, continues their escalations, and queues their evaluation.
+    /// Removes unknown processes that have exited from the kernel's map. `memberships` are all entries of that.
     pub(super) fn finish_restore(
         &mut self,
         restored: &Restored,
@@ -156,7 +160,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Lets the probes send first signals, if that is configured.
+    /// Tells the probes whether to send first signals: only if that is configured, and in enforce mode.
     pub(super) fn allow_kernel_reap(&mut self) -> Result<(), EngineError> {
         let reaps = self.settings.kernel_reap && self.settings.mode == Mode::Enforce;
         if let Some(maps) = self.source.maps_mut() {
@@ -165,7 +169,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Reports in the stream that the backlog in the ring has been applied.
+    /// Reports in the stream that the backlog in the ring has been applied. Does nothing if no service left any state.
     pub(super) fn announce_caught_up(&mut self, restored: &Restored) {
         if restored.resumed.is_none() {
             return;
@@ -177,7 +181,7 @@ impl Engine {
         self.ingest.out.flush();
     }
 
-    /// Opens the sessions from the kernel's map again.
+    /// Opens the sessions from the kernel's map again. Returns their first roots and states, oldest first.
     fn restore_sessions(&mut self) -> Vec<(ProcessKey, SessionState)> {
         let maps = self.source.maps();
         let mut states = maps.map_or_else(Vec::new, |maps| maps.sessions());
@@ -229,7 +233,8 @@ impl Engine {
         states
     }
 
-    /// Reports the resumed sessions, and continues the open escalations.
+    /// Reports the resumed sessions, and continues the open escalations. Queues the evaluation of each session whose
+    /// root has exited, and of each root to which rules apply.
     fn resume(&mut self, states: &[(ProcessKey, SessionState)]) {
         for (first_root, state) in states {
             let Some(session) = self.model.sessions.by_first_root(*first_root) else {

@@ -25,9 +25,10 @@ pub struct Scanner {
 
 /// Result of a reconciliation scan.
 pub struct ScanResult {
-    /// Processes that could be read, parents before their children.
+    /// Processes that could be read, parents before their children. If the source identifies processes by tick only,
+    /// without those that have just started.
     pub rows: Vec<ProcEntry>,
-    /// Pids of all running processes, including unreadable ones.
+    /// Pids to scan, including those of unreadable processes: of all running processes, or of those in the map.
     pub pids: HashSet<u32>,
     /// Entries of the kernel's map of members.
     pub memberships: HashMap<ProcessKey, Membership>,

@@ -19,13 +19,15 @@ const MEASURED_MAX: usize = 256;
 pub(super) struct OpenedRound {
     /// Number of records lost so far.
     lost: u64,
+    /// Whether events had been lost before. The processes were then read again.
     had_losses: bool,
     /// Whether some pidfds are certain to refer to the right process only if no event is lost until the signal.
     needs_confirmation: bool,
 }
 
 impl Engine {
-    /// Opens pidfds of the queued processes. The source must be drained before [`Engine::signal_opened`].
+    /// Opens pidfds of the queued processes. After lost events, also reads these processes from /proc again. The source
+    /// must be drained before [`Engine::signal_opened`].
     pub(super) fn open_queued(&mut self) -> OpenedRound {
         for key in self.ingest.reaper.queued() {
             self.source.watch_exit(*key, true);
@@ -45,7 +47,8 @@ impl Engine {
         }
     }
 
-    /// Signals the opened processes that are still due.
+    /// Signals the opened processes that are still due, and releases the others. Then measures the memory of up to
+    /// [`MEASURED_MAX`] signalled processes.
     pub(super) fn signal_opened(&mut self, round: &OpenedRound) {
         // The loss was noticed during the drain, so the processes were not reread for it.
         let missed = self.has_losses;
@@ -71,7 +74,8 @@ impl Engine {
 
     /// Takes processes out of this round if the source does not confirm their identity: their pid may have been reused.
     ///
-    /// One that has exited is recorded as exited. Others are retried later. Does nothing if the source has probes.
+    /// The exit of one that has exited is applied to the model. The others are retried later, a limited number of
+    /// times. Does nothing if the source has probes.
     fn release_unconfirmed(&mut self) {
         if self.source.probes().is_some() {
             return;
@@ -92,7 +96,7 @@ impl Engine {
         }
     }
 
-    /// Releases a process that cannot be read, and schedules a retry.
+    /// Releases a process that cannot be read. Schedules a retry, unless its retries are used up.
     fn defer_unreadable(&mut self, key: ProcessKey) {
         let session = self
             .model
@@ -106,8 +110,9 @@ impl Engine {
         }
     }
 
-    /// Reads from /proc the processes that are about to be signalled. Releases those that cannot be read. Used after
-    /// lost events: a process may have executed a program that is kept.
+    /// Reads from /proc the processes that are about to get their first signal, for up to [`REREAD_TIMEOUT`]. Releases
+    /// those that cannot be read, unless they have exited. Used after lost events: a process may have executed a
+    /// program that is kept.
     fn reread_unsignalled(&mut self) {
         let keys = self.ingest.reaper.unsignalled();
         let pids = keys.iter().map(|key| key.pid).collect();

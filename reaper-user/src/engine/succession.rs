@@ -40,7 +40,7 @@ impl Successions {
 }
 
 impl Engine {
-    /// Runs the searches that are due, and those whose facts have been read.
+    /// Runs the searches that are due, and those whose facts have been read. During a gap, none runs.
     pub(super) fn find_successors(&mut self) {
         let new = mem::take(&mut self.ingest.awaiting_successor).into_iter();
         let successions = &mut self.successions;
@@ -64,7 +64,12 @@ impl Engine {
         }
     }
 
-    /// Runs one search and schedules the next. `rereads`: facts of an earlier search may be outdated.
+    /// Runs one search. If facts are missing, requests them, and the search runs again when they arrive.
+    ///
+    /// A successor becomes the root of the session. Without one, the next search is scheduled for the deadline. After
+    /// the deadline the members are evaluated, and only unreadable facts lead to further searches, up to [`RETRIES`].
+    ///
+    /// `tries` is the number of these. With `rereads`, the facts of an earlier search are read again.
     fn search_successor(&mut self, (id, tries): (SessionId, u32), now: u64, rereads: bool) {
         let state = self.model.succession(id);
         if state.is_none_or(|state| state == Succession::Excluded) {
@@ -109,7 +114,7 @@ impl Engine {
         }
     }
 
-    /// Re-evaluates the members of a session and of those nested in it.
+    /// Queues the evaluation of the members of a session and of those nested in it.
     fn reevaluate(&mut self, id: SessionId) {
         let members = self
             .model

@@ -22,6 +22,9 @@ const FRAME_HEADER: usize = 24;
 const SUFFIXES: [&str; 2] = ["-wal", "-shm"];
 
 /// Creates the directory if it is missing, and checks that it is safe for a database. Returns its canonical path.
+///
+/// # Errors
+/// The directory cannot be created, is on a network file system, or other users can write to it.
 pub(super) fn directory(directory: &Path) -> Result<PathBuf, JournalError> {
     let file = |source| JournalError::File {
         path: directory.to_owned(),
@@ -46,7 +49,7 @@ pub(super) fn directory(directory: &Path) -> Result<PathBuf, JournalError> {
 }
 
 /// Creates an empty file if there is none. Makes it and the files beside it accessible to the owner only. Returns the
-/// reason why the file is not a usable database, if there is one.
+/// reason why the file is not a usable database, `None` if it is one or is empty.
 pub(super) fn prepare(path: &Path) -> io::Result<Option<&'static str>> {
     match std::fs::symlink_metadata(path) {
         Ok(meta) if !meta.is_file() => return Ok(Some("not a regular file")),
@@ -78,7 +81,7 @@ pub(super) fn prepare(path: &Path) -> io::Result<Option<&'static str>> {
     Ok(is_foreign.then_some("not a database"))
 }
 
-/// Opens a file with access for its owner only.
+/// Opens a file, and gives access to its owner only, also if it exists already. Does not follow a symbolic link.
 fn open(path: &Path, create: bool) -> io::Result<File> {
     let file = File::options()
         .read(true)
@@ -107,7 +110,8 @@ pub(super) fn schema_version(path: &Path) -> Option<i64> {
     version_in(&page).max(logged)
 }
 
-/// Returns the highest schema version in the committed frames of a write-ahead log.
+/// Returns the highest schema version in the committed frames of a write-ahead log. `None` if no committed frame has
+/// one.
 fn logged_version(path: &Path) -> io::Result<Option<i64>> {
     let log = open_to_read(path)?;
     let mut header = [0; 32];
@@ -130,7 +134,7 @@ fn logged_version(path: &Path) -> io::Result<Option<i64>> {
     Ok(committed)
 }
 
-/// Returns the schema version in the first page of a journal.
+/// Returns the schema version in the first page of a journal. `None` if the page is not that of a journal.
 fn version_in(page: &[u8]) -> Option<i64> {
     let signed = |at| i64::from(number(page, at).cast_signed());
     (page.starts_with(HEADER) && signed(68) == APPLICATION_ID).then(|| signed(60))
@@ -147,7 +151,8 @@ fn open_to_read(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// Renames an unusable database and the files beside it. Returns the new name.
+/// Renames an unusable database and the files beside it, in the same directory. Returns the new path, which no file had
+/// before.
 pub(super) fn set_aside(path: &Path) -> io::Result<PathBuf> {
     let time = jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ");
     let name = format!(".aside-{time}");
@@ -168,6 +173,7 @@ pub(super) fn set_aside(path: &Path) -> io::Result<PathBuf> {
     Ok(aside)
 }
 
+/// Removes a file, if it exists.
 fn remove(path: &Path) -> io::Result<()> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),

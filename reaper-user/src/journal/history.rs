@@ -190,7 +190,7 @@ pub fn read(
     Ok(result?)
 }
 
-/// Opens a journal and passes a consistent snapshot of it to `work`.
+/// Opens a journal read-only and passes a consistent snapshot of it to `work`. Returns the result of `work`.
 ///
 /// # Errors
 /// The journal does not exist, cannot be read, is no journal, or has another schema version; or `work` fails.
@@ -263,6 +263,7 @@ impl From<rusqlite::Error> for ReadError {
     }
 }
 
+/// Passes the sessions that match the query to `on_session`, oldest first.
 fn sessions(
     connection: &Connection,
     query: &HistoryQuery,
@@ -290,6 +291,7 @@ fn sessions(
     Ok(())
 }
 
+/// Returns the session in a row, without its processes.
 fn session(row: &Row<'_>) -> rusqlite::Result<HistorySession> {
     let name = |at: usize| -> rusqlite::Result<Option<String>> {
         let Some(agent) = row.get::<_, Option<String>>(at)? else {
@@ -333,7 +335,8 @@ fn session(row: &Row<'_>) -> rusqlite::Result<HistorySession> {
     })
 }
 
-/// Returns the members of a session with decisions or outcomes, ordered by the time of the first one.
+/// Returns the members of a session with decisions or outcomes, ordered by the time of the first one. With `uid`, only
+/// those of this user.
 fn processes(
     connection: &Connection,
     session: i64,
@@ -418,15 +421,18 @@ fn outcomes(connection: &Connection, process: i64) -> rusqlite::Result<Vec<Histo
     rows.collect()
 }
 
+/// Returns an integer of a row as `u64`, with the same bits.
 fn unsigned(row: &Row<'_>, at: usize) -> rusqlite::Result<u64> {
     row.get::<_, i64>(at).map(i64::cast_unsigned)
 }
 
+/// Parses arguments from a JSON array. Returns none if there is no array.
 fn args(json: Option<String>) -> Vec<String> {
     let parsed = json.map(|json| serde_json::from_str(&json).unwrap_or_default());
     parsed.unwrap_or_default()
 }
 
+/// Converts nanoseconds since the epoch to a time.
 fn time(nanoseconds: i64) -> Timestamp {
     Timestamp::from_nanosecond(nanoseconds.into()).unwrap_or_default()
 }

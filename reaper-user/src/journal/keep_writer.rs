@@ -20,8 +20,11 @@ pub struct KeepWriter {
 }
 
 impl KeepWriter {
-    /// Stores keeps, all or none, and replaces earlier ones of the same processes. When this returns, they are in the
-    /// database and survive a crash. Blocks for up to two seconds, so the engine's thread must not call it.
+    /// Stores keeps, all or none. When this returns, they are in the database and survive a crash. Blocks for up to two
+    /// seconds, so the engine's thread must not call it.
+    ///
+    /// Removes earlier requests for a process that the user named ([`JournalKeep::is_explicit`]), with all of their
+    /// keeps.
     ///
     /// # Errors
     /// The keeps cannot be stored, or not in time.
@@ -37,6 +40,7 @@ impl KeepWriter {
         self.change(KeepUpdate::Unkeep { by, made })
     }
 
+    /// Queues a change for the journal's thread, and waits for the result for up to [`ANSWER_TIMEOUT`].
     fn change(&self, change: KeepUpdate) -> Result<(), JournalError> {
         let (reply, answer) = channel();
         let path = || self.path.clone();

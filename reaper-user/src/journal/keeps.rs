@@ -92,6 +92,7 @@ impl Store {
     }
 }
 
+/// Stores keeps. First deletes earlier requests for the processes that the user named, with all of their keeps.
 fn put(transaction: &Transaction, boot: i64, keeps: &[JournalKeep]) -> rusqlite::Result<()> {
     for keep in keeps.iter().filter(|keep| keep.is_explicit) {
         transaction.execute(

@@ -11,7 +11,11 @@ use reaper_host::sys;
 /// Interval of the deletion of old records.
 pub(super) const INTERVAL: Duration = Duration::from_secs(3600);
 
-/// Deletes records before `cutoff`, except sessions that may be open. Returns whether any was deleted.
+/// Deletes decisions, outcomes and drop counts before `cutoff` (ns since the epoch), and sessions that were last seen
+/// before. Sessions that may be open stay, as do keeps. Also deletes processes and boots that nothing refers to any
+/// more.
+///
+/// `boot` is the row of the current boot. Returns whether any was deleted.
 pub(super) fn older_than(
     transaction: &Transaction,
     cutoff: i64,
@@ -49,7 +53,8 @@ pub(super) fn older_than(
     Ok(true)
 }
 
-/// Deletes the oldest records of a database above `max` bytes, down to 90 % of that. Returns whether any was deleted.
+/// Deletes the oldest records of a database above `max` bytes, down to 90 % of that. Stops earlier if only open
+/// sessions are left. Returns whether the database was too large.
 pub(super) fn larger_than(
     transaction: &Transaction,
     max: u64,

@@ -36,7 +36,7 @@ pub fn recorded_sessions(
     })
 }
 
-/// Returns the processes that users keep.
+/// Returns the processes that users keep in the boot `boot_id`, without expired keeps. It must be the current boot.
 ///
 /// # Errors
 /// Fails as [`history::read`](super::history::read).
@@ -44,6 +44,7 @@ pub fn kept(path: &Path, boot_id: &str) -> Result<Vec<ProcessKey>, HistoryError>
     with_journal(path, |connection| keeps(connection, boot_id))
 }
 
+/// Returns the sessions as [`recorded_sessions`], but does not check for dropped records.
 fn sessions(connection: &Connection, boot_id: &str) -> rusqlite::Result<Vec<RecordedSession>> {
     let mut statement = connection.prepare(
         "SELECT s.agent, root.pid, root.start, p.pid, p.start, s.uid
@@ -85,6 +86,7 @@ fn sessions(connection: &Connection, boot_id: &str) -> rusqlite::Result<Vec<Reco
     Ok(recorded)
 }
 
+/// Returns the processes with a keep of this boot that has not expired.
 fn keeps(connection: &Connection, boot_id: &str) -> rusqlite::Result<Vec<ProcessKey>> {
     let mut statement = connection.prepare(
         "SELECT DISTINCT pid, start FROM keep JOIN boot ON boot.id = keep.boot

@@ -34,7 +34,8 @@ pub(super) struct RowWriter<'a> {
 type Result<T> = rusqlite::Result<T>;
 
 impl RowWriter<'_> {
-    /// Writes a record. A record that was written before changes nothing.
+    /// Writes a record, if [`is_journaled`]. A record that was written before adds no row. Nor does a decision or
+    /// outcome that equals the latest one of its process.
     pub(super) fn write(&self, record: &EventRecord) -> Result<()> {
         let time = wall(record.boot_ns);
         match &record.body {
@@ -166,7 +167,7 @@ impl RowWriter<'_> {
         }
     }
 
-    /// Stores the number of dropped records.
+    /// Stores the number of dropped records. `time` is in ns since boot.
     pub(super) fn dropped(&self, count: u64, time: u64) -> Result<()> {
         let (time, count) = (wall(time), int(count));
         self.execute(
@@ -175,7 +176,8 @@ impl RowWriter<'_> {
         )
     }
 
-    /// Returns the row id of a session, and inserts it if it is new.
+    /// Returns the row id of a session. Inserts it if it is new, and otherwise updates its agent and when it was last
+    /// seen. `time` is in ns since the epoch.
     fn session(&self, session: &SessionRef, time: i64) -> Result<i64> {
         let ProcessKey { pid, start } = session.first_root;
         self.id(
@@ -186,14 +188,15 @@ impl RowWriter<'_> {
         )
     }
 
-    /// Returns the row id of a process with its session, and updates both.
+    /// Returns the row id of a process. Inserts or updates its row and that of its session.
     fn member(&self, process: &ProcessRef, time: i64) -> Result<i64> {
         let session = process.session.as_ref();
         let session = session.map(|session| self.session(session, time));
         self.process(process, session.transpose()?)
     }
 
-    /// Returns the row id of a process, and updates its description.
+    /// Returns the row id of a process. Inserts it if it is new, and otherwise updates its description. `session` is a
+    /// row id; with `None` the stored one stays.
     fn process(&self, process: &ProcessRef, session: Option<i64>) -> Result<i64> {
         let args = command_args(&process.image);
         self.id(
@@ -215,6 +218,7 @@ impl RowWriter<'_> {
         )
     }
 
+    /// Sets the root of a session, and its uid if that is unknown.
     fn root(&self, session: i64, process: &ProcessRef) -> Result<()> {
         let root = self.process(process, Some(session))?;
         self.execute(
@@ -230,6 +234,7 @@ impl RowWriter<'_> {
             .map(drop)
     }
 
+    /// Runs a statement that returns a row id.
     fn id(&self, sql: &str, values: impl rusqlite::Params) -> Result<i64> {
         self.transaction
             .prepare_cached(sql)?

@@ -14,9 +14,11 @@ const SHORT_READ: i32 = 522;
 /// Time that another program may hold the database lock, such as a user's SQLite shell.
 const BUSY: Duration = Duration::from_millis(500);
 
+/// Open database of the journal.
 pub(super) struct Store {
     pub(super) path: PathBuf,
     pub(super) connection: Connection,
+    /// Inode number of the database, to notice that the file was removed or replaced.
     inode: u64,
     /// Id of the current boot in the table `boot`.
     pub(super) boot: i64,
@@ -39,7 +41,7 @@ impl From<JournalError> for OpenFailure {
 
 impl Store {
     /// Opens the database and upgrades its schema, or creates one. Renames a file that is damaged, is not a journal,
-    /// or has an unknown older schema, and logs a warning.
+    /// or has an unknown older schema, and logs a warning. `boot_id` is the UUID of the current boot.
     ///
     /// # Errors
     /// The database cannot be opened. With [`JournalError::Newer`] the files are unchanged.
@@ -64,6 +66,7 @@ impl Store {
         })
     }
 
+    /// Opens or creates the database, as [`Store::open`], but renames no file.
     fn attempt(path: &Path, boot_id: &str) -> Result<Store, OpenFailure> {
         NewerSchema::check(path).map_err(JournalError::from)?;
         let reason = files::prepare(path).map_err(|source| file_error(path, source))?;
@@ -137,7 +140,7 @@ impl Store {
             .transaction_with_behavior(TransactionBehavior::Immediate)
     }
 
-    /// Renames a damaged database, and creates a new one.
+    /// Renames a damaged database, and creates a new one without its records and keeps. `why` is for the log.
     pub(super) fn replace(self, why: &str, boot_id: &str) -> Result<Store, JournalError> {
         let Store {
             path, connection, ..
@@ -209,6 +212,7 @@ fn check_and_migrate(connection: &mut Connection) -> Result<(), SchemaError> {
     Ok(migrate(connection, &MIGRATIONS)?)
 }
 
+/// Renames the database, and logs a warning with the reason `why`.
 fn set_aside(path: &Path, why: &str) -> Result<(), JournalError> {
     let aside = files::set_aside(path).map_err(|source| JournalError::File {
         path: path.to_owned(),

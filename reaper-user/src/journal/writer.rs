@@ -32,6 +32,7 @@ const RETRY_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::fr
 /// Limit of damaged databases that are replaced.
 const REPLACED_MAX: u32 = 3;
 
+/// Open journal, with the handles of its thread.
 pub struct Journal {
     sender: Sender<Message>,
     changes: Sender<KeepChange>,
@@ -43,7 +44,8 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Opens or creates the journal, and starts its thread. An unusable file is renamed with a warning.
+    /// Opens or creates the journal, and starts its thread. An unusable file is renamed with a warning. Waits for up to
+    /// ten seconds.
     ///
     /// # Errors
     /// The directory cannot be created or used, the file system does not respond, or the journal has a newer schema.
@@ -129,7 +131,8 @@ impl Journal {
         }
     }
 
-    /// Waits until all records are written, for a limited time, as the disk may be full.
+    /// Stops the journal's thread, and waits until all records are written. Waits for at most two seconds, as the
+    /// disk may be full, and then logs an error.
     pub fn close(self) {
         // If the thread has ended, it has logged the reason.
         let _ = self.sender.send(Message::Stop);
@@ -223,7 +226,9 @@ struct JournalThread {
     write_at: Option<Instant>,
     /// Delay before the next retry. `None` while writes succeed.
     retry: Option<Duration>,
+    /// Time of the last deletion of old records. `None` before the first one.
     pruned: Option<Instant>,
+    /// Number of damaged databases that were replaced.
     replaced: u32,
 }
 
@@ -249,7 +254,8 @@ impl JournalThread {
         }
     }
 
-    /// Runs until the journal is stopped. Sleeps while there is nothing to write.
+    /// Runs until the journal is stopped. Sleeps while there is nothing to write. At the end writes what is left,
+    /// without retries after an error.
     fn run(&mut self, receiver: &Receiver<Message>, changes: &Receiver<KeepChange>) {
         if let Some(Err(error)) = self.store.as_ref().map(Store::check) {
             self.on_permanent_error(&error);
@@ -285,6 +291,8 @@ impl JournalThread {
         }
     }
 
+    /// Adds records to the batch, which is written after [`GATHER_TIME`], or at once if it is full. After an error,
+    /// it waits for the retry. Drops the records if the journal was given up.
     fn on_records_received(&mut self, records: Vec<EventRecord>) {
         if self.store.is_none() {
             self.shared
@@ -301,7 +309,8 @@ impl JournalThread {
         }
     }
 
-    /// Writes the oldest records. The rest is written right after that.
+    /// Writes the oldest records, at most [`BATCH_MAX`]. The rest is written right after that. After a temporary error,
+    /// they stay in the batch for a retry. If the journal was given up, all are dropped.
     fn write(&mut self) {
         self.reopen_if_removed();
         let Some(store) = &mut self.store else {
@@ -327,7 +336,7 @@ impl JournalThread {
         }
     }
 
-    /// Removes the first records of the batch. The rest is written right after that.
+    /// Removes the first `count` records of the batch. The rest is written right after that.
     fn forget(&mut self, count: usize) {
         self.batch.drain(..count);
         self.shared.waiting.fetch_sub(count, Ordering::AcqRel);
@@ -337,6 +346,8 @@ impl JournalThread {
         self.write_at = (!self.batch.is_empty()).then(Instant::now);
     }
 
+    /// Schedules a retry of the write. The delay doubles with each failure, within [`RETRY_DELAYS`]. Logs the first
+    /// failure.
     fn retry_later(&mut self, error: &rusqlite::Error) {
         let delay = self
             .retry
@@ -368,6 +379,7 @@ impl JournalThread {
         self.forget(count);
     }
 
+    /// Replaces a damaged database. After [`REPLACED_MAX`] replacements, gives the journal up instead.
     fn replace_store(&mut self, why: &str) {
         let Some(store) = self.store.take() else {
             return;
@@ -403,7 +415,8 @@ impl JournalThread {
         }
     }
 
-    /// Continues with a new database, into which the keeps are copied.
+    /// Continues with a new database, into which the keeps are copied. After an error, gives the journal up and drops
+    /// the batch.
     fn adopt(&mut self, opened: Result<Store, String>) {
         let opened = opened.and_then(|mut store| {
             let kept = store.change(&KeepUpdate::Keep(self.keeps.clone()));
@@ -420,6 +433,7 @@ impl JournalThread {
         }
     }
 
+    /// Stores a change of the keeps at once, and applies it to the copy in memory.
     fn change(&mut self, change: KeepUpdate) -> Result<(), JournalError> {
         self.reopen_if_removed();
         let path = self.options.path();
@@ -448,7 +462,8 @@ impl JournalThread {
     }
 }
 
-/// Writes a batch and the number of dropped records in one transaction, and deletes old records.
+/// Writes a batch and the number of dropped records in one transaction. In the same one, deletes the oldest records of
+/// a database that is too large and, once in [`INTERVAL`], records that are too old.
 fn write<'a>(
     store: &mut Store,
     batch: impl Iterator<Item = &'a EventRecord>,

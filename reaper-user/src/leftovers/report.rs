@@ -24,7 +24,8 @@ impl ScanReport {
         }
     }
 
-    /// Adds the leftovers that a scan found.
+    /// Adds the leftovers that a scan found: those to reap to `reapable`, all others to `kept`. Sets the number of
+    /// unreadable processes.
     pub fn add_leftovers(&mut self, table: &ProcessTable, leftovers: &[Leftover]) {
         self.unreadable = table.unread.len() as u64;
         for leftover in leftovers {
@@ -70,6 +71,7 @@ impl ScanReport {
     }
 }
 
+/// Adds the outcome of a claim to the leftover in a report. If it was not ended, also replaces the explanation `why`.
 fn add_outcome(finding: &mut Finding, result: &ReapResult) {
     let (outcome, why) = match result.outcome {
         ReapOutcome::Exited(_) => ("ended", None),

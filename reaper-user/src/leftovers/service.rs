@@ -122,7 +122,11 @@ impl Scanner {
         thread.spawn(work).map(drop)
     }
 
-    /// Scans once. Returns when to scan again, if a delay runs. Without `first`, reports only leftovers to reap.
+    /// Scans once, reports the leftovers, and reaps those to reap in enforce mode with `reap`. Without `first`, reports
+    /// only leftovers to reap.
+    ///
+    /// Returns when to scan again. `None` if nothing waits for a delay, nothing may be reaped, or another scan is
+    /// reaping. Waits for the end of a gap for up to two minutes.
     fn scan_once(&self, reap: bool, first: bool) -> Result<Option<Duration>, ScanError> {
         // A scan without reaping needs no claim.
         let busy = reap.then(|| self.claim());
@@ -187,6 +191,7 @@ impl Scanner {
         Ok(found)
     }
 
+    /// Returns the trees that wait for the delay of a rule, with the ns of CLOCK_MONOTONIC since their discovery.
     fn waited(&self) -> HashMap<ProcessKey, u64> {
         let now = sys::monotonic();
         let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
@@ -194,6 +199,8 @@ impl Scanner {
         waiting.iter().map(waited).collect()
     }
 
+    /// Scans on behalf of a user, and adds the leftovers to the report. Users other than root get only their own
+    /// processes.
     fn add_to_report(
         &self,
         report: &mut ScanReport,
@@ -210,11 +217,13 @@ impl Scanner {
         Ok((options, found))
     }
 
+    /// Returns a claim to reap leftovers. `None` if another scan has it.
     fn claim(&self) -> Option<Busy> {
         let was = self.busy.swap(true, Ordering::AcqRel);
         (!was).then(|| Busy(Arc::clone(&self.busy)))
     }
 
+    /// Reads the recorded sessions and the kept processes. They are empty if there is no journal.
     fn read_journal(&self) -> Result<JournalRecords, ScanError> {
         if let Some(why) = self.keeps_error {
             return Err(ScanError::Keeps(why.into()));
@@ -226,6 +235,7 @@ impl Scanner {
         recorded_sessions(journal, &boot_id).map_err(|error| ScanError::Keeps(error.to_string()))
     }
 
+    /// Returns the settings of a scan. `uid` limits it to processes of this user, as does the scope without `uid`.
     fn options(
         &self,
         watched: &ScanContext,
@@ -248,7 +258,8 @@ impl Scanner {
         }
     }
 
-    /// Reports the leftovers, and reaps those that are due. Returns `None` if none was due.
+    /// Reports the leftovers in the stream. In enforce mode, also reaps those with the verdict `reap`, and reports the
+    /// outcomes. Returns `None` if there are none, or in observe mode.
     fn end(
         &self,
         watched: &ScanContext,
@@ -296,6 +307,7 @@ impl Scanner {
         Ok(Some(done))
     }
 
+    /// Reports the outcomes in the stream, and before them the leftovers that were discovered late.
     fn report_done(&self, names: &Names<'_>, done: &LeftoverReapResult) -> Result<(), ScanError> {
         let late = done.late.iter();
         self.emit(late.map(|(row, leftover)| EventBody::Leftover {
@@ -321,6 +333,7 @@ impl Scanner {
         self.emit(done.ended.iter().filter_map(outcome))
     }
 
+    /// Sends records to the engine for the stream, with the present time.
     fn emit(&self, bodies: impl Iterator<Item = EventBody>) -> Result<(), ScanError> {
         let boot_ns = sys::boot_time();
         let records: Vec<_> = bodies.map(|body| EventRecord { boot_ns, body }).collect();
@@ -330,6 +343,7 @@ impl Scanner {
         self.request(RequestKind::Emit(records)).map(drop)
     }
 
+    /// Requests the present members, rules and settings from the engine. Blocks until it answers.
     fn scan_context(&self) -> Result<ScanContext, ScanError> {
         match self.request(RequestKind::ScanContext)? {
             EngineReply::ScanContext(watched) => Ok(*watched),
@@ -337,6 +351,7 @@ impl Scanner {
         }
     }
 
+    /// Sends a request to the engine as root. Blocks until it answers, and fails if the service stops first.
     fn request(&self, kind: RequestKind) -> Result<EngineReply, ScanError> {
         let (reply, answered) = oneshot::channel();
         let peer = Peer { uid: 0 };
@@ -400,6 +415,7 @@ impl<'a> Names<'a> {
         }
     }
 
+    /// Returns the description of a process. `None` if the scan did not find it.
     fn of_key(&self, key: ProcessKey) -> Option<ProcessRef> {
         let row = self.table.rows.get(&key.pid)?;
         (row.entry.key == key).then(|| self.of_row(row))

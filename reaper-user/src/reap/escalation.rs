@@ -28,6 +28,7 @@ impl Default for Times {
     }
 }
 
+/// Stage of an escalation. Times are in ns of CLOCK_MONOTONIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// SIGTERM, or its replacement, has been sent. SIGKILL is due at `kill_at`.
@@ -78,6 +79,7 @@ pub struct Escalation {
 }
 
 impl Escalation {
+    /// Creates an escalation without claims. SIGKILL is due after the grace.
     pub fn new(times: Times, now: u64) -> Escalation {
         Escalation::resumed(times, now.saturating_add(ns(times.grace)), now)
     }
@@ -87,7 +89,8 @@ impl Escalation {
         self.times.grace
     }
 
-    /// Continues an escalation of an earlier service, with SIGKILL due at `kill_at`.
+    /// Continues an escalation of an earlier service, with SIGKILL due at `kill_at`. It has no claims yet. If that time
+    /// has passed, its grace has ended.
     pub fn resumed(times: Times, kill_at: u64, now: u64) -> Escalation {
         let mut escalation = Escalation {
             times,
@@ -126,6 +129,7 @@ impl Escalation {
         matches!(self.stage, Stage::Term { .. })
     }
 
+    /// Returns when SIGKILL is due or, after that, the next check for progress.
     pub fn deadline(&self) -> u64 {
         match self.stage {
             Stage::Term { kill_at } => kill_at,
@@ -142,7 +146,7 @@ impl Escalation {
         self.claims.iter().copied()
     }
 
-    /// Counts a birth in the tree. Returns whether the number of births has made SIGKILL due now.
+    /// Counts a birth in the tree. Returns whether it has ended the grace, as the 257th birth does.
     pub fn on_birth(&mut self, now: u64) -> bool {
         self.births = self.births.saturating_add(1);
         let is_exceeded = self.is_before_kill() && self.births > BIRTHS_MAX;
@@ -152,7 +156,8 @@ impl Escalation {
         is_exceeded
     }
 
-    /// Ends the grace.
+    /// Ends the grace if it has not ended, and sets the next check for progress to half the kill timeout from `now`.
+    /// Sends no signal.
     pub fn kill(&mut self, now: u64) {
         // Giving up takes two checks without progress, the second one at the end of the time.
         self.stage = Stage::Kill {
@@ -160,7 +165,7 @@ impl Escalation {
         };
     }
 
-    /// Returns the escalation with a new grace, for processes that have not been signalled yet.
+    /// Returns the escalation with the same claims and a new grace, for processes that have not been signalled yet.
     pub fn renewed(&self, times: Times, now: u64) -> Escalation {
         Escalation {
             first_signal: self.first_signal,
@@ -176,7 +181,7 @@ impl Escalation {
         self.was_stalled
     }
 
-    /// Notes progress, or that it is still possible.
+    /// Notes progress, or that it is still possible. After SIGKILL, also sets the time of the next check.
     pub fn on_progress(&mut self, now: u64) {
         self.was_stalled = std::mem::take(&mut self.is_stalled);
         if !self.is_before_kill() {
@@ -184,6 +189,7 @@ impl Escalation {
         }
     }
 
+    /// Removes the claim of a process, which counts as progress. Does nothing if it has none.
     pub fn on_finished(&mut self, key: ProcessKey, now: u64) {
         if self.claims.remove(&key) {
             self.is_stalled = false;
@@ -191,6 +197,7 @@ impl Escalation {
         }
     }
 
+    /// Returns whether there are no claims.
     pub fn is_empty(&self) -> bool {
         self.claims.is_empty()
     }

@@ -44,7 +44,8 @@ pub use send::{STOP_SIGVAL, forward, stop_supervisor, terminate_own};
 /// Number of file descriptors that are left for other uses, if the limit allows.
 const FILES_LEFT: u64 = 256;
 
-/// Returns the limit on open pidfds: the limit of files, less up to [`FILES_LEFT`] for reading /proc.
+/// Returns the limit on open pidfds: the limit of files, less [`FILES_LEFT`] or a quarter of it, whichever is less.
+/// The rest is left for reading /proc.
 fn files_max() -> u64 {
     let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(now, _)| now);
     files - FILES_LEFT.min(files / 4)
@@ -77,7 +78,8 @@ pub struct ReapResult {
     pub outcome: ReapOutcome,
     /// Strongest signal that the process was sent, by any sender.
     pub signal: Option<Signal>,
-    /// Nanoseconds from the first signal to the confirmed exit or the failure. `None` if another sender sent it.
+    /// Nanoseconds from the first signal to the confirmed exit or the failure. `None` if there was none, or another
+    /// sender sent it.
     pub duration: Option<u64>,
     /// Memory right after the first signal, if it could be read and the exit is confirmed. A zombie has no memory.
     pub memory: Option<ProcessMemory>,
@@ -107,9 +109,11 @@ pub enum ReapFailure {
     KillTimeout(char),
 }
 
+/// Reason why a claimed process is released without a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReleaseReason {
     AlreadyExited,
+    /// The process is no longer to be reaped, for the reason of its present decision.
     NotDue(Reason),
     /// The uids of the process can no longer be read.
     UidUnreadable,

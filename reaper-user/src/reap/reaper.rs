@@ -47,6 +47,7 @@ pub struct Reaper {
     unmeasured: Vec<ProcessKey>,
     clock: Arc<dyn Clock>,
     signals: Arc<dyn Signals>,
+    /// Claimed processes by the number that their pidfd is watched with.
     tokens: HashMap<u64, ProcessKey>,
     last_token: u64,
     reports: Vec<ReapEvent>,
@@ -92,6 +93,7 @@ impl Reaper {
         self.escalations.len()
     }
 
+    /// Returns whether an escalation is open for this very session, not only for an enclosing one.
     pub fn has_open_escalation(&self, session: SessionId) -> bool {
         self.escalations.contains_key(&session)
     }
@@ -115,7 +117,8 @@ impl Reaper {
 
     /// Opens the escalation that an earlier service left, with SIGKILL due at `kill_at` (ns of CLOCK_MONOTONIC).
     ///
-    /// Its members must be claimed before the next [`Reaper::close_empty`]. No enclosing session may be due.
+    /// Its members must be claimed before the next [`Reaper::close_empty`]. No enclosing session may be due. Does
+    /// nothing in observe mode, or if the escalation is open.
     pub fn resume(&mut self, session: SessionId, kill_at: u64) {
         if !self.observe {
             let escalation = Escalation::resumed(self.times, kill_at, self.clock.monotonic());
@@ -126,7 +129,8 @@ impl Reaper {
         }
     }
 
-    /// Restarts the grace of an open escalation: a rule has ended the root only, and the others are due only now.
+    /// Restarts the grace of an open escalation: a rule has ended the root only, and the others are due only now. Does
+    /// nothing if none is open.
     pub fn restart_grace(&mut self, session: SessionId) {
         let (times, now) = (self.times, self.clock.monotonic());
         self.update(session, |escalation| {
@@ -134,7 +138,8 @@ impl Reaper {
         });
     }
 
-    /// Changes an escalation. All changes of a deadline go through here, so `deadlines` is up to date.
+    /// Changes an escalation. All changes of a deadline go through here, so `deadlines` is up to date. Returns the
+    /// result of `change`, `None` if no escalation is open.
     fn update<T>(
         &mut self,
         session: SessionId,
@@ -147,18 +152,19 @@ impl Reaper {
         Some(result)
     }
 
-    /// Returns the time between SIGTERM and SIGKILL of the session's open escalation, or of a new one.
+    /// Returns the time between SIGTERM and SIGKILL of the session's open escalation. If none is open, returns that in
+    /// `times`.
     pub fn grace(&self, session: Option<SessionId>, times: Times) -> Duration {
         let open = session.and_then(|session| self.escalations.get(&session));
         open.map_or(times.grace, Escalation::grace)
     }
 
-    /// Returns the processes that wait for a signal.
+    /// Returns the processes of the next round of signals, without those that wait for their parent or for free files.
     pub fn queued(&self) -> &[ProcessKey] {
         &self.queue
     }
 
-    /// Returns when to call [`Reaper::tick`] next, in ns of CLOCK_MONOTONIC.
+    /// Returns when to call [`Reaper::tick`] next, in ns of CLOCK_MONOTONIC. `None` if no escalation is open.
     pub fn next_deadline(&self) -> Option<u64> {
         self.deadlines.first().map(|(deadline, _)| *deadline)
     }
@@ -179,6 +185,7 @@ impl Reaper {
             .is_some_and(|target| target.is_reported)
     }
 
+    /// Adds a claim with a new token. Does not add it to an escalation.
     fn insert(&mut self, key: ProcessKey, target: Target) {
         self.last_token += 1;
         self.tokens.insert(self.last_token, key);
@@ -187,7 +194,7 @@ impl Reaper {
         self.targets.insert(key, Target { token, ..target });
     }
 
-    /// Returns the reports since the last call.
+    /// Removes and returns the reports since the last call, in order.
     pub fn take_reports(&mut self) -> Vec<ReapEvent> {
         std::mem::take(&mut self.reports)
     }

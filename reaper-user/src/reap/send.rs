@@ -15,7 +15,8 @@ use reaper_model::Model;
 use reaper_model::event::ProcessKey;
 use reaper_model::policy::{Decision, Evaluation, Verdict};
 
-/// Checks that a pidfd refers to the process `key`, and updates its uids. The ring must be drained since the opening.
+/// Checks that a pidfd refers to the process `key`, and updates its uids in the model. The ring must be drained since
+/// the opening. Without a known inode of the pidfd, it is enough that the process is alive in the model.
 ///
 /// # Errors
 /// Returns the reason to release the process.
@@ -57,6 +58,9 @@ pub(super) fn check_due(
 }
 
 /// Sends the signal of a step. After [`SignalStep::Terminate`] the process must be woken, see there.
+///
+/// # Errors
+/// As [`signal_own`].
 pub(super) fn send(
     pidfd: &dyn ProcessHandle,
     pid: u32,
@@ -74,7 +78,11 @@ pub(super) fn send(
 /// Kills all processes of a cgroup that this program created. Returns their pids.
 ///
 /// The open handle prevents that another cgroup of the same name is hit. Processes that were moved into it are killed
-/// too, but not if this program or an ancestor of it is among them.
+/// too.
+///
+/// # Errors
+/// Fails with `EPERM`, and kills nothing, if this program or an ancestor of it is in the cgroup. So does a process of
+/// another pid namespace there. Also fails if the cgroup or /proc cannot be used.
 pub(super) fn kill_cgroup(cgroup: &Cgroup, procfs: &Procfs) -> io::Result<HashSet<u32>> {
     let own = std::process::id();
     let inside = cgroup.pids()?;

@@ -39,13 +39,13 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// Returns whether the pidfd says that it has exited.
+    /// Returns whether the pidfd says that it has exited. False without a pidfd.
     pub(super) fn has_exited(&self) -> bool {
         let pidfd = self.pidfd.as_ref();
         pidfd.is_some_and(|pidfd| pidfd.handle().has_exited())
     }
 
-    /// Registers the pidfd, so that the exit is reported.
+    /// Registers the pidfd, so that the exit is reported. Does nothing without a pidfd. An error is logged.
     pub(super) fn watch_exit(&self, key: ProcessKey) {
         if let Some(pidfd) = &self.pidfd
             && let Err(error) = pidfd.watch_exit(self.token)
@@ -57,7 +57,7 @@ impl Target {
         }
     }
 
-    /// Returns the strongest signal it was sent, by any sender.
+    /// Returns the strongest signal it was sent, by any sender. `None` if it was sent none.
     pub(super) fn signal(&self) -> Option<Signal> {
         if self.signals_had & MEMBER_SIGKILL_SENT != 0 {
             Some(Signal::SIGKILL)
@@ -67,7 +67,8 @@ impl Target {
         }
     }
 
-    /// Returns the final outcome. A process that exited after another sender's signal was reaped.
+    /// Returns the final outcome. `AlreadyExited` becomes `Exited` if any sender has signalled the process. All other
+    /// outcomes stay as they are.
     pub(super) fn outcome(&self, outcome: ReapOutcome) -> ReapOutcome {
         match outcome {
             ReapOutcome::NotSent(ReleaseReason::AlreadyExited) if self.signal().is_some() => {

@@ -21,7 +21,8 @@ const KILLED: ExitStatus = ExitStatus::Signalled {
 const LINEAGE_MAX: usize = 64;
 
 impl View<'_> {
-    /// Returns the state of a process and of its ancestors.
+    /// Returns the state of a process and of its ancestors. The caller fills in mode, grace, gap and whether the
+    /// process predates the service.
     ///
     /// # Errors
     /// There is no such process, or it belongs to another user.
@@ -60,6 +61,8 @@ impl View<'_> {
         })
     }
 
+    /// Returns the decision about a member if the root of its session exited now. `None` if the process is no member,
+    /// is already due, or is never signalled.
     fn predicted(&self, node: &Node, exit_status: ExitStatus) -> Option<DecisionSnapshot> {
         let decision = self.model.decide_if_root_exits(node.key, exit_status)?;
         Some(self.decision_snapshot(decision))
@@ -120,7 +123,7 @@ impl View<'_> {
         (ancestor, exited.birth_parent)
     }
 
-    /// Returns the current parent of an orphan, unless that is its birth parent.
+    /// Returns the current parent of an orphan. `None` for other processes, or if that is unknown or its birth parent.
     fn adopter(&self, node: &Node) -> Option<ProcessName> {
         let parent = node
             .parent
@@ -132,6 +135,7 @@ impl View<'_> {
         })
     }
 
+    /// Returns why a process belongs to no session. `None` if it does.
     fn untracked_reason(&self, node: &Node, lineage: &[Ancestor]) -> Option<UntrackedReason> {
         if node.state.member.session.is_some() {
             return None;

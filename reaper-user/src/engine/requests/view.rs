@@ -40,7 +40,9 @@ impl<'a> View<'a> {
         })
     }
 
-    /// Returns the sessions with their living members; with `all` also all other processes in scope.
+    /// Returns the sessions with their living members, as far as the user may see them. A nested session is part of its
+    /// outer one. With `agent`, only sessions of that agent and those nested in them. With `all`, also the other
+    /// processes in scope, except kernel threads.
     ///
     /// # Errors
     /// No rule and no session has the name `agent`.
@@ -82,6 +84,7 @@ impl<'a> View<'a> {
         Ok(TreeSnapshot { groups })
     }
 
+    /// Returns whether a rule for agents or servers, or an open session, has this name.
     fn is_agent(&self, name: &str) -> bool {
         self.model.rules.session_rule(name).is_some()
             || self
@@ -91,7 +94,8 @@ impl<'a> View<'a> {
                 .any(|session| *session.agent == *name)
     }
 
-    /// Returns a session with the members of it and of nested sessions, and the boundaries below these.
+    /// Returns a session with the visible members of it and of nested sessions. Each is followed by its children that
+    /// are boundaries, that is, processes that a rule excludes from the session.
     fn group(&self, session: &Session) -> (Option<SessionSnapshot>, Vec<ProcessSnapshot>) {
         let nested = self.model.sessions.with_nested(session.id);
         let members = nested.flat_map(|session| session.members());
@@ -112,7 +116,8 @@ impl<'a> View<'a> {
         (Some(self.session_snapshot(session)), rows)
     }
 
-    /// Returns all agents and servers that rules know, and those of open sessions whose rule was removed.
+    /// Returns all agents and servers that rules know, and those of open sessions whose rule was removed. Each has its
+    /// open sessions that the user may see.
     pub(super) fn agents(&self) -> Vec<AgentSnapshot> {
         let rules = self.model.rules.rules().iter();
         let rules = rules.filter(|rule| rule.action.opens_session());
@@ -140,7 +145,7 @@ impl<'a> View<'a> {
         agents
     }
 
-    /// Returns the processes that users keep.
+    /// Returns the processes that users keep, as far as this user may see them.
     pub(super) fn keeps(&self) -> Vec<KeepSnapshot> {
         let kept = self.model.kept_by_users();
         let kept = kept.filter(|(node, _)| self.may_see(node));
@@ -168,6 +173,7 @@ impl<'a> View<'a> {
             .collect()
     }
 
+    /// Returns a copy of a process, with the present decision about it if it is a member.
     pub(super) fn process_snapshot(&self, node: &Node) -> ProcessSnapshot {
         let session = node
             .state
@@ -190,6 +196,7 @@ impl<'a> View<'a> {
         }
     }
 
+    /// Returns a copy of a session. The number of kept members is 0 while the session is not due.
     pub(super) fn session_snapshot(&self, session: &Session) -> SessionSnapshot {
         let outer = session.outer.and_then(|id| self.model.sessions.get(id));
         let is_due = self.model.sessions.due(session.id).is_some();

@@ -14,8 +14,9 @@ use reaper_model::session::SessionId;
 const CONFIRM_AT_STOP: Duration = Duration::from_millis(200);
 
 impl Reaper {
-    /// Confirms exits that pidfds report. Returns their number, 0 if there are no more. Also returns the processes
-    /// without an exit record. The caller must pass these to [`Reaper::on_unrecorded_exit`] before the next call.
+    /// Finishes the claims of processes whose exit is recorded and reported by their pidfd. Returns the number of exits
+    /// that pidfds reported, 0 if there are no more. Also returns the processes without an exit record. The caller must
+    /// pass these to [`Reaper::on_unrecorded_exit`] before the next call.
     pub fn confirm_exits(&mut self) -> (usize, Vec<ProcessKey>) {
         let mut unrecorded = Vec::new();
         let ready = self.signals.exited();
@@ -41,7 +42,8 @@ impl Reaper {
         }
     }
 
-    /// Advances the escalations whose deadline has passed. `memory` returns state and RSS in bytes of a process.
+    /// Advances the escalations whose deadline has passed. If the grace has just expired, queues all claims for
+    /// SIGKILL. Later, checks for progress. `memory` returns state and RSS in bytes of a process.
     pub fn tick(&mut self, memory: impl Fn(ProcessKey) -> (char, u64)) {
         let now = self.clock.monotonic();
         let expired: Vec<_> = self
@@ -61,7 +63,9 @@ impl Reaper {
         }
     }
 
-    /// Checks for progress if no process has exited for a while. A process that runs or frees memory makes progress.
+    /// Checks for progress if no process has exited for a while. A killed process that runs, or any that frees memory,
+    /// makes progress. After two checks in a row without progress, finishes the claims that had SIGKILL or could not be
+    /// signalled. Others are queued for SIGKILL.
     fn check_progress(
         &mut self,
         session: SessionId,
@@ -103,12 +107,15 @@ impl Reaper {
         }
     }
 
+    /// Queues all claimed processes of an escalation for the next round.
     pub(super) fn queue_all(&mut self, session: SessionId) {
         if let Some(escalation) = self.escalations.get(&session) {
             self.queue.extend(escalation.claims());
         }
     }
 
+    /// Removes a claim and its pidfd, and reports the outcome. A process that waits for files is queued in its place.
+    /// Does nothing if the process is not claimed.
     pub(super) fn finish(&mut self, key: ProcessKey, outcome: ReapOutcome) {
         let Some(target) = self.targets.remove(&key) else {
             return;
@@ -150,7 +157,8 @@ impl Reaper {
         self.unclaimed.insert(target.escalation);
     }
 
-    /// Gives up all claims. Not for a handover: the next service continues them by [`Reaper::resume`].
+    /// Gives up all claims, without further signals. Not for a handover: the next service continues them by
+    /// [`Reaper::resume`].
     pub fn stop(&mut self) {
         self.give_up(|_, _| ReapOutcome::Failed(ReapFailure::Stopped));
     }

@@ -45,6 +45,10 @@ pub type Due = HashMap<ProcessKey, Option<Uids>>;
 /// Ends all processes that `find` returns, until it returns no new one. `find` gets the claimed processes, since a
 /// signalled process may no longer match what it was found by. It must return those that are still to be ended, too.
 ///
+/// Sends SIGTERM, and SIGKILL after the grace. Gives up when SIGKILL has no effect, or 20 s after grace and kill
+/// timeout. Returns the result for each process. If exits cannot be watched, logs that, signals nothing, and returns no
+/// result.
+///
 /// # Errors
 /// Returns the error of `find`. Signals that were sent before cannot be taken back.
 pub fn reap_all<E>(
@@ -105,7 +109,7 @@ impl PollingReaper {
         PollingReaper { cgroup, ..self }
     }
 
-    /// Ends the grace now.
+    /// Ends the grace now, so the next round sends SIGKILL. Does nothing after that.
     pub fn end_grace(&mut self) {
         if self.is_in_grace() {
             self.reaper
@@ -128,6 +132,7 @@ impl PollingReaper {
     ///
     /// With `holds`, the whole tree is stopped first, and again when the grace expires. A process then cannot exit and
     /// leave a child that was forked after the last search and has no known parent. SIGCONT follows the signal.
+    /// Stopping takes at most one second.
     ///
     /// # Errors
     /// Returns the error of `find`.
@@ -197,7 +202,8 @@ impl PollingReaper {
         self.collect();
     }
 
-    /// Claims what `find` returns. Returns the number of new processes, and all processes to end.
+    /// Claims what `find` returns, opens pidfds, and calls `find` again to confirm the new processes. Unconfirmed ones
+    /// are released. Returns the number of new processes, and all processes to end.
     fn claim_found<E>(
         &mut self,
         mut find: impl FnMut(&HashSet<ProcessKey>) -> Result<Due, E>,
@@ -242,7 +248,8 @@ impl PollingReaper {
         due.map(|due| (new.len(), due))
     }
 
-    /// Sends each claimed process the signal that is due, oldest first.
+    /// Sends each claimed process the signal that is due, oldest first. Skips those that are not in `due`, or no longer
+    /// have the uids there.
     fn signal_due(&mut self, due: &Due) {
         let mut claimed: Vec<_> = self.reaper.targets.keys().copied().collect();
         claimed.sort_unstable_by_key(|key| (key.start, key.pid));
@@ -267,6 +274,7 @@ impl PollingReaper {
             .measure_memory(usize::MAX, |pid| self.procfs.memory(pid, true));
     }
 
+    /// Stops the whole tree by SIGSTOP. Searches for new processes until all are stopped, for at most [`HOLD_MAX`].
     fn hold<E>(
         &mut self,
         mut find: impl FnMut(&HashSet<ProcessKey>) -> Result<Due, E>,
@@ -298,7 +306,8 @@ impl PollingReaper {
         Ok(())
     }
 
-    /// Kills the cgroup, with processes that may not be signalled or were forked after the last search.
+    /// Kills the cgroup, with processes that may not be signalled or were forked after the last search. Does nothing
+    /// without a cgroup.
     fn kill_cgroup(&mut self) {
         let Some(cgroup) = &self.cgroup else { return };
         let inside = match send::kill_cgroup(cgroup, &self.procfs) {
@@ -317,7 +326,8 @@ impl PollingReaper {
     }
 
     /// Waits until the next search or until `wake` is readable. Without `wake`, it also returns when no process is
-    /// left. Returns the number of processes that are left.
+    /// left. The next search is after 200 ms, or earlier if the grace expires. Returns the number of
+    /// claimed processes that are left.
     pub fn wait(&mut self, wake: Option<BorrowedFd<'_>>) -> usize {
         let mut until = sys::after(SEARCH_INTERVAL);
         if self.is_in_grace() {
@@ -349,11 +359,12 @@ impl PollingReaper {
         targets.chain(self.results.keys().copied()).collect()
     }
 
+    /// Returns whether a process is claimed or has a result.
     fn knows(&self, key: ProcessKey) -> bool {
         self.reaper.is_claimed(key) || self.results.contains_key(&key)
     }
 
-    /// Confirms exits. Returns the number of processes that are left.
+    /// Finishes the claims of processes that have exited. Returns the number of claims that are left.
     fn confirm(&mut self) -> usize {
         while let (1.., exited) = self.reaper.confirm_exits() {
             for key in exited {
@@ -364,7 +375,8 @@ impl PollingReaper {
         self.reaper.targets.len()
     }
 
-    /// Moves reported outcomes to the results.
+    /// Moves reported outcomes to the results, and drops all other reports. An exit without any signal becomes
+    /// `AlreadyExited`.
     fn collect(&mut self) {
         for report in self.reaper.take_reports() {
             if let ReapEvent::Outcome { mut result, .. } = report {
@@ -376,7 +388,8 @@ impl PollingReaper {
         }
     }
 
-    /// Returns the result for each process, by pid.
+    /// Returns the result for each claimed process, by pid. Gives up the remaining claims: living processes count as
+    /// failed, or have the reason why they could not be signalled.
     pub fn results(mut self) -> Vec<ReapResult> {
         self.reaper.give_up(|key, target| {
             let state = || self.procfs.state(key.pid).unwrap_or('?');

@@ -14,7 +14,10 @@ use crate::reap::{Escalation, ReapEvent, ReapOutcome, ReleaseReason, send};
 const BATCH_MAX: usize = 128;
 
 impl Reaper {
-    /// Claims a process. Returns whether it was not claimed before.
+    /// Claims a member, which adds it to the escalation of its session or of the outermost enclosing one that is due.
+    /// Queues it for a signal, unless it is left to its parent. In observe mode there is no escalation.
+    ///
+    /// Returns false, and does nothing, if it is already claimed, has exited or is not a member.
     pub fn claim(&mut self, model: &Model, key: ProcessKey, decision: &Decision) -> bool {
         let Some(node) = model.tree.get(key).filter(|_| !self.is_claimed(key)) else {
             return false;
@@ -54,8 +57,9 @@ impl Reaper {
         true
     }
 
-    /// Adds a process to an escalation. Returns whether it must wait for its parent to exit. A process that was born
-    /// after SIGTERM may belong to the parent's cleanup. It is left alone while its parent is alive.
+    /// Adds a process to an escalation, which is opened if needed. Returns whether it must wait for its parent to exit.
+    /// A process that was born after SIGTERM (`late`) may belong to the parent's cleanup. It is left alone until
+    /// SIGKILL is due, while its parent is alive.
     fn add_to_escalation(&mut self, session: SessionId, key: ProcessKey, late: bool) -> bool {
         let now = self.clock.monotonic();
         let escalation = self.escalations.entry(session);
@@ -69,7 +73,8 @@ impl Reaper {
         }) == Some(true)
     }
 
-    /// Handles the exit of a process, claimed or not. Queues its claimed orphans that have not been signalled yet.
+    /// Notes the exit status of a process if it is claimed; its pidfd confirms the exit later. Without a pidfd,
+    /// finishes the claim. Also queues the claimed orphans of the process that have not been signalled yet.
     pub fn on_exit(&mut self, node: &Node, exit_status: ExitStatus, orphans: &[ProcessKey]) {
         let key = node.key;
         if let Some(target) = self.targets.get_mut(&key) {
@@ -112,6 +117,8 @@ impl Reaper {
         }
     }
 
+    /// Signals one batch of queued processes, see [`Reaper::signal_queued`]. Verifies all of them, then evaluates and
+    /// signals each in the order of `keys`, and then wakes them.
     fn signal_some(&mut self, keys: &[ProcessKey], model: &mut Model, lossless: bool) {
         let mut opened = Vec::with_capacity(keys.len());
         for key in keys.iter().copied() {

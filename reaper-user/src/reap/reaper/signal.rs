@@ -15,6 +15,10 @@ pub(super) type IsDue = Result<Option<Decision>, ReleaseReason>;
 
 impl Reaper {
     /// Opens pidfds of the queued processes. The ring must be drained after that and before [`Reaper::signal_queued`].
+    ///
+    /// A process whose pidfd cannot be opened leaves the queue. It waits if there are too many open files, until
+    /// another pidfd is closed. Otherwise its claim is finished, or its exit record finishes it. In observe mode it
+    /// stays queued, unless it has exited.
     pub fn open_queued(&mut self) {
         for key in std::mem::take(&mut self.queue) {
             let Some(target) = self.targets.get_mut(&key) else {
@@ -68,7 +72,8 @@ impl Reaper {
         self.queue.iter().filter(unsignalled).copied().collect()
     }
 
-    /// Closes a pidfd that the source lacks the files to confirm. The process waits until fewer files are open.
+    /// Closes a pidfd that the source lacks the files to confirm. The process waits until fewer files are open. If no
+    /// other pidfd is open, its claim fails with `errno`.
     pub fn release_failed(&mut self, key: ProcessKey, errno: Errno) {
         self.queue.retain(|queued| *queued != key);
         let Some(target) = self.targets.get_mut(&key) else {
@@ -87,7 +92,8 @@ impl Reaper {
         self.finish(key, ReapOutcome::NotSent(ReleaseReason::UidUnreadable));
     }
 
-    /// Measures the memory of up to `max` processes that had their first signal since the last call.
+    /// Measures the memory of up to `max` processes that had their first signal since the last call. The others get no
+    /// reading.
     ///
     /// `memory` reads it by pid. A process that has exited has no reading, since its pid may have been reused. Call
     /// this only after all signals of a round, so that it does not delay them.
@@ -124,7 +130,11 @@ impl Reaper {
         }
     }
 
-    /// Signals a process if it is still due. Returns the step that was sent.
+    /// Signals a process if it is still due. Returns the step that was sent, `None` if the signal failed or none was
+    /// needed.
+    ///
+    /// # Errors
+    /// Returns the reason to release the process.
     fn signal_if_due(
         &mut self,
         key: ProcessKey,
