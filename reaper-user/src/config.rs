@@ -88,8 +88,8 @@ pub struct Config {
     /// `source = "auto" | "ebpf" | "proc-connector" | "procfs"`: source of process events.
     #[serde(deserialize_with = "source", serialize_with = "write_source")]
     pub source: SourceChoice,
-    /// `scan_min_interval = "50ms"`: interval between scans of the process table while processes change, if the table is
-    /// the source; from 5 ms to a minute.
+    /// `scan_min_interval = "50ms"`: interval between scans of the process table while processes change, if the table
+    /// is the source; from 5 ms to a minute.
     #[serde(
         deserialize_with = "duration::<_, 5, 60_000>",
         serialize_with = "write_duration"
@@ -127,8 +127,8 @@ pub struct Config {
     /// `kernel_reap = "auto" | "off"`
     #[serde(deserialize_with = "choice")]
     pub kernel_reap: KernelReap,
-    /// `reap_leftovers = true`: whether the service searches for leftovers at its start, and reaps those with strong
-    /// evidence.
+    /// `reap_leftovers = true`: whether the service searches at its start for leftovers (processes that agents left
+    /// behind while no service was watching), and reaps those with strong evidence.
     pub reap_leftovers: bool,
     /// `runtime_dir = "/run/reaper"`: directory of the lock files and the socket; an absolute path.
     #[serde(deserialize_with = "absolute_path", serialize_with = "write_path")]
@@ -179,7 +179,8 @@ impl Default for Config {
     }
 }
 
-/// Reads a file. As root, refuses a file that other users may change, because it decides which processes are killed.
+/// Reads a regular file. As root, refuses a file that other users may change or replace, because it decides which
+/// processes are killed.
 fn read_trusted(path: &Path) -> Result<Vec<u8>, ConfigError> {
     let unreadable = |e| ConfigError::unreadable(path, &e);
     // `O_NONBLOCK`: the open of a pipe would wait for a writer.
@@ -234,8 +235,8 @@ impl Config {
     /// Parses and checks a text. `path` is only used in errors.
     ///
     /// # Errors
-    /// The text is not TOML, or the settings or rules have problems: unknown keys, wrong types, values out of bounds, bad
-    /// patterns. Names the first problem of the settings and of each rule.
+    /// The text is not TOML, or the settings or rules have problems: unknown keys, wrong types, values out of bounds,
+    /// bad patterns. Names the first problem of the settings and of each rule.
     pub fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
         let (root, broken) = DeTable::parse_recoverable(text);
         if !broken.is_empty() {
@@ -262,7 +263,11 @@ impl Config {
         })
     }
 
-    /// Reads the keys that do not belong to rules.
+    /// Reads the keys that do not belong to rules. Raises `scan_max_interval` to `scan_min_interval` if the file has
+    /// only the latter.
+    ///
+    /// # Errors
+    /// Returns the first problem, with its byte offset in the file.
     fn settings(root: &DeTable<'_>) -> Result<Config, value::Problem> {
         let mut config: Config = value::read(root, 0, &rules::KEYS, "")?;
         let (min, max) = (config.scan_min_interval, &mut config.scan_max_interval);
@@ -275,7 +280,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Returns the numbers of rules in force, in words.
+    /// Returns how many rules of each kind are in force, as text.
     pub fn summary(&self) -> String {
         let count = |actions: &[Action]| {
             let rules = self.rules.rules().iter();
@@ -291,7 +296,8 @@ impl Config {
         )
     }
 
-    /// Returns the keys of the settings that differ in `other` and that take effect only at a restart.
+    /// Returns the keys of the settings that differ in `other` and that take effect only at a restart. Leaves out
+    /// `grace`, `kill_timeout`, `honor_keep` and the rules, which a reload applies.
     pub fn restart_only_changes(&self, other: &Config) -> Vec<String> {
         let (own, others) = (show::fields(self), show::fields(other));
         let differs = own.into_iter().filter(|(key, value)| others[key] != *value);
@@ -313,6 +319,7 @@ impl Config {
         self.mode == Mode::Enforce && self.kernel_reap == KernelReap::Auto
     }
 
+    /// Returns the default settings without any rules.
     fn without_rules() -> Config {
         let scan = scan::ScanOptions::default();
         Config {

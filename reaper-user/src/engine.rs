@@ -295,7 +295,8 @@ impl Engine {
         maps.is_some_and(|maps| maps.is_complete()) && self.skipped_probes == 0
     }
 
-    /// Frees the part of the ring whose records have been handled and written to the stream.
+    /// Frees the part of the ring whose records have been handled and written to the stream. Flushes the stream.
+    /// Removes closed sessions from the kernel's map once the records of their close are freed.
     ///
     /// The next service reads the rest again. If the stream is slow and more than half of the ring is in use, records
     /// are freed before they are written. A crash then loses them. Also flushes the stream, and removes closed sessions

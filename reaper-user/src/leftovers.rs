@@ -47,7 +47,9 @@ pub struct ScanOptions {
 
 /// Result of a scan.
 pub struct FoundLeftovers {
+    /// All processes that were read.
     pub table: ProcessTable,
+    /// Leftovers with any verdict, also those that are not to be reaped.
     pub leftovers: Vec<Leftover>,
 }
 
@@ -148,8 +150,9 @@ impl ScanOptions {
     }
 }
 
-/// Reaps the leftovers in `found`, and new ones that `scan` finds meanwhile, until it finds no more. Processes that
-/// were present in `found` with another verdict are never reaped. `scan` gets the claimed processes.
+/// Reaps the leftovers in `found` with the verdict `Reap`, and new ones that `scan` finds meanwhile, until it finds no
+/// more. Processes that were present in `found` without that verdict are never reaped. `scan` gets the claimed
+/// processes.
 ///
 /// # Errors
 /// Returns the error of `scan`. Signals that were sent before cannot be taken back.

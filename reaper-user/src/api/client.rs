@@ -72,6 +72,7 @@ pub enum ClientError {
     Io(#[from] io::Error),
 }
 
+/// Returns why the connection to `path` failed, and what to do.
 fn cause(path: &Path, source: &io::Error) -> String {
     let is_socket = |meta: Metadata| meta.file_type().is_socket();
     match source.kind() {
@@ -89,7 +90,7 @@ fn cause(path: &Path, source: &io::Error) -> String {
     }
 }
 
-/// Connection data of a service.
+/// Client of the service on one socket. Each request opens a new connection.
 #[derive(Clone, Debug)]
 pub struct Client {
     socket: PathBuf,
@@ -129,7 +130,7 @@ impl Client {
         &self.socket
     }
 
-    /// Sends a GET request and waits for the response.
+    /// Sends a GET request and waits for the response, at most 40 s. `path` includes the query.
     ///
     /// # Errors
     /// No service answers, or it refuses; see [`ClientError`].
@@ -137,7 +138,7 @@ impl Client {
         self.ask(Method::GET, path, Vec::new())
     }
 
-    /// Sends a POST request with a JSON body and waits for the response.
+    /// Sends a POST request with a JSON body and waits for the response, at most 40 s.
     ///
     /// # Errors
     /// As [`Client::get`].
@@ -145,7 +146,7 @@ impl Client {
         self.ask(Method::POST, path, to_json(body))
     }
 
-    /// Sends a DELETE request and waits for the response.
+    /// Sends a DELETE request and waits for the response, at most 40 s.
     ///
     /// # Errors
     /// As [`Client::get`].

@@ -8,7 +8,11 @@ use super::{ErrorResponse, ScanReport};
 
 /// Finds and reaps leftovers for `/v1/scan`. Both methods block, so the server calls them on worker threads.
 pub trait Leftovers: Send + Sync {
-    /// Scans all processes for `peer` and adds the leftovers to a report of members.
+    /// Scans all processes and adds the leftovers of the user `peer` to a report of members; for root, those of all
+    /// users.
+    ///
+    /// `watched` is the state of the engine. `min_age` is the minimum age of an orphaned tool shell; `None` stands for
+    /// the default of 10 minutes.
     ///
     /// # Errors
     /// The process table cannot be read.

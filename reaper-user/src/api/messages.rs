@@ -127,7 +127,9 @@ pub struct ProcessSnapshot {
     pub root: bool,
     /// Whether its parent has exited.
     pub orphan: bool,
+    /// Whether it is a member whose agent has exited.
     pub due: bool,
+    /// Rule that makes it a boundary.
     pub boundary: Option<Arc<str>>,
     /// Decision about a member.
     pub decision: Option<DecisionSnapshot>,
@@ -189,7 +191,7 @@ pub struct KeepSnapshot {
     pub row: ProcessSnapshot,
     /// Uid of the user that keeps it.
     pub by: u32,
-    /// End of the keep (CLOCK_MONOTONIC, ns).
+    /// End of the keep (CLOCK_MONOTONIC, ns); `None` if the process is kept until it exits.
     pub until: Option<u64>,
     pub tree: bool,
 }

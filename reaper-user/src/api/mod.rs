@@ -15,8 +15,8 @@
 //! | `GET /v1/explain/PID` | [`Explanation`] |
 //! | `GET /v1/agents` | [`AgentsResponse`] |
 //! | `GET /v1/keeps` | [`KeepsResponse`] |
-//! | `POST /v1/keeps` | [`KeepParams`] → [`KeepDone`] |
-//! | `DELETE /v1/keeps/PID` | [`KeepDone`] |
+//! | `POST /v1/keeps` | [`KeepParams`] → [`KeepResult`] |
+//! | `DELETE /v1/keeps/PID` | [`KeepResult`] |
 //! | `GET /v1/scan?min_age_s=N`, `POST` reaps | [`ScanReport`] |
 //! | `GET /v1/history?since_s=N&agent=NAME&session=NAME` | [`History`] |
 //! | `POST /v1/config/reload` | [`Reloaded`] |
@@ -222,7 +222,7 @@ pub struct TreeGroup {
     /// Absent for processes without a session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session: Option<SessionInfo>,
-    /// Processes in depth-first order: each parent before its children.
+    /// Processes in depth-first order: each parent before its children. Includes zombies below their parents.
     pub processes: Vec<TreeRow>,
 }
 
@@ -351,7 +351,7 @@ pub struct KeepParams {
 pub struct KeepResult {
     /// Process in the request.
     pub pid: u32,
-    /// Number of processes affected.
+    /// Number of processes affected, with this one.
     pub processes: u64,
     /// Whether it is in the journal and survives a restart of the service.
     pub durable: bool,
@@ -389,7 +389,7 @@ pub struct Finding {
     pub pid: u32,
     /// Start time. With the pid, it identifies the process.
     pub start_ns: u64,
-    /// Pid of the current parent, 0 for none.
+    /// Pid of the current parent, 0 for none; absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parent_pid: Option<u32>,
     /// Topmost process of the subtree. For a member: the first root of its session.

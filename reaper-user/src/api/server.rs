@@ -32,7 +32,7 @@ use super::messages::EngineRequest;
 use super::peer::Peer;
 use lane::Lane;
 
-/// Largest number of requests that wait for the engine.
+/// Capacity of the queue of requests to the engine. Further requests wait until it has room.
 pub const QUEUE: usize = 16;
 
 /// Limits on open connections: of all clients; of all unprivileged users together, which leaves room for a
@@ -110,7 +110,7 @@ impl Socket {
     /// Every user may connect. The peer credentials decide what each may see and do.
     ///
     /// # Errors
-    /// Another service answers meta, the file is not a socket, or it cannot be created.
+    /// Another process listens on the socket, the file is not a socket, or it cannot be created.
     pub fn bind(path: &Path) -> Result<Socket, ServerError> {
         let failed = |source| ServerError::Listen {
             path: path.into(),
@@ -250,6 +250,7 @@ fn has_room(open: &HashMap<Peer, usize>, peer: Peer) -> bool {
 }
 
 impl ConnectionSlot {
+    /// Counts a connection of `peer`. Returns `None` if it may not open one more.
     fn take(shared: &Rc<Shared>, peer: Peer) -> Option<ConnectionSlot> {
         let mut open = shared.open.borrow_mut();
         has_room(&open, peer).then(|| {
@@ -274,6 +275,7 @@ impl Drop for ConnectionSlot {
     }
 }
 
+/// Accepts connections and serves each in its own task. Answers those above the limits with `busy`. Never returns.
 async fn accept(listener: UnixListener, backend: Backend, timeouts: Timeouts) {
     let shared = Rc::new(Shared {
         backend,

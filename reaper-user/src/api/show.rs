@@ -31,6 +31,7 @@ use reaper_model::facts::{Fact, Facts, InheritedFacts, Stdio};
 const SHORT: usize = 256;
 const LONG: usize = 8192;
 
+/// Adds the start time, the uptime and the number of zombies whose parent is in `members`. `began` is in ns since boot.
 pub(super) fn status(status: Status, began: u64, members: &[u32]) -> Status {
     // The status is useful without zombies too.
     let zombies = Procfs::default().zombies().unwrap_or_default();
@@ -148,6 +149,7 @@ fn named_process(name: &ProcessName) -> NamedProcess {
     }
 }
 
+/// Returns the facts that were requested, by their name in the response. Leaves out unread facts.
 fn facts(snapshot: &ExplainSnapshot) -> BTreeMap<String, Value> {
     let Facts {
         markers,
@@ -213,6 +215,7 @@ fn facts(snapshot: &ExplainSnapshot) -> BTreeMap<String, Value> {
     facts
 }
 
+/// Converts the value of a known fact. Other states stay as they are.
 fn map<T>(known: &Fact<T>, value: impl FnOnce(&T) -> Value) -> Fact<Value> {
     match known {
         Fact::Unread => Fact::Unread,
@@ -245,7 +248,7 @@ pub(super) fn keeps(mut keeps: Vec<KeepSnapshot>) -> KeepsResponse {
     KeepsResponse { keeps }
 }
 
-/// Reports the members whose decision has another reason than a living agent.
+/// Creates a report of the members that have a decision. Leaves out those with the reason `root_alive`.
 pub(super) fn scan(mut rows: Vec<ProcessSnapshot>) -> ScanReport {
     rows.sort_unstable_by_key(|row| (row.key.start, row.key.pid));
     let procfs = Procfs::default();
@@ -301,6 +304,7 @@ fn finding(row: &ProcessSnapshot, session: &SessionRef, procfs: &Procfs) -> Find
     }
 }
 
+/// Converts a process. Reads its memory from /proc, and truncates its command line to about `longest` bytes.
 fn process(row: &ProcessSnapshot, longest: usize, procfs: &Procfs) -> ProcessInfo {
     let decision = row.decision.as_ref().map(|decision| DecisionInfo {
         decision: decision.decision.into(),

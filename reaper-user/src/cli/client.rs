@@ -54,7 +54,7 @@ pub(super) fn default_socket() -> PathBuf {
     }
 }
 
-/// Lists the sockets of other services in the same directory: those with a scope.
+/// Returns text that names the sockets of services with a scope in the directory of `path`; empty if there are none.
 fn other_sockets(path: &Path) -> String {
     let entries = path
         .parent()

@@ -358,6 +358,8 @@ fn warn_of_missing(host: &sys::host::Host) {
     }
 }
 
+/// Opens the outputs of the event stream: stdout, and the file `events` unless that is `-`. With `lifecycle`, lines for
+/// people include lifecycle records.
 fn outputs(
     events: Option<&Path>,
     json: bool,
@@ -382,6 +384,7 @@ fn outputs(
     Ok(outputs)
 }
 
+/// Runs the engine until a stop signal arrives. With `log` it also prints the messages of the probes.
 fn watch(
     mut source: Box<dyn Source + Send>,
     settings: EngineSettings,

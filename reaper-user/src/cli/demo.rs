@@ -193,7 +193,8 @@ impl Agent {
         Ok(survivors)
     }
 
-    /// Opens a pidfd of a process of the agent's tree.
+    /// Opens a pidfd of a process of the agent's tree. Returns `None` if the process exits, or is not recognised as one
+    /// of the tree within 1 s.
     ///
     /// The pidfd is opened before the process is checked. If it is still alive afterwards, the check was about the same
     /// process.
@@ -219,6 +220,7 @@ impl Agent {
         seen.key.start >= self.began && (seen.image.comm == b"sleep" || seen.image.args().any(runs))
     }
 
+    /// Kills the agent and waits for its exit.
     fn end(&mut self) {
         // The pid of an unreaped child cannot be reused.
         if let Ok(pidfd) = Pidfd::open(self.child.id()) {

@@ -99,14 +99,14 @@ pub(super) fn settings(config: Config, scope: Scope, scope_names: Vec<String>) -
     }
 }
 
-/// Opens the host's kernel.
+/// Creates the [`Kernel`], by which the engine reads processes and sends signals.
 pub(super) fn kernel(settings: &EngineSettings) -> Result<Kernel, Failure> {
     let config = &settings.running;
     let kernel = Kernel::open(config.ring_size, config.scan());
     Ok(kernel.context("cannot watch process exits (raise the limit on open files, ulimit -n)")?)
 }
 
-/// Runs `work` with a writer of the event stream. Returns when all is written.
+/// Runs `work` with a writer of the event stream. Then waits until all records are written, at most for 2 s.
 pub(super) fn with_writer<T>(
     outputs: Vec<StreamOutput>,
     work: impl FnOnce(Sink) -> Result<T, Failure>,
@@ -118,7 +118,8 @@ pub(super) fn with_writer<T>(
     result
 }
 
-/// Runs the engine's work on its own thread, with raised priority.
+/// Runs the engine's work on its own thread and returns its result. The thread has raised priority, and the process a
+/// raised limit on open files.
 pub(super) fn in_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {

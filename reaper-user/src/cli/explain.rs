@@ -101,7 +101,7 @@ fn agent(session: &SessionInfo) -> String {
     text
 }
 
-/// Formats a fact.
+/// Formats a fact, given by its name in the response, such as `listens on a port: yes`.
 fn fact(fact: &str, value: &Value) -> String {
     let name = match fact {
         "keep_marker" => "REAPER_KEEP=1",

@@ -177,6 +177,7 @@ impl<W: Write> Printer<W> {
         }
     }
 
+    /// Adds a session to the total. Writes it at once as JSON, or adds it to the text.
     fn session(&mut self, session: &HistorySession) -> io::Result<()> {
         let total = &mut self.total;
         total.sessions += 1;
@@ -191,7 +192,7 @@ impl<W: Write> Printer<W> {
         write_session(&mut self.text, session, &self.zone, self.width)
     }
 
-    /// Writes the summary and the text.
+    /// Writes the summary and the text, if there is any, and flushes. `since` is the time span in the summary.
     fn finish(&mut self, since: Option<Duration>) -> io::Result<()> {
         if !self.text.is_empty() {
             let Total {

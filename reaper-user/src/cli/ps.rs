@@ -54,7 +54,9 @@ struct ListedRun<'a> {
     state: &'static str,
     /// Pid of the command, once it has started.
     pid: Option<u32>,
+    /// Time since the record was created. Of a closed run its duration, if a supervisor has observed that.
     age_ms: u64,
+    /// Time left of `--timeout`; `None` without it and for a closed run.
     remaining_ms: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     log: Option<String>,
@@ -131,7 +133,7 @@ impl ListedRun<'_> {
             .map_or(self.state, |result| result.outcome.as_str())
     }
 
-    /// Returns the columns before the command.
+    /// Returns the columns before the command, with `-` for a missing value.
     fn columns(&self) -> [String; 8] {
         let text = |text: &Option<String>| {
             text.as_deref()

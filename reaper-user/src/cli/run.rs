@@ -235,7 +235,7 @@ pub(super) fn supervise_detached(args: SuperviseArgs) -> u8 {
     }
 }
 
-/// Prepares a run. On an error, prints it and returns the exit status.
+/// Prepares a run, and closes runs whose `reaper run` was killed. On an error, prints it and returns the exit status.
 fn prepare(args: RunArgs) -> Result<(Run, ReportOutput), u8> {
     let report = args.report.clone().map(ReportFile::resolve).transpose();
     let report = report.map_err(|error| {
@@ -280,6 +280,8 @@ fn supervise(mut run: Run, report: &ReportOutput, notifier: &StartNotifier) -> u
     }
 }
 
+/// Supervises the run in this process, and writes the report. Prints errors and surviving processes. Returns the exit
+/// status.
 fn run_and_report(mut run: Run, output: &ReportOutput, notifier: &StartNotifier) -> u8 {
     run.progress = Some(Box::new(progress_handler(&run, notifier.clone())));
     let report = match run.supervise() {
@@ -345,7 +347,8 @@ fn build_run(args: RunArgs) -> Run {
     run
 }
 
-/// Returns the handler of progress: it reports the start and prints that the run waits for a slot.
+/// Returns the handler of progress. It redirects the output of a detached run to its log, reports the start to
+/// `notifier`, and prints that the run waits for a slot. It prints that only on a terminal.
 fn progress_handler(run: &Run, notifier: StartNotifier) -> impl FnMut(Progress<'_>) + use<> {
     let group = run.limit.as_ref().map(|limit| limit.group.clone());
     let group = group.filter(|_| std::io::stderr().is_terminal() && !run.detached);
@@ -375,6 +378,7 @@ fn write_report(report: &RunReport, target: Option<&ReportFile>, json: bool) -> 
     target.map_or(Ok(()), |target| target.write(&line))
 }
 
+/// Parses a number of seconds, or a time with its unit.
 fn time(text: &str) -> Result<Duration, String> {
     match text.parse::<u64>() {
         Ok(seconds) => Ok(Duration::from_secs(seconds)),
@@ -438,7 +442,8 @@ fn signal(text: &str) -> Result<Signal, String> {
         .map_err(|_| format!("unknown signal {name}; `kill -l` lists all signals"))
 }
 
-/// Parses a path to remove. Refuses the root directory, and home directories above or equal to `$HOME`.
+/// Parses a path to remove, and makes it absolute. Refuses a path with `..`, the root directory, `$HOME`, and the
+/// directories above that.
 fn removable(text: &str) -> Result<PathBuf, String> {
     if has_parent_component(Path::new(text)) {
         return Err(HeldPathError::ParentComponent.to_string());

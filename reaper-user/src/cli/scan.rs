@@ -87,7 +87,7 @@ pub(super) struct ScanArgs {
     scope: Option<u32>,
 }
 
-/// Scans, prints the report and returns the exit status.
+/// Scans, prints the report and returns the exit status: 1 if something was found.
 pub(super) fn run(args: &ScanArgs) -> Result<u8, Failure> {
     if args.config.is_none() && args.scope.is_none() {
         match query_service(args) {
@@ -117,7 +117,7 @@ fn query_service(args: &ScanArgs) -> Result<ServiceResponse, ClientError> {
     }
 }
 
-/// Scans without a service.
+/// Scans without a service. With `--reap` it reaps the leftovers, but only if no daemon is running.
 fn scan_here(args: &ScanArgs) -> Result<ScanReport, Failure> {
     let config = load(args.config.as_deref())?;
     if args.reap {

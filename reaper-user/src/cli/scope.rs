@@ -15,7 +15,8 @@ use reaper_model::event::{ProcessKey, TICK_NS};
 /// Longest name of a scope in bytes. Leaves room for the prefix and suffix of a file name.
 const NAME_MAX: usize = 200;
 
-/// Parses scopes from the command line: pids, or directories of cgroups.
+/// Parses scopes from the command line: pids, or absolute paths of cgroups, each with the cgroups that are below it
+/// now.
 pub(super) fn parse(args: &[String]) -> Result<Scope, Failure> {
     let mut scope = Scope::default();
     for arg in args {
@@ -67,7 +68,7 @@ pub(super) fn name(args: &[String], scope: &Scope) -> Option<String> {
     Some(shortened(parts.join("+"), NAME_MAX))
 }
 
-/// Shortens a name to at most `max` bytes, if `max` is at least 17.
+/// Shortens a name to at most `max` bytes, if `max` is at least 17. A hash then replaces its end.
 fn shortened(mut name: String, max: usize) -> String {
     if name.len() > max {
         // FNV-1a of the whole name keeps names with the same beginning apart.

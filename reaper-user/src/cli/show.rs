@@ -26,7 +26,8 @@ pub(super) fn width() -> Option<usize> {
     Some(columns.into())
 }
 
-/// Cuts a text to the room that `taken` characters leave in the line, and to at most `max` characters.
+/// Escapes a text, and cuts it to the room that `taken` characters leave in the line, and to at most `max` characters.
+/// The room is at least [`LEAST`]. Without `width` only `max` counts.
 pub(super) fn fit(text: &str, taken: usize, max: usize, width: Option<usize>) -> String {
     // The ellipsis needs one column too.
     let room = width.map_or(max, |width| {
@@ -35,7 +36,7 @@ pub(super) fn fit(text: &str, taken: usize, max: usize, width: Option<usize>) ->
     printable(text, room)
 }
 
-/// Wraps a text to the terminal's width, with each line indented.
+/// Wraps a text at spaces to the terminal's width, with each line indented. A longer word stays whole. Escapes nothing.
 pub(super) fn wrap(text: &str, indent: usize, width: Option<usize>) -> String {
     let room = width.map_or(usize::MAX, |width| width.saturating_sub(indent).max(LEAST));
     let mut lines: Vec<String> = Vec::new();
@@ -57,7 +58,8 @@ pub(super) fn row(name: &str, value: &str, column: usize, width: Option<usize>) 
     format!("{DIM}{name:<column$}{DIM:#}{value}")
 }
 
-/// Formats one check of `reaper doctor`: `yes` or `no`, name and value, then the reason and the advice.
+/// Formats one check of `reaper doctor`: `yes` or `no`, name and value, then the reason and the advice. `names` is the
+/// width of the column with the names.
 pub(super) fn check(
     (ok, needed): (bool, bool),
     name: &str,
@@ -91,7 +93,7 @@ pub(super) fn memory(bytes: Option<u64>) -> String {
     bytes.map_or_else(|| "-".into(), size)
 }
 
-/// Formats a time with its largest unit, such as `3 min`.
+/// Formats a time in whole seconds, minutes, hours or days. A unit is used from two of it on: `119 s`, `2 min`.
 pub(super) fn time(seconds: u64) -> String {
     match seconds {
         s if s < 120 => format!("{s} s"),

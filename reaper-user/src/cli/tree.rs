@@ -120,6 +120,7 @@ struct Total {
 }
 
 impl Total {
+    /// Adds the processes of a group, without zombies and without boundaries of a session.
     fn add(&mut self, group: &TreeGroup) {
         let processes = group.processes.iter().map(|row| &row.process);
         // A boundary is drawn in the tree of a session, but is not a member.

@@ -119,6 +119,7 @@ impl ConfigError {
     }
 }
 
+/// Returns the line and the column in characters, both from 1, of the byte offset `at`.
 fn line_and_column(text: &str, at: usize) -> (usize, usize) {
     let before = &text[..text.floor_char_boundary(at)];
     let line = before.rsplit('\n').next().unwrap_or_default();

@@ -59,7 +59,7 @@ fn json_rule(rule: &Rule, enabled: bool) -> Value {
     Value::Object(all)
 }
 
-/// Returns the fields of a struct that are set.
+/// Returns the serialized fields of a struct, without null values and empty arrays.
 pub(super) fn fields(value: impl Serialize) -> Map<String, Value> {
     let Ok(Value::Object(mut fields)) = serde_json::to_value(value) else {
         unreachable!("a struct of strings, numbers and booleans serializes to an object");
@@ -95,7 +95,7 @@ fn table_of(rule: &Rule) -> &'static str {
     }
 }
 
-/// Returns the keys in the table of a rule.
+/// Returns the keys in the table of a rule, without those that have their default value.
 fn keys_of(rule: &Rule) -> Map<String, Value> {
     let mut keys = fields(&rule.when);
     let default = match rule.action {

@@ -37,7 +37,8 @@ pub fn write(out: &mut impl Write, record: &EventRecord, seq: u64) -> io::Result
     write_object(out, &line)
 }
 
-/// Returns a value as one line of JSON, escaped like the stream.
+/// Returns a value as one line of JSON with a line break, escaped like the stream. If the value cannot be serialized,
+/// logs an error and returns what was written before it.
 pub fn to_json(value: &impl Serialize) -> Vec<u8> {
     let mut out = Vec::new();
     // Fails only for a map with keys that are not strings.
@@ -47,7 +48,7 @@ pub fn to_json(value: &impl Serialize) -> Vec<u8> {
     out
 }
 
-/// Writes a value as one line of JSON, escaped like the stream.
+/// Writes a value as one line of JSON with a line break, escaped like the stream.
 ///
 /// # Errors
 /// Those of the writer.
@@ -57,8 +58,8 @@ pub fn write_object(out: &mut impl Write, value: &impl Serialize) -> io::Result<
     out.write_all(b"\n")
 }
 
-/// Escapes more characters than JSON requires: DEL and C1, which control some terminals, line separators, and characters
-/// that hide or reorder text. A parser reads the original text.
+/// Escapes more characters than JSON requires: DEL and C1, which control some terminals, line separators, and
+/// characters that hide or reorder text. A parser reads the original text.
 struct EscapingFormatter;
 
 impl Formatter for EscapingFormatter {

@@ -76,10 +76,12 @@ pub fn write(out: &mut impl Write, record: &EventRecord) -> io::Result<()> {
 /// Subject of a line.
 enum LineSubject<'a> {
     None,
+    /// Root of a session, which may have exited, after the name of its agent.
     Root(&'a str, ProcessKey),
     Process(&'a ProcessRef),
 }
 
+/// Returns the columns of a record: style and word of the event, its subject, and the detail, which is not escaped.
 fn columns(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
     use LineSubject::{None as NoSubject, Process, Root};
     match body {

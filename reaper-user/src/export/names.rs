@@ -16,7 +16,8 @@ pub fn outcome_name(outcome: &ReapOutcome) -> &'static str {
     }
 }
 
-/// Returns the value of the key `reason` of an outcome: why a process was not ended, or was not signalled.
+/// Returns the value of the key `reason` of an outcome: why a process was not ended, or was not signalled. Returns
+/// `None` if it has ended.
 pub fn outcome_reason(outcome: &ReapOutcome) -> Option<Cow<'static, str>> {
     Some(match outcome {
         ReapOutcome::Exited(_) => return None,

@@ -196,6 +196,7 @@ pub struct EvidenceRef {
 }
 
 impl EvidenceRef {
+    /// Returns the evidence for a process. Returns `None` if it is no member, or if its membership was not inferred.
     pub fn from_node(model: &Model, node: &Node) -> Option<EvidenceRef> {
         let (evidence, directory) = model.sessions.evidence(node)?;
         Some(EvidenceRef {
@@ -239,7 +240,7 @@ pub struct FreedMemory {
 }
 
 impl FreedMemory {
-    /// Adds an ended process.
+    /// Adds the memory of an ended process; `None` counts it as unmeasured.
     pub fn add(&mut self, memory: Option<ProcessMemory>) {
         match memory {
             Some(ProcessMemory { rss, swap }) => {
@@ -275,13 +276,19 @@ pub struct NestedSummary {
 /// Totals of the service, in the last record of the stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Totals {
+    /// Number of sessions opened.
     pub sessions: u64,
+    /// Number of processes that have exited after a signal.
     pub reaped: u64,
     /// Number of processes that are kept now although their agent has exited.
     pub kept: u64,
+    /// Number of processes that could not be ended.
     pub failed: u64,
+    /// Number of signals sent, by the service and the probes.
     pub signals: u64,
+    /// Number of events read from the source.
     pub events: u64,
+    /// Number of events lost.
     pub lost: u64,
     /// Memory of the reaped processes.
     #[serde(flatten)]

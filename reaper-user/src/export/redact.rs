@@ -46,7 +46,7 @@ fn regex(pattern: &str) -> Regex {
     Regex::new(pattern).expect("the patterns of this file are valid")
 }
 
-/// Returns the arguments with secrets redacted.
+/// Returns the arguments with secrets redacted. Finds only secrets with a well-known option, name or format.
 pub fn arguments<'a>(args: impl Iterator<Item = &'a [u8]>) -> impl Iterator<Item = Cow<'a, [u8]>> {
     let mut secret_follows = false;
     args.map(move |arg| {

@@ -58,7 +58,8 @@ impl StreamOutput {
         }
     }
 
-    /// Creates an output that appends JSON lines to a file. Only its owner may read it, because it has command lines.
+    /// Creates an output that appends JSON lines to a file. A new file is readable by its owner alone, because it has
+    /// command lines.
     ///
     /// # Errors
     /// As `open(2)`.
@@ -124,7 +125,8 @@ struct WriteCallbacks {
 }
 
 impl WriteCallbacks {
-    /// Adds a callback for after that many records. The number must not be lower than in earlier calls.
+    /// Adds a callback that runs once `after` records have been written since the start; at once if they have been. The
+    /// number must not be lower than in earlier calls.
     fn add(&mut self, after: u64, f: Box<dyn FnOnce() + Send>) {
         if after <= self.written {
             f();
@@ -135,6 +137,7 @@ impl WriteCallbacks {
         }
     }
 
+    /// Counts records as written, and runs the callbacks that are due.
     fn on_written(&mut self, records: usize) {
         self.written += records as u64;
         while let Some((_, f)) = self.first.take_if(|(after, _)| *after <= self.written) {
@@ -173,7 +176,7 @@ impl Sink {
         self.flush();
     }
 
-    /// Returns whether all records have been written.
+    /// Returns whether all records have been written, or dropped and reported as dropped.
     pub fn is_idle(&self) -> bool {
         self.batch.is_empty()
             && self.shared.dropped.load(Ordering::Relaxed) == 0
@@ -182,8 +185,8 @@ impl Sink {
 
     /// Flushes, and runs `f` once all records pushed so far have been written or dropped.
     ///
-    /// It runs on the writer's thread, or at once if no record is queued. A later call may replace a callback that has not
-    /// run yet, but the last one always runs.
+    /// It runs on the writer's thread, or at once if no record is queued. A later call may replace a callback that has
+    /// not run yet, but the last one always runs.
     pub fn on_written(&mut self, f: impl FnOnce() + Send + 'static) {
         self.flush();
         self.shared.callbacks().add(self.sent, Box::new(f));
@@ -265,8 +268,8 @@ impl Writer {
         Ok((sink, Writer { done }))
     }
 
-    /// Waits at most [`JOIN_MAX`] until all records are written, because their reader may have stopped. The sink must be
-    /// dropped before.
+    /// Waits at most [`JOIN_MAX`] until all records are written, because their reader may have stopped. The sink must
+    /// be dropped before.
     pub fn join(self) {
         if self.done.recv_timeout(JOIN_MAX).is_err() {
             tracing::error!(
@@ -285,7 +288,7 @@ fn write(outputs: &mut StreamOutputs, batch: &[EventRecord], shared: &SinkState)
     }
 }
 
-/// Reports the number of records dropped since the last report.
+/// Writes a record with the number of records dropped since the last such record, if there are any.
 fn emit_dropped(outputs: &mut StreamOutputs, shared: &SinkState) {
     let count = shared.dropped.load(Ordering::Relaxed);
     if count > 0 {

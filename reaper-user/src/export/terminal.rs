@@ -22,7 +22,7 @@ pub fn stdout() -> TerminalWriter<BufWriter<AutoStream<Stdout>>> {
     TerminalWriter(BufWriter::new(anstream::stdout()))
 }
 
-/// Returns unbuffered standard error, for text with colours.
+/// Returns unbuffered standard error for text with colours. It escapes and removes colours as [`stdout`] does.
 pub fn stderr() -> TerminalWriter<AutoStream<Stderr>> {
     TerminalWriter(anstream::stderr())
 }
@@ -37,7 +37,8 @@ pub fn print(text: impl AsRef<[u8]>) -> io::Result<()> {
     out.flush()
 }
 
-/// Writes one line to standard error. Line breaks in the message are escaped.
+/// Formats a message as `format!` does, and writes it as one line to standard error. Line breaks and other control
+/// characters in it are escaped.
 macro_rules! message {
     ($($part:tt)*) => {
         $crate::export::write_message(format_args!($($part)*))

@@ -18,7 +18,7 @@ pub fn size(bytes: u64) -> String {
     ByteSize::b(bytes).display().si().to_string()
 }
 
-/// Returns `, 1.2 GB freed` with details; empty if no process has ended.
+/// Returns `, 1.2 GB freed` with details; empty if no memory was freed and no process is unmeasured.
 pub(super) fn freed(memory: &FreedMemory) -> String {
     let FreedMemory {
         rss,
@@ -73,7 +73,8 @@ pub(super) fn remaining_sessions(nested: &[NestedSummary]) -> String {
     }
 }
 
-/// Returns the short form of a process: name and pid.
+/// Returns the short form of a process, such as `bash (42)`. Without a name it is the pid, without a key
+/// `an unknown process`.
 pub(super) fn process_label(key: Option<ProcessKey>, command: &[u8]) -> String {
     let command = printable(&String::from_utf8_lossy(command), 16);
     match key {
@@ -153,7 +154,8 @@ pub(super) fn is_unprintable(c: char) -> bool {
     c.is_control() || invisible
 }
 
-/// Returns text that is safe to show on a terminal: escaped, and with at most `max` characters of the original.
+/// Returns text that is safe to show on a terminal: escaped, and with at most `max` characters of the original. An
+/// ellipsis follows if it is cut.
 pub fn printable(text: &str, max: usize) -> String {
     let mut shown = String::new();
     for (n, c) in text.chars().enumerate() {

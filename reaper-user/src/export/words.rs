@@ -3,7 +3,8 @@
 use super::record::EvidenceRef;
 use super::text::printable;
 
-/// Describes the evidence by which a process was inferred to be a member.
+/// Describes the evidence by which a process was inferred to be a member: by its variable or directory, if given, or
+/// else by its kind.
 pub fn evidence_text(evidence: &str, variable: Option<&str>, directory: Option<&str>) -> String {
     let variable = variable.map(|name| format!("the environment marker {}", printable(name, 64)));
     let directory = directory.map(|path| format!("its cwd in {}", printable(path, 128)));
@@ -28,7 +29,7 @@ pub fn evidence_ref_text(evidence: &EvidenceRef) -> String {
     )
 }
 
-/// Describes the reason of a decision, given by its name in the stream.
+/// Describes the reason of a decision, given by its name in the stream. Returns an unknown name unchanged.
 pub fn reason_text(reason: &str) -> &str {
     match reason {
         "root_exited" => "its agent exited",

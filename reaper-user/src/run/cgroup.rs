@@ -95,7 +95,7 @@ impl RunCgroup {
     /// Creates the cgroup.
     ///
     /// # Errors
-    /// It exists, cannot be created, or this user could move no process into it.
+    /// It exists, cannot be created or is threaded, or this user could move no process into it.
     pub(super) fn create(directory: &Path) -> Result<RunCgroup, CgroupError> {
         let parent = directory.parent().unwrap_or(directory);
         let failed = |source| CgroupError::Create {
@@ -127,7 +127,8 @@ impl RunCgroup {
         }
     }
 
-    /// Opens the cgroup that was created with this name and id. Returns `None` if it was removed since.
+    /// Opens the cgroup that was created with this name and id. Returns `None` if it was removed since, even if another
+    /// cgroup has the name now.
     ///
     /// # Errors
     /// It cannot be opened, or this process sees no cgroup of version 2 mounted above it.
@@ -198,7 +199,8 @@ impl RunCgroup {
         Ok(false)
     }
 
-    /// Returns the pids in the cgroup, without this process and its ancestors, which a user may have moved there.
+    /// Returns the pids in the cgroup, without pid 1, this process and its ancestors, which a user may have moved
+    /// there.
     ///
     /// # Errors
     /// `cgroup.procs` or /proc cannot be read.
@@ -222,7 +224,8 @@ impl RunCgroup {
         }
     }
 
-    /// Removes the cgroup and those below it. Logs a warning if that fails.
+    /// Waits at most [`EMPTY_MAX`] until the cgroup is empty, then removes it and those below it. Logs a warning if
+    /// that fails.
     pub(super) fn remove(self) {
         let empty = self.cgroup.await_empty(EMPTY_MAX);
         let removed = empty.and_then(|_| self.cgroup.clear());
@@ -242,7 +245,8 @@ impl Drop for RunCgroup {
     }
 }
 
-/// Removes an empty cgroup with the name of a run, though its id was not recorded.
+/// Removes a cgroup with the name of a run, though its id was not recorded. Does nothing if it has processes or another
+/// name.
 pub(super) fn remove_unused(directory: &Path) {
     if has_run_name(directory) && cgroup::is_cgroup(directory) {
         // Fails if it has processes. Then they belong to something else.

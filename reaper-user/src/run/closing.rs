@@ -32,11 +32,11 @@ const EXIT_MAX: Duration = Duration::from_secs(1);
 const AT_ONCE: usize = 16;
 
 impl Runs {
-    /// Closes all runs whose supervisor is gone, and ends their processes with the recorded grace and signal. Returns
-    /// the closed runs.
+    /// Closes runs whose supervisor is gone, and ends their processes with the recorded grace and signal. Returns the
+    /// runs that it closed, by the time of their start.
     ///
-    /// Never signals processes recorded in another boot. Skips runs of another pid namespace, where their pids mean
-    /// other processes, and runs that this process descends from.
+    /// Closes a run of another boot without signals. Skips runs of another pid namespace, where their pids mean other
+    /// processes, and runs that this process descends from. Logs a warning for a run that cannot be closed.
     ///
     /// # Errors
     /// The directory cannot be listed.
@@ -59,7 +59,7 @@ impl Runs {
     }
 }
 
-/// Closes runs in parallel, because each may need its full grace.
+/// Closes runs in parallel, because each may need its full grace. Returns those that it closed.
 fn close_all(locked: Vec<(PathBuf, Flock<File>)>) -> Vec<RecordedRun> {
     let _files = sys::many_files();
     let close = |(path, file): &(PathBuf, Flock<File>)| {
@@ -96,14 +96,15 @@ pub(super) fn warn_not_closed(path: &Path, error: &io::Error) {
 
 /// Result of an attempt to close a run.
 pub(super) enum Closing {
+    /// This call has closed the run.
     Done(Box<RecordedRun>),
     /// Another process already closed the run, or its supervisor is still alive.
     NotDue,
-    /// This process cannot close the run, or the run had its result and its file was only renamed.
+    /// This process cannot close the run or use its record, or the run had its result and its file was only renamed.
     Refused,
 }
 
-/// Closes a run if its supervisor is gone. With `wait` it waits for that.
+/// Ends the processes of a run and closes it, if its supervisor is gone. With `wait` it waits for that.
 pub(super) fn close_if_dead(path: &Path, wait: bool) -> io::Result<Closing> {
     let Some(file) = runs::lock_record(path, wait)? else {
         return Ok(Closing::NotDue);
@@ -113,7 +114,8 @@ pub(super) fn close_if_dead(path: &Path, wait: bool) -> io::Result<Closing> {
     Ok(closed.map_or(Closing::Refused, |known| Closing::Done(Box::new(known))))
 }
 
-/// Closes a run by its locked record. Returns `None` if the run is not closed by this call.
+/// Ends the processes of a run and closes its record, which the caller has locked. Returns `None` if the run is not
+/// closed by this call (see [`Closing::Refused`]).
 fn close_locked(path: &Path, file: &File) -> io::Result<Option<RecordedRun>> {
     let Some(record) = runs::parse_or_rename(path, &runs::content(file)?) else {
         return Ok(None);
@@ -138,7 +140,10 @@ fn close_locked(path: &Path, file: &File) -> io::Result<Option<RecordedRun>> {
     }))
 }
 
-/// Ends the processes of a run. Returns `None` if this process cannot do that.
+/// Ends the processes of a run, and returns the result for its record. The outcome is that of the first claim.
+///
+/// A run of another boot, or one whose command never started, gets a result without any signals. Returns `None` for a
+/// run of another pid namespace, and for one that includes this process.
 fn end_processes(file: &File, record: &RunRecord) -> io::Result<Option<RunResult>> {
     let header = &record.header;
     // The processes are ended even if the claim cannot be written.

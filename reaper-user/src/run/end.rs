@@ -16,11 +16,12 @@ use reaper_host::source::procfs::{Procfs, ProcfsError};
 use reaper_host::sys;
 use reaper_model::event::ProcessKey;
 
-/// Number of forks during the grace above which SIGKILL follows at once: that many are no clean-up.
+/// Number of living processes, forked during the grace, above which SIGKILL follows at once: that many are no clean-up.
 const FORKS_MAX: usize = 256;
 
 impl SupervisedCommand<'_> {
-    /// Ends the command and all other descendants of this process. Returns the result for each.
+    /// Ends the command, all other descendants of this process, and the processes in the command's cgroup. Returns the
+    /// result for each process that it signalled or tried to signal; nothing if none is left.
     pub(super) fn end_tree(&mut self) -> Vec<ReapResult> {
         if !self.has_processes() {
             return Vec::new();
@@ -75,13 +76,15 @@ impl SupervisedCommand<'_> {
         reaper.results()
     }
 
-    /// Returns whether this process has children or the command's cgroup has processes.
+    /// Reaps exited children. Returns whether this process has other children or the command's cgroup has processes.
     fn has_processes(&mut self) -> bool {
         // An unreadable cgroup counts as occupied. The time limit of the reaper ends the loop.
         let is_occupied = |cgroup: &RunCgroup| cgroup.pids().map_or(true, |pids| !pids.is_empty());
         self.wait_children() || self.cgroup.as_ref().is_some_and(is_occupied)
     }
 
+    /// Creates the report. `results` are those of [`Self::end_tree`]. Processes that still live are survivors. The
+    /// counts of ended processes leave out the command itself.
     pub(super) fn report(&mut self, outcome: RunOutcome, results: &[ReapResult]) -> RunReport {
         let mut living = HashSet::new();
         if self.has_processes() {

@@ -6,7 +6,8 @@ use std::process::Command;
 use super::{CgroupError, CommandExit, Run, RunError, RunOutcome, RunReport, supervise};
 use reaper_host::sys::child::BlockedSignals;
 
-/// Runs the hook of the outcome, then removes the paths. Adds failures to the report.
+/// Runs the hook of the outcome. After a success it then removes the paths of [`Run::clean_on_success`], unless the
+/// hook failed. Does nothing for a cancelled run. Adds failures and survivors to the report.
 pub(super) fn run_hooks(run: &Run, signals: &BlockedSignals, report: &mut RunReport) {
     let (option, hook) = match report.outcome {
         RunOutcome::Success => ("--on-success", &run.on_success),

@@ -5,8 +5,8 @@
 //! takes slots: it watches the directory until a slot file is closed. So there is only one watch, however many runs
 //! wait. Runs get slots in the order in which the kernel grants them `turn`.
 //!
-//! A slot file names the run that has or had the slot. If that run was killed, the next holder first ends its processes.
-//! A run that is stopped (Ctrl-Z) while it holds `turn` blocks those behind it.
+//! A slot file names the run that has or had the slot. If that run was killed, the next holder first ends its
+//! processes. A run that is stopped (Ctrl-Z) while it holds `turn` blocks those behind it.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -35,8 +35,8 @@ const FIRST_RETRY_MS: u8 = 200;
 pub struct ConcurrencyLimit {
     /// Name of the group: letters, digits, `.`, `_` and `-`.
     pub group: String,
-    /// Number of runs. All runs of a group should use the same: a waiting run blocks those behind it, whatever their
-    /// number is.
+    /// Maximum number of concurrent runs. All runs of a group should use the same number: a waiting run blocks those
+    /// behind it, whatever their number is.
     pub runs: usize,
 }
 
@@ -49,7 +49,8 @@ pub(super) struct Slot {
 }
 
 impl Runs {
-    /// Waits for a slot for the run with this id. Calls `on_wait` once if none is free.
+    /// Waits for a slot for the run with this id. Calls `on_wait` once, unless a slot is free at once. Ends the
+    /// processes of a killed run that had the slot before.
     pub(super) fn take_slot(
         &self,
         limit: &ConcurrencyLimit,
@@ -67,9 +68,12 @@ impl Runs {
     }
 }
 
+/// Slots of a group, as one run takes them.
 struct Slots<'a> {
     runs: &'a Runs,
+    /// Directory of the group.
     dir: &'a Path,
+    /// Number of slots.
     count: usize,
     /// Id of the run that needs a slot.
     id: &'a str,
@@ -130,6 +134,7 @@ impl Slots<'_> {
         Ok(watch)
     }
 
+    /// Takes the first free slot. Returns `None` if other runs have all.
     fn take_free(&self) -> io::Result<Option<Slot>> {
         for slot in 0..self.count {
             if let Some(lock) = try_lock(&self.path(slot))? {
@@ -157,7 +162,7 @@ impl Slots<'_> {
         })
     }
 
-    /// Returns the path of the record of an open run.
+    /// Returns the path of the record of an open run. Returns `None` if no open run has this id.
     fn open_record(&self, id: &str) -> Option<PathBuf> {
         let is_id = !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_alphanumeric());
         let path = is_id.then(|| self.runs.path(id, OPEN));
@@ -168,6 +173,7 @@ impl Slots<'_> {
         self.dir.join(format!("{slot}.slot"))
     }
 
+    /// Returns the number of a slot file, given by its name. Returns `None` for other files and for higher numbers.
     fn slot_of(&self, name: &Path) -> Option<usize> {
         let slot = name.file_stem()?.to_str()?.parse().ok()?;
         let is_one = name.extension() == Some("slot".as_ref()) && slot < self.count;
@@ -175,6 +181,7 @@ impl Slots<'_> {
     }
 }
 
+/// Opens or creates a file, and locks it. Returns `None` if another process holds the lock.
 fn try_lock(path: &Path) -> io::Result<Option<Flock<File>>> {
     match Flock::lock(open(path)?, FlockArg::LockExclusiveNonblock) {
         Ok(file) => Ok(Some(file)),
@@ -183,6 +190,7 @@ fn try_lock(path: &Path) -> io::Result<Option<Flock<File>>> {
     }
 }
 
+/// Opens or creates a file, and waits until it can lock it.
 fn lock(path: &Path) -> io::Result<Flock<File>> {
     let mut file = open(path)?;
     loop {

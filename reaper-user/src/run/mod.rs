@@ -85,20 +85,21 @@ pub struct Run {
     /// Whether the command itself is signalled first, and the rest of the tree only when it has exited or the grace has
     /// expired. If the supervisor is killed, the service or [`Runs::close_dead`] signals the whole tree at once.
     pub leader_first: bool,
-    /// Time limit for the command.
+    /// Time limit for the command, counted from its start. `None` for no limit.
     pub timeout: Option<Duration>,
-    /// Time limit without output on stdout and stderr.
+    /// Time limit without output on the stdout and stderr of this process, which the command must inherit. `None` for
+    /// no limit.
     pub idle: Option<Duration>,
     /// Probe that tests whether the run is done.
     pub done_when: Option<DoneWhen>,
-    /// Script for `sh -c` after a success, run when no process of the run is left. It is supervised like the command,
-    /// but without a time limit.
-    /// `REAPER_OUTCOME` is in its environment.
+    /// Script for `sh -c` after a success, run when the tree has been ended. It is supervised like the command, but
+    /// without a time limit. `REAPER_OUTCOME` is in its environment.
     pub on_success: Option<String>,
-    /// The same for a run that failed, died or ran out of time.
+    /// The same after an outcome with [`RunOutcome::is_failure`]. Not run if the command could not start.
     pub on_failure: Option<String>,
-    /// Paths that are removed recursively after a success. Of a symbolic link only the link is removed. Paths are
-    /// resolved before the command starts. As root, a path that another user may change is refused.
+    /// Paths that are removed recursively after a success, unless `on_success` fails. Of a symbolic link only the link
+    /// is removed. Paths are resolved before the command starts. As root, a path that another user may change is
+    /// refused.
     pub clean_on_success: Vec<PathBuf>,
     /// Directory of the run's record. Without a usable one the command runs all the same, unless it has a name or a
     /// limit, or is detached.
@@ -119,9 +120,10 @@ pub struct Run {
     /// other users and, if the supervisor is killed, those without a living ancestor. Processes of
     /// [`Run::done_when`] are outside of it. The start takes about 10 ms more.
     pub cgroup: bool,
-    /// Whether the run was started with `--detach`.
+    /// Whether the run was started with `--detach`. The run then needs a record, and gets a file for its output
+    /// ([`RecordWriter::log`]). The caller must fork and redirect the output.
     pub detached: bool,
-    /// Proof that this process had no children before the run. See [`role`].
+    /// Proof that this process had no children before the run. See [`role`]. `None` if the caller ensures it otherwise.
     pub supervisor: Option<Supervisor>,
     /// Callback for the progress of the run.
     pub progress: Option<ProgressListener>,
@@ -129,7 +131,7 @@ pub struct Run {
     clean_paths: Vec<HeldPath>,
     /// Record of the run, once it exists.
     recording: Option<RecordWriter>,
-    /// Directory of the cgroup below which that of the command is created.
+    /// Directory of the cgroup below which that of the command is created. `None` without [`Run::cgroup`].
     parent_cgroup: Option<PathBuf>,
 }
 
@@ -147,17 +149,19 @@ pub enum Progress<'a> {
     Started(u32),
 }
 
-/// A probe command that exits with status 0 once a run is done.
+/// A probe command that exits with status 0 once a run is done. A probe that runs longer than 30 s is killed, and
+/// counts as failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DoneWhen {
     /// Script for `sh -c`.
     pub command: String,
-    /// Time between the end of one probe and the start of the next.
+    /// Time from the start of the run to the first probe, and from the end of a probe to the next. When the command has
+    /// exited, the last probe starts at once.
     pub every: Duration,
 }
 
 impl Run {
-    /// Creates a run without limits.
+    /// Creates a run with SIGTERM, the default [`Times`], and without limits, probe, hooks, record or cgroup.
     pub fn new(command: Command) -> Run {
         Run {
             command,
@@ -187,9 +191,12 @@ impl Run {
 
     /// Runs the command until it ends or must end, then ends the rest of its tree.
     ///
+    /// Before that it waits for a slot, if there is a [`Run::limit`]. After that it runs the hooks and closes the
+    /// record.
+    ///
     /// Signals to this process are forwarded to the command, except those that the terminal has sent to both. A signal
-    /// that another process sends to their common process group reaches the command twice, because nothing tells whether
-    /// the command has received it. While the tree is being ended, a termination signal ends the grace at once.
+    /// that another process sends to their common process group reaches the command twice, because nothing tells
+    /// whether the command has received it. While the tree is being ended, a termination signal ends the grace at once.
     ///
     /// All children of this process count as the command's. So there must be no others ([`role`]), and no other threads
     /// that could receive the signals.
@@ -230,7 +237,8 @@ impl Run {
         done
     }
 
-    /// Supervises the command and runs the hooks. Keeps the signals blocked in `signals` after the return.
+    /// Waits for a slot, supervises the command and runs the hooks. Does not close the record. Stores the blocked
+    /// signals in `signals`, so that they stay blocked after the return.
     fn supervise_recorded(
         &mut self,
         signals: &mut Option<BlockedSignals>,
@@ -260,6 +268,10 @@ impl Run {
         Ok(report)
     }
 
+    /// Creates the record, if there is a directory for it.
+    ///
+    /// # Errors
+    /// There is none or it cannot be created, and the run needs it for its name, its limit or because it is detached.
     fn create_record(&mut self) -> Result<(), RunError> {
         let needed = self.name.is_some() || self.limit.is_some() || self.detached;
         let created = match &self.records {
@@ -280,7 +292,7 @@ impl Run {
         Ok(())
     }
 
-    /// Creates and records the cgroup for a command, if the run is to use one.
+    /// Creates and records the cgroup for a command. Returns `None` without [`Run::cgroup`].
     fn create_cgroup(&self) -> Result<Option<RunCgroup>, RunError> {
         let Some(parent) = &self.parent_cgroup else {
             return Ok(None);
@@ -294,6 +306,7 @@ impl Run {
         Ok(Some(cgroup))
     }
 
+    /// Waits for a slot of the concurrency limit. Returns `None` if the run has none.
     fn acquire_slot(&mut self) -> Result<Option<limit::Slot>, RunError> {
         let (Some(limit), Some(runs), Some(recording)) =
             (self.limit.clone(), self.records.clone(), &self.recording)
@@ -350,7 +363,7 @@ pub enum RunError {
     /// The command cannot have its own cgroup.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
-    /// Stopped by this signal, or by a recorded stop request (as SIGTERM).
+    /// Stopped before the command started: by this signal, or by a recorded stop request (as SIGTERM).
     #[error("the run was stopped before its command started")]
     Stopped(Signal),
 }
@@ -373,8 +386,8 @@ impl RunError {
         }
     }
 
-    /// Returns the exit status, as `env(1)` defines it: 127 if the program does not exist, 126 if it cannot be executed,
-    /// 125 for other errors. A stopped run has 128 plus the signal.
+    /// Returns the exit status, as `env(1)` defines it: 127 if the program does not exist, 126 if it cannot be
+    /// executed, 125 for other errors. A stopped run has 128 plus the signal.
     pub fn status(&self) -> u8 {
         match self {
             RunError::Start { source, .. } if source.kind() == io::ErrorKind::NotFound => 127,

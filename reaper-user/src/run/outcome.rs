@@ -46,9 +46,9 @@ pub struct RunState {
 pub enum RunOutcome {
     /// The done-probe succeeded or, without a probe, the command exited with status 0.
     Success,
-    /// The command exited with another status.
+    /// The command exited with another status, or it could not start.
     Failed,
-    /// A signal killed the command, or it exited with status 0 while the done-probe failed.
+    /// A signal killed the command, it exited with status 0 while the done-probe failed, or its supervisor was killed.
     Death,
     /// The time limit expired.
     Timeout,
@@ -71,7 +71,7 @@ impl RunOutcome {
         }
     }
 
-    /// Returns whether the run counts as failed.
+    /// Returns whether the run counts as failed: any outcome but `Success` and `Cancelled`.
     pub fn is_failure(self) -> bool {
         !matches!(self, RunOutcome::Success | RunOutcome::Cancelled)
     }

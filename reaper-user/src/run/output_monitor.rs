@@ -43,9 +43,10 @@ struct OutputActivity {
 }
 
 impl OutputMonitor {
-    /// Redirects each output of a command that is not a terminal to a pipe.
+    /// Redirects stdout and stderr of a command to pipes, which threads copy to those of this process.
     ///
-    /// If stdout and stderr are the same file they share one pipe, which keeps their order.
+    /// An output of this process that is a terminal is watched instead; the command keeps what it has. If stdout and
+    /// stderr of this process are the same file they share one pipe, which keeps their order.
     pub(super) fn begin(command: &mut Command) -> Result<OutputMonitor, RunError> {
         let failed = |source| RunError::System {
             what: "cannot monitor the output of the command",
@@ -118,8 +119,8 @@ impl OutputMonitor {
 
     /// Waits until all output has been copied.
     ///
-    /// A slow reader may take its time, until `give_up` returns true. Returns earlier if a process outside of the tree
-    /// holds a pipe open and writes nothing for [`REST_MAX`].
+    /// A slow reader may take its time, until `give_up` returns true; it is called once per [`REST_MAX`]. Returns
+    /// earlier if a process outside of the tree holds a pipe open and writes nothing for [`REST_MAX`].
     pub(super) fn finish(self, give_up: impl Fn() -> bool) {
         loop {
             let before = self.activity.pipe_ns.load(Ordering::Relaxed);
@@ -138,7 +139,8 @@ impl OutputMonitor {
     }
 }
 
-/// Copies a pipe until its end. The dropped sender reports that the thread has finished.
+/// Copies a pipe until its end or a failed write, and records the activity. The dropped sender reports that the thread
+/// has finished.
 fn copy(mut from: PipeReader, mut to: File, activity: &OutputActivity, _done: Sender<()>) {
     let mut buffer = vec![0; 64 << 10];
     loop {
@@ -167,7 +169,8 @@ fn copy(mut from: PipeReader, mut to: File, activity: &OutputActivity, _done: Se
     }
 }
 
-/// Writes all bytes. Waits on `EAGAIN`, because another process may have set `O_NONBLOCK` on the shared file description.
+/// Writes all bytes. Waits on `EAGAIN`, because another process may have set `O_NONBLOCK` on the shared file
+/// description.
 fn write_all(to: &mut File, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match to.write(bytes) {

@@ -65,7 +65,8 @@ impl<'a> DoneProbe<'a> {
         self.is_final
     }
 
-    /// Starts a probe if one is due or the command has exited. Kills a probe that takes too long.
+    /// Starts a probe if one is due or the command has exited, but not after a success or the final probe. At most one
+    /// runs at a time. Kills a probe that runs longer than [`PROBE_MAX`], which counts as failed.
     pub(super) fn poll(&mut self, command_exited: bool) {
         let now = sys::monotonic();
         match self.running {
@@ -84,7 +85,7 @@ impl<'a> DoneProbe<'a> {
         }
     }
 
-    /// Kills a running probe. No more probes follow.
+    /// Kills a running probe, which counts as failed. No more probes follow.
     pub(super) fn cancel(&mut self) {
         if let Some(running) = self.running {
             kill_subtree(running.pid);
@@ -93,7 +94,8 @@ impl<'a> DoneProbe<'a> {
         self.is_final = true;
     }
 
-    /// Returns when [`Self::poll`] has something to do (`CLOCK_MONOTONIC`, ns).
+    /// Returns when [`Self::poll`] has something to do (`CLOCK_MONOTONIC`, ns). Returns `None` if no more probes
+    /// follow.
     pub(super) fn deadline(&self) -> Option<u64> {
         match self.running {
             Some(running) => Some(running.deadline_ns),
@@ -101,7 +103,7 @@ impl<'a> DoneProbe<'a> {
         }
     }
 
-    /// Handles a change of a child of this process, which may be the probe.
+    /// Records the result of the running probe if it is this child and has exited. Does nothing for other children.
     pub(super) fn on_child_change(&mut self, pid: u32, change: ChildChange) {
         match (self.running, change) {
             (Some(running), ChildChange::Exited(_) | ChildChange::Killed(_))
@@ -150,6 +152,7 @@ impl<'a> DoneProbe<'a> {
         self.next_ns = sys::after(self.done_when.every);
     }
 
+    /// Logs a problem with the probe, but only the first one of a run.
     fn warn(&mut self, problem: &str) {
         if !std::mem::replace(&mut self.warned, true) {
             tracing::warn!("--done-when {}: {problem}", self.done_when.command);
@@ -157,7 +160,8 @@ impl<'a> DoneProbe<'a> {
     }
 }
 
-/// Kills a child of this process and its descendants. The child must not have been waited for.
+/// Sends SIGKILL to a child of this process and to its descendants, and does not wait for their exit. The child must
+/// not have been waited for. Logs a warning if that fails.
 fn kill_subtree(pid: u32) {
     let procfs = Procfs::default();
     let exits = match ExitPoll::new() {

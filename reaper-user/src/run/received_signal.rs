@@ -48,7 +48,7 @@ impl ReceivedSignal {
         self.by_kernel && by_terminal
     }
 
-    /// Returns whether its sender wants the run to end.
+    /// Returns whether its sender wants the run to end: whether it is one of [`child::TERMINATION_SIGNALS`].
     pub(super) fn requests_termination(&self) -> bool {
         child::TERMINATION_SIGNALS
             .iter()

@@ -1,8 +1,8 @@
 //! Format of a run record: a file of JSON lines that is only appended to. Pure: the caller passes in the bytes.
 //!
-//! Each line is an object with one field, which names a [`Line`]. The first line is `run`; `over` follows when no process
-//! of the run is left. The first `claim` and the first `over` count, so that all readers agree. Incomplete or invalid
-//! lines are ignored: their write has failed.
+//! Each line is an object with one field, which names a [`Line`]. The first line is `run`; `over` follows when no
+//! process of the run is left. The first `claim` and the first `over` count, so that all readers agree. Incomplete or
+//! invalid lines are ignored: their write has failed.
 
 use std::ffi::OsStr;
 use std::time::Duration;
@@ -151,7 +151,7 @@ pub struct RunResult {
     /// Time from the start until no process was left; `None` if no supervisor has observed it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub duration_ms: Option<u64>,
-    /// Number of other processes that were ended.
+    /// Number of processes that were ended. It leaves out the command itself, unless the supervisor was killed.
     pub ended: usize,
     /// Number of these that were ended by SIGKILL.
     pub killed: usize,
@@ -168,6 +168,7 @@ pub(super) const OTHER_BOOT: &str = "the machine was rebooted since";
 pub(super) const UNWRITTEN: &str = "its result could not be written to the record";
 
 impl RunResult {
+    /// Creates the result of a run that has ended now.
     pub(super) fn of(report: &RunReport) -> RunResult {
         let (exit_code, exit_signal) = match report.end {
             Some(CommandExit::Exited(status)) => (Some(status), None),
@@ -188,7 +189,8 @@ impl RunResult {
         }
     }
 
-    /// Creates the result of a run whose end no supervisor has observed.
+    /// Creates the result of a run whose end no supervisor has observed, with a remark. Derives the status from the
+    /// outcome, and contains no processes.
     pub(super) fn unobserved(outcome: RunOutcome, note: &str) -> RunResult {
         RunResult {
             outcome,
@@ -266,7 +268,7 @@ impl RunRecord {
         Ok(record)
     }
 
-    /// Returns the outcome of the result or, without one, of the claim.
+    /// Returns the outcome of the result or, without one, of the claim. Returns `None` if the record has neither.
     pub fn outcome(&self) -> Option<RunOutcome> {
         let outcome = self.result.as_ref().map(|result| result.outcome);
         outcome.or(self.claim.map(|claim| claim.outcome))

@@ -25,8 +25,8 @@ use reaper_host::sys::{self, child};
 /// Characters of an id, without those that look alike.
 const ID_CHARS: &[u8; 32] = b"abcdefghijkmnopqrstuvwxyz2345679";
 const ID_LENGTH: usize = 6;
-/// Number of bytes that are reserved on the disk for later lines. So a run can be stopped and its result recorded even if
-/// the disk has become full.
+/// Number of bytes that are reserved on the disk for later lines. So a run can be stopped and its result recorded even
+/// if the disk has become full.
 const RESERVED: usize = 4096;
 
 /// Record of a run of this process. Holds the lock, which tells other processes that the run has a supervisor.
@@ -36,13 +36,17 @@ pub struct RecordWriter {
     file: Flock<File>,
     path: PathBuf,
     id: String,
+    /// File for the output of a detached run.
     log: Option<File>,
     /// Whether the result must be on the disk when the record is closed, because others may ask for it.
     durable: bool,
 }
 
 impl Runs {
-    /// Creates the record of a new run, and syncs it to the disk.
+    /// Creates and locks the record of a new run, and syncs it to the disk. Creates the log file of a detached run.
+    ///
+    /// # Errors
+    /// The name is in use by an open run, or the files cannot be written.
     pub(super) fn create_record(&self, run: &Run) -> Result<RecordWriter, RecordError> {
         let failed = RecordError::file(self.dir());
         let _name_lock = match &run.name {
@@ -89,6 +93,10 @@ impl Runs {
         })
     }
 
+    /// Checks that no open run has this name. Ignores open runs whose supervisor is gone.
+    ///
+    /// # Errors
+    /// The name is in use, or the runs cannot be listed.
     fn check_name_free(&self, name: &str) -> Result<(), RecordError> {
         let taken = |known: &RecordedRun| {
             known.record.result.is_none()
@@ -137,7 +145,7 @@ impl RecordWriter {
         &self.id
     }
 
-    /// Returns the file for the output of a detached run.
+    /// Returns the file for the output of a detached run; `None` for other runs.
     pub fn log(&self) -> Option<&File> {
         self.log.as_ref()
     }
@@ -153,14 +161,15 @@ impl RecordWriter {
         runs::append(&self.file, &Line::Cgroup(CgroupCreated { id }))
     }
 
-    /// Returns whether another process has claimed the run.
+    /// Returns whether another process has claimed the outcome of the run. Returns false if the record cannot be read.
     pub(super) fn is_stop_requested(&self) -> bool {
         let record = self.record();
         let claim = record.and_then(|record| record.claim);
         claim.is_some_and(|claim| claim.by != std::process::id())
     }
 
-    /// Claims an outcome for the run. Returns the outcome of the first claim, which may be another.
+    /// Claims an outcome for the run. Returns the outcome of the first claim, which may be another. If the claim cannot
+    /// be written, returns `outcome`.
     pub(super) fn claim(&self, outcome: RunOutcome) -> RunOutcome {
         match claim(&self.file, outcome) {
             Ok(record) => record.outcome().unwrap_or(outcome),
@@ -175,7 +184,8 @@ impl RecordWriter {
         RunRecord::parse(&runs::content(&self.file).ok()?).ok()
     }
 
-    /// Writes the result, and releases the record.
+    /// Writes the result, renames the record to that of a closed run, and releases its lock. Prunes old records if
+    /// there are too many.
     pub(super) fn close(self, result: RunResult) -> io::Result<()> {
         close(&self.file, &self.path, result, self.durable)?;
         self.runs.prune_if_many();
@@ -192,7 +202,8 @@ fn reserve_space(file: &File, bytes: usize) -> io::Result<()> {
     }
 }
 
-/// Adds a claim to a record that has none. Returns the resulting record.
+/// Adds a claim of this process to a record without a claim and a result. Returns the resulting record, in which the
+/// claim of another process may be the first.
 pub(super) fn claim(file: &File, outcome: RunOutcome) -> io::Result<RunRecord> {
     let parse = || {
         let record = RunRecord::parse(&runs::content(file)?);
@@ -257,7 +268,8 @@ fn header(run: &Run, id: &str) -> io::Result<RunHeader> {
     })
 }
 
-/// Returns a random id. It begins with a letter, so that it cannot be taken for a pid.
+/// Returns a random id of [`ID_LENGTH`] characters, which may be in use. It begins with a letter, so that it cannot be
+/// taken for a pid.
 pub(super) fn random_id() -> String {
     let mut random = RandomState::new().hash_one(std::process::id());
     let mut id = String::new();

@@ -39,11 +39,12 @@ pub struct RunReport {
     /// Time from the start until no process of the run was left.
     #[serde(rename = "duration_ms", serialize_with = "as_millis")]
     pub duration: Duration,
-    /// Number of other processes that were ended.
+    /// Number of processes besides the command that were ended.
     pub ended: usize,
     /// Number of these that were ended by SIGKILL.
     pub killed: usize,
-    /// Memory of the ended processes, in bytes.
+    /// Sum of the resident memory of these processes right after their first signal, in bytes. Leaves out those that
+    /// could not be measured.
     #[serde(rename = "memory.rss")]
     pub memory_rss: u64,
     /// Processes that could not be ended.
@@ -97,7 +98,7 @@ fn as_millis<S: serde::Serializer>(time: &Duration, serializer: S) -> Result<S::
 impl Survivor {
     /// Returns the processes of a tree that could not be ended.
     ///
-    /// These are the failed `results`, and the `living` pids without a result: /proc hides them, or they are new.
+    /// These are the failed `results`, and the other `living` pids: /proc hides them, or they are new.
     pub(super) fn all(results: &[ReapResult], mut living: HashSet<u32>) -> Vec<Survivor> {
         // The common case. `Procfs::default` takes a while.
         if results.is_empty() && living.is_empty() {

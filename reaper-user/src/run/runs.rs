@@ -1,7 +1,7 @@
 //! The records of a user's runs: which runs are open, and what became of the closed ones.
 //!
-//! Each run has a file in a directory that only its user may write to: `ID.run` while the run is open, `ID.over` once it
-//! is closed. `ID.log` has the output of a detached run. [`super::record`] describes the contents.
+//! Each run has a file in a directory that only its user may write to: `ID.run` while the run is open, `ID.over` once
+//! it is closed. `ID.log` has the output of a detached run. [`super::record`] describes the contents.
 //!
 //! # Locks and claims
 //! The supervisor of a run holds a lock on its file (flock(2)), which the kernel releases however that process exits.
@@ -56,9 +56,9 @@ use crate::export::write_object;
 use reaper_host::sys::host::boot_id;
 use reaper_host::sys::{owner, paths, remote, xdg};
 
-/// Number of records of closed runs that are kept.
+/// Maximum number of records of closed runs that [`Runs::prune`] keeps.
 pub const CLOSED_MAX: usize = 100;
-/// Time for which records of closed runs are kept.
+/// Maximum age of the records of closed runs that [`Runs::prune`] keeps.
 pub const CLOSED_AGE: Duration = Duration::from_secs(30 * 86_400);
 /// Number of records above [`CLOSED_MAX`] at which they are pruned.
 const CLOSED_SLACK: usize = 20;
@@ -174,7 +174,8 @@ impl RecordedRun {
         &self.record.header.id
     }
 
-    /// Returns whether the supervisor of the run is alive.
+    /// Returns whether the supervisor of the run, or a process that closes the run, holds the lock of the record.
+    /// Returns false if the record was renamed or removed since it was read.
     ///
     /// # Errors
     /// The record cannot be opened.
@@ -182,7 +183,7 @@ impl RecordedRun {
         is_locked(&self.path)
     }
 
-    /// Returns the path of the output of a detached run.
+    /// Returns the path of the output of a detached run. For other runs there is no such file.
     pub fn log(&self) -> PathBuf {
         self.path.with_extension(LOG)
     }
@@ -254,8 +255,8 @@ impl Runs {
         &self.dir
     }
 
-    /// Returns the open runs, and with `closed` also the closed ones, by the time of their start. Renames damaged
-    /// records, with a warning.
+    /// Returns the open runs, and with `closed` also the closed ones, by the time of their start. Skips records that
+    /// cannot be read, with a warning, and renames damaged ones.
     ///
     /// # Errors
     /// The directory cannot be listed.
@@ -277,8 +278,8 @@ impl Runs {
         Ok(all)
     }
 
-    /// Finds a run by its id, its name, or the start of its id. Of runs with the same name it returns the open one, or
-    /// else the last.
+    /// Finds a run by its id, else by its name, else by the start of its id. Of runs with the same name it returns the
+    /// open one, or else the one that started last.
     ///
     /// # Errors
     /// No run matches, or several.
@@ -324,7 +325,10 @@ impl Runs {
         Err(RecordError::Unknown(known.id().to_owned()))
     }
 
-    /// Removes records of runs that were closed long ago or before many others, and files of unfinished or damaged ones.
+    /// Removes records of closed runs that exceed [`CLOSED_MAX`] or [`CLOSED_AGE`], oldest first, with their logs.
+    ///
+    /// Also removes damaged records after [`CLOSED_AGE`], and unfinished records and logs without a record after a
+    /// minute. Ignores errors.
     pub fn prune(&self) {
         let (now, mut closed) = (SystemTime::now(), Vec::new());
         for path in self.files().unwrap_or_default() {
@@ -352,7 +356,7 @@ impl Runs {
         }
     }
 
-    /// Calls [`Runs::prune`] if there are too many closed runs.
+    /// Calls [`Runs::prune`] if there are more than [`CLOSED_MAX`] + [`CLOSED_SLACK`] closed runs.
     pub(super) fn prune_if_many(&self) {
         let files = self.files().unwrap_or_default();
         let closed = files
@@ -373,7 +377,7 @@ impl Runs {
         Ok(entries.flatten().map(|entry| entry.path()).collect())
     }
 
-    /// Locks the directory, so that only one process at a time checks a name and creates its record.
+    /// Waits for the lock of the directory, so that only one process at a time checks a name and creates its record.
     pub(super) fn lock(&self) -> Result<Flock<File>, RecordError> {
         let dir = File::open(&self.dir).map_err(RecordError::file(&self.dir))?;
         let locked = Flock::lock(dir, FlockArg::LockExclusive);
@@ -387,7 +391,8 @@ fn has_record(log: &Path) -> bool {
         .any(|kind| log.with_extension(kind).exists())
 }
 
-/// Opens a record for reading and appending. On a read-only file system it is opened for reading, and can still be locked.
+/// Opens a record for reading and appending. On a read-only file system it is opened for reading, and can still be
+/// locked.
 pub(super) fn open(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     let options = options.read(true).custom_flags(O_NOFOLLOW | O_NONBLOCK);
@@ -403,7 +408,7 @@ pub(super) fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Reads the contents of a record.
+/// Reads the contents of a record, at most [`FILE_MAX`] bytes.
 pub(super) fn content(mut file: &File) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.rewind()?;
@@ -421,7 +426,8 @@ pub(super) fn append(mut file: &File, line: &super::record::Line) -> io::Result<
     }
 }
 
-/// Reads the run in a file. Returns `None` if the file is gone or cannot be used.
+/// Reads the run in a file. Returns `None` if the file is gone or cannot be used. A closed run without a result gets
+/// one from its claim.
 fn read(path: &Path) -> Option<RecordedRun> {
     let bytes = match open(path).and_then(|file| content(&file)) {
         Ok(bytes) => bytes,
@@ -447,7 +453,8 @@ fn read(path: &Path) -> Option<RecordedRun> {
     })
 }
 
-/// Parses a record. Returns `None` if it cannot be used. Renames a damaged record.
+/// Parses a record. Returns `None` if it cannot be used, with a warning. Renames a damaged record, but not one of a
+/// later version.
 pub(super) fn parse_or_rename(path: &Path, bytes: &[u8]) -> Option<RunRecord> {
     let name = path.display();
     let problem = match RunRecord::parse(bytes) {
@@ -504,7 +511,7 @@ pub(super) fn lock_record(path: &Path, wait: bool) -> io::Result<Option<Flock<Fi
     }
 }
 
-/// Returns whether a process holds the lock of a record.
+/// Returns whether a process holds the lock of a record. Returns false if there is no such file.
 fn is_locked(path: &Path) -> io::Result<bool> {
     // Not for writing: its close would wake a process that watches for `IN_CLOSE_WRITE`.
     let mut options = File::options();

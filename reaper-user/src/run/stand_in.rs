@@ -1,8 +1,8 @@
 //! Waits for a run that a child process supervises.
 //!
 //! A process keeps its children when it becomes `reaper run` by exec: a shell's background job, or a process
-//! substitution. They do not belong to the command, and must not be signalled or waited for. But a supervisor counts all
-//! its children as the command's, and adopts their orphans. So a process with children forks a supervisor, and only
+//! substitution. They do not belong to the command, and must not be signalled or waited for. But a supervisor counts
+//! all its children as the command's, and adopts their orphans. So a process with children forks a supervisor, and only
 //! forwards signals, job control and the exit status.
 //!
 //! ```text
@@ -39,7 +39,8 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// Returns whether the process that waits for this one has exited.
+    /// Returns whether the process that waits for this one has exited. Returns false if this one was not forked by
+    /// [`role`].
     pub(super) fn is_abandoned(&self) -> bool {
         self.stand_in.is_some_and(|stand_in| getppid() != stand_in)
     }
@@ -47,8 +48,8 @@ impl Supervisor {
 
 /// Decides which process supervises the run.
 ///
-/// If this process has children it forks the supervisor, and in the parent this function returns when the supervisor has
-/// exited. Must be called before this process starts any threads or children.
+/// If this process has children it forks the supervisor, and in the parent this function returns when the supervisor
+/// has exited. Must be called before this process starts any threads or children.
 ///
 /// # Errors
 /// The supervisor cannot be started.
@@ -74,7 +75,10 @@ pub fn role() -> Result<Role, RunError> {
     }
 }
 
-/// Forwards signals and stops until the supervisor has exited. Returns its status as a shell reports it.
+/// Forwards signals to the supervisor, and stops this process whenever the supervisor is stopped.
+///
+/// Returns the exit status of the supervisor as a shell reports it. Kills this process with SIGINT if SIGINT has killed
+/// the supervisor.
 fn stand_in(supervisor: Pid, held: BlockedSignals) -> nix::Result<u8> {
     let pid = supervisor.as_raw().cast_unsigned();
     // The pid cannot have been reused: this process has not waited for it.

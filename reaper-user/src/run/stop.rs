@@ -117,12 +117,13 @@ fn is_supervised(known: &RecordedRun, file: &File) -> Result<bool, StopError> {
 }
 
 impl Runs {
-    /// Tells the supervisor of a run to end it. Returns without waiting for the end.
+    /// Tells the supervisor of a run to end it. Does not wait for the end.
     ///
-    /// The outcome is then `cancelled`, unless another was claimed before. A second stop ends the grace at once.
+    /// The outcome is then `cancelled`, unless another was claimed before. In that case the run gets 1 s to close by
+    /// itself before the signal. A second stop ends the grace at once. Does nothing if the supervisor has exited.
     ///
     /// # Errors
-    /// The supervisor cannot be signalled. It is no error if it has exited.
+    /// The record cannot be opened, or the supervisor cannot be signalled.
     pub fn stop(&self, known: &RecordedRun) -> Result<(), StopError> {
         let file = match runs::open(&known.path) {
             // The run is closed.
@@ -210,7 +211,8 @@ impl Runs {
         }
     }
 
-    /// Copies the output of a detached run, and with `follow` also its later output until the run is closed.
+    /// Copies the output of a detached run to `to`. With `follow` it also copies later output, and returns when the
+    /// supervisor has exited.
     ///
     /// # Errors
     /// The run was not detached, its output cannot be read, or `to` cannot be written.

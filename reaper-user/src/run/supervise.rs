@@ -37,8 +37,9 @@ pub(super) struct SupervisedCommand<'a> {
     pub(super) exits: Arc<ExitPoll>,
     /// The command's own cgroup, if it has one.
     pub(super) cgroup: Option<RunCgroup>,
+    /// Exit of the command; `None` while it runs.
     pub(super) end: Option<CommandExit>,
-    /// Time of the last change of the command (`CLOCK_MONOTONIC`, ns).
+    /// Time of the last stop or exit of the command (`CLOCK_MONOTONIC`, ns).
     ended_ns: u64,
     /// Numbers of the received termination signals, each with the time of its last arrival (`CLOCK_MONOTONIC`, ns).
     stop_signals: Vec<(i32, u64)>,
@@ -52,7 +53,11 @@ pub(super) struct SupervisedCommand<'a> {
     start_ns: u64,
 }
 
-/// Runs the command of a run until no process of it is left.
+/// Runs the command of a run, and then ends all processes that are left of it. Claims the outcome in the record, but
+/// does not close the record and runs no hooks. Removes the cgroup, unless processes survive.
+///
+/// # Errors
+/// The command cannot start, or was stopped before.
 pub(super) fn supervise_command(
     run: &mut Run,
     blocked_signals: &BlockedSignals,
@@ -132,6 +137,7 @@ pub(super) fn supervise_command(
 }
 
 impl SupervisedCommand<'_> {
+    /// Forwards signals and polls the probe until the run has an outcome. Ends no process.
     fn await_outcome(&mut self) -> RunOutcome {
         // In the first round all signals are forwarded: those of the terminal may have come before the command existed.
         // The command may receive a signal that arrived during its start twice.
@@ -179,7 +185,8 @@ impl SupervisedCommand<'_> {
         }
     }
 
-    /// Notes a termination signal. If the command has exited already, only the probe still runs, and is cancelled.
+    /// Notes the time `now` of a termination signal. If the command had exited before this signal was read, cancels the
+    /// probe, which alone still runs.
     fn on_stop_signal(&mut self, received: ReceivedSignal, now: u64, command_exited: bool) {
         self.stop_signals
             .retain(|(number, _)| *number != received.number());
@@ -189,7 +196,8 @@ impl SupervisedCommand<'_> {
         }
     }
 
-    /// Returns the received signal that has ended the command, if any.
+    /// Returns the number of the received signal that has ended the command, if any. While the command runs, only a
+    /// stop request counts, as SIGTERM.
     ///
     /// A command that catches a signal may exit with any status. SIGTERM always means a stop. The other signals have
     /// more uses, so they count only if the status names them or the command exits within the grace.
@@ -211,7 +219,7 @@ impl SupervisedCommand<'_> {
         before.find(explains).map(|(number, _)| *number)
     }
 
-    /// Returns the time until a limit expires or the probe is due.
+    /// Returns the time until a limit expires or the probe is due. Returns `None` if there is neither.
     fn time_left(&self, state: &RunState) -> Option<Duration> {
         let RunState { budget, idle, .. } = *state;
         let probe = self.probe.as_ref().and_then(DoneProbe::deadline);
@@ -246,7 +254,8 @@ impl SupervisedCommand<'_> {
         self.blocked_signals.signals.as_fd()
     }
 
-    /// Reads the signals that have arrived. Returns those to forward: not SIGCHLD, and not a stop request.
+    /// Reads the signals that have arrived. Returns those to forward: not SIGCHLD, not the first stop request, and not
+    /// signals from this process. A SIGCHLD only makes the next [`Self::wait`] return at once.
     pub(super) fn read_signals(&self) -> Vec<ReceivedSignal> {
         let mut pending = Vec::new();
         while let Ok(Some(info)) = self.blocked_signals.signals.read_signal() {
@@ -264,7 +273,7 @@ impl SupervisedCommand<'_> {
         pending
     }
 
-    /// Returns whether a signal is the first stop request.
+    /// Returns whether a signal is the first stop request, and notes that one has arrived.
     ///
     /// Its sender has claimed the run in the record, or has `marked` the signal because it could not write the record.
     /// A second request counts as a termination signal, which ends the grace.
@@ -286,7 +295,8 @@ impl SupervisedCommand<'_> {
         stop
     }
 
-    /// Reaps the children that have exited. Returns whether children are left.
+    /// Reaps the children that have exited, and records the exit of the command and of the probe. If the terminal has
+    /// stopped the command, also stops this process. Returns whether children are left.
     pub(super) fn wait_children(&mut self) -> bool {
         // Before the wait: a child that exits later sends another SIGCHLD.
         self.sigchld_read.set(false);
@@ -312,7 +322,7 @@ impl SupervisedCommand<'_> {
         }
     }
 
-    /// Forwards a signal to the command.
+    /// Forwards a signal to the command. Does nothing if the command has exited.
     ///
     /// With `skip_terminal_signals`, signals that the terminal has sent to both are not forwarded.
     fn forward(&self, received: ReceivedSignal, skip_terminal_signals: bool) {
@@ -333,7 +343,8 @@ impl SupervisedCommand<'_> {
         }
     }
 
-    /// Sends the first signal to the command alone, and waits for at most the grace. Returns whether it exited.
+    /// Sends the first signal to the command alone, and waits for at most the grace. Returns whether it exited. A
+    /// further termination signal ends the wait.
     pub(super) fn end_leader(&mut self) -> bool {
         let until = sys::after(self.run.times.grace);
         if let Err(error) = reap::terminate_own(&self.pidfd, self.pid, self.run.signal) {

@@ -49,6 +49,7 @@ impl ErrorResponse {
         }
     }
 
+    /// Returns the HTTP status for the error; 500 for `failed`.
     fn status(&self) -> StatusCode {
         match &*self.error {
             "eperm" => StatusCode::FORBIDDEN,
@@ -94,6 +95,7 @@ fn response(status: StatusCode, body: Vec<u8>) -> Response<Full<Bytes>> {
     response
 }
 
+/// Reads the body of a request, and answers it from the engine, the journal or a scan. Returns JSON.
 async fn handle(request: Request<Incoming>, peer: Peer, shared: &Shared) -> ApiResult<Vec<u8>> {
     let (head, body) = request.into_parts();
     let too_large = || {
@@ -167,6 +169,9 @@ async fn off_thread(
 }
 
 /// Sends a request to the engine and waits for the reply.
+///
+/// # Errors
+/// The engine refuses the request, does not reply in time (`timeout`), or stops (`busy`).
 async fn ask(kind: RequestKind, peer: Peer, shared: &Shared) -> ApiResult<EngineReply> {
     let stopping = || {
         ErrorResponse::new(
@@ -196,7 +201,8 @@ async fn ask(kind: RequestKind, peer: Peer, shared: &Shared) -> ApiResult<Engine
     }
 }
 
-/// Replaces `not_found` for a process that exists but is unknown to the engine.
+/// Says more in a `not_found` for a process that exists but is unknown to the engine. `explained` is the pid in a
+/// request for an explanation. Returns other refusals unchanged.
 fn explain_untracked(refusal: ErrorResponse, explained: Option<u32>) -> ErrorResponse {
     let is_alive = |pid: &u32| matches!(SignalTarget::read(*pid), Ok(Some(_)));
     match explained.filter(is_alive) {

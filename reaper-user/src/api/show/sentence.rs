@@ -45,6 +45,7 @@ fn untracked(reason: &UntrackedReason) -> String {
     }
 }
 
+/// Returns the reason of a decision in words, as the end of a sentence.
 fn reason(snapshot: &ExplainSnapshot, decision: &DecisionSnapshot) -> String {
     let rule = decision.rule.as_deref();
     let by = |what: &str| match rule {
@@ -229,6 +230,7 @@ fn reaped(snapshot: &ExplainSnapshot) -> String {
     format!("reaped: {}", signals(snapshot))
 }
 
+/// Returns the signals that a reaped process gets, or says that the service only observes.
 fn signals(snapshot: &ExplainSnapshot) -> String {
     if !snapshot.enforce {
         let reason = snapshot.mode_reason.as_ref();

@@ -25,7 +25,9 @@ pub(in crate::cli) const SUPERVISE: &str = "run-owner";
 #[derive(Clone, Default)]
 pub(super) struct StartNotifier(Rc<RefCell<Option<PipeWriter>>>);
 
-/// Forks. The child returns as the supervisor; the parent waits for the child's report and prints it.
+/// Forks. The parent waits for the report of the start, prints it, and returns [`Side::Caller`].
+///
+/// The child executes this program again as [`SUPERVISE`]. Only if that fails, it returns, with [`Side::Run`].
 pub(super) fn split() -> io::Result<Side> {
     let (mut receiver, to) = io::pipe()?;
     if child::fork_new_session()?.is_none() {
@@ -72,7 +74,7 @@ impl StartNotifier {
         StartNotifier(Rc::new(RefCell::new(Some(to))))
     }
 
-    /// Reports that the run has started.
+    /// Reports that the run has started or waits for a slot. Does nothing after an earlier report.
     pub(super) fn started(&self, id: &str) {
         // The run continues even if no process waits.
         let _ = self.send(0, &format!("{id}\n"));
@@ -92,6 +94,7 @@ impl StartNotifier {
         }
     }
 
+    /// Writes the report, if a process waits for it and none was sent before. Returns whether it was written.
     fn send(&self, status: u8, message: &str) -> bool {
         let to = self.0.borrow_mut().take();
         // The report is lost if the reading end is closed.

@@ -11,7 +11,7 @@ use crate::journal::history::HistoryError;
 use crate::journal::{self, recorded};
 use reaper_model::event::ProcessKey;
 
-/// Checks that no daemon is running.
+/// Checks that no daemon is running, by the locks in the runtime directories of the config and of this user.
 ///
 /// # Errors
 /// A daemon is running. It knows more, and it may be reaping the same processes.

@@ -74,7 +74,8 @@ fn summary(report: &ScanReport, reap: bool, all_users: bool) -> String {
     format!("{left}, {}{action}.", size(held))
 }
 
-/// Writes the subtrees of these processes. Consecutive processes with the same reason share one line for it.
+/// Writes the first `max` subtrees of these processes. Consecutive processes with the same reason share one line for
+/// it.
 fn trees(out: &mut String, findings: &[Finding], max: usize, width: Option<usize>) {
     let mut roots: Vec<u32> = findings
         .iter()

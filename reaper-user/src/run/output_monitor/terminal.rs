@@ -63,7 +63,8 @@ impl Terminal {
         Ok(Terminal { file, watch })
     }
 
-    /// Returns the time since the last write by the terminal's mtime, if the terminal is not watched.
+    /// Returns the time since the last write, by the terminal's mtime. Returns `None` if the terminal is watched or its
+    /// mtime cannot be read.
     ///
     /// The mtime lags by up to [`MTIME_STEP`], so that much is subtracted.
     pub(super) fn unwatched_idle(&self) -> Option<Duration> {
@@ -97,6 +98,7 @@ impl Drop for Watch {
     }
 }
 
+/// Records the time of each write in `activity`, until the watch is removed.
 fn listen(inotify: &Inotify, activity: &OutputActivity) {
     loop {
         let events = match inotify.read_events() {

@@ -37,7 +37,9 @@ pub(super) fn query(query: Option<&str>, peer: Peer) -> ApiResult<history::Histo
     Ok(parsed)
 }
 
-/// Returns a function that reads the journal and returns JSON.
+/// Returns a function that reads the matching sessions from the journal, and returns a [`History`] as JSON.
+///
+/// Keeps the newest sessions that fit into [`HISTORY_MAX`], and counts the others.
 pub(super) fn read_history(
     journal: Option<&Path>,
     query: history::HistoryQuery,

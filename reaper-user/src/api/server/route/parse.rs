@@ -29,7 +29,7 @@ pub(super) fn segments(path: &str) -> Vec<&str> {
     path.strip_prefix('/').unwrap_or(path).split('/').collect()
 }
 
-/// Parses a request and checks that the peer may make it.
+/// Parses a request and checks that the peer may make it. Does not know `/v1/history`.
 pub(super) fn parse_request(
     method: &Method,
     path: &str,
@@ -129,6 +129,7 @@ fn target(pid: u32, peer: Peer) -> ApiResult<SignalTarget> {
     }
 }
 
+/// Parses a pid in decimal digits.
 fn number(word: &str) -> ApiResult<u32> {
     let digits = word.bytes().all(|byte| byte.is_ascii_digit());
     let number = word.parse().ok().filter(|_| digits);
@@ -141,6 +142,7 @@ fn number(word: &str) -> ApiResult<u32> {
 pub(super) struct Query(Vec<(String, String)>, Vec<String>);
 
 impl Query {
+    /// Parses the query of a URL. Refuses a parameter that occurs twice.
     pub(super) fn read(text: Option<&str>) -> ApiResult<Query> {
         let pairs = form_urlencoded::parse(text.unwrap_or_default().as_bytes());
         let pairs: Vec<_> = pairs.into_owned().collect();
@@ -154,12 +156,14 @@ impl Query {
         Ok(Query(pairs, Vec::new()))
     }
 
+    /// Removes a parameter and returns its value; `None` if the query does not have it. Notes the name as known.
     pub(super) fn take(&mut self, name: &str) -> Option<String> {
         self.1.push(format!("`{name}`"));
         let at = self.0.iter().position(|(n, _)| n == name)?;
         Some(self.0.swap_remove(at).1)
     }
 
+    /// Removes a parameter that is true or false; false if it is absent.
     pub(super) fn flag(&mut self, name: &str) -> ApiResult<bool> {
         match self.take(name).as_deref() {
             None | Some("false" | "0") => Ok(false),
@@ -171,6 +175,7 @@ impl Query {
         }
     }
 
+    /// Removes a parameter in whole seconds; `None` if it is absent.
     pub(super) fn seconds(&mut self, name: &str) -> ApiResult<Option<Duration>> {
         let Some(word) = self.take(name) else {
             return Ok(None);
@@ -182,7 +187,7 @@ impl Query {
             .map_err(|what| ErrorResponse::new("bad_request", what))
     }
 
-    /// Refuses the query if it contains unknown parameters.
+    /// Refuses the query if it contains parameters that no earlier call has taken.
     pub(super) fn finish(self) -> ApiResult<()> {
         match self.0.first() {
             None => Ok(()),

@@ -18,7 +18,11 @@ pub(super) struct ScanParams {
     pub(super) min_age: Option<Duration>,
 }
 
-/// Scans for leftovers and adds the members. With `reap`, reaps the leftovers first.
+/// Scans for leftovers, adds them to the members in `rows`, and returns the [`ScanReport`](crate::api::ScanReport) as
+/// JSON.
+///
+/// With `reap` it reaps the leftovers, and the report has the outcomes. If that takes longer than the time limit,
+/// reaping continues, and the report of a new scan is returned.
 pub(super) async fn scanned(
     rows: Vec<ProcessSnapshot>,
     params: ScanParams,
