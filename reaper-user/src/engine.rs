@@ -299,8 +299,7 @@ impl Engine {
     /// Removes closed sessions from the kernel's map once the records of their close are freed.
     ///
     /// The next service reads the rest again. If the stream is slow and more than half of the ring is in use, records
-    /// are freed before they are written. A crash then loses them. Also flushes the stream, and removes closed sessions
-    /// from the kernel's map once the records up to their close are freed.
+    /// are freed before they are written. A crash then loses them.
     fn release_ring(&mut self) {
         let out = &mut self.ingest.out;
         let Some(probes) = self.source.probes() else {

@@ -80,10 +80,10 @@ fn cause(path: &Path, source: &io::Error) -> String {
             "it is not a socket; name the service's socket with --socket".into()
         }
         io::ErrorKind::NotFound => {
-            "no such socket; start a service with `sudo reaper daemon`, or name another socket with --socket".into()
+            "no such socket; start a service with `sudo reaper daemon` (--observe only watches), or name another socket with --socket".into()
         }
         io::ErrorKind::ConnectionRefused => {
-            "the service has stopped; start one with `sudo reaper daemon`".into()
+            "the service has stopped; start one with `sudo reaper daemon` (--observe only watches)".into()
         }
         io::ErrorKind::PermissionDenied => "permission denied; run with sudo".into(),
         _ => source.to_string(),

@@ -149,7 +149,7 @@ Example:
     #[cfg(target_os = "linux")]
     #[command(name = run::SUPERVISE, hide = true)]
     Supervise(run::SuperviseArgs),
-    /// List your runs and their state.
+    /// List what you started with `reaper run`, and its state.
     #[cfg(target_os = "linux")]
     #[command(after_long_help = ps::HELP)]
     Ps(ps::PsArgs),

@@ -65,7 +65,7 @@ Exit status:
 
 #[derive(Args)]
 pub(super) struct ScanArgs {
-    /// Reap what is found, and print the confirmed outcomes.
+    /// Reap what is found, and print the confirmed outcomes; without it nothing is signalled.
     #[arg(long)]
     reap: bool,
     /// Minimum age of an orphaned shell of a Claude tool [default: 10min].
