@@ -56,7 +56,8 @@ impl Model {
         node.is_some_and(|node| !self.is_needed(node) && !self.is_above_member(node))
     }
 
-    /// Returns whether a process matters by itself, whatever its descendants.
+    /// Returns whether a process is tracked even without a descendant that is a member. [`Model::is_untracked`] lists
+    /// the reasons.
     fn is_needed(&self, node: &Node) -> bool {
         node.state.member.session.is_some()
             || node.state.member.boundary.is_some()

@@ -22,7 +22,7 @@ pub trait KeepStore: Send + Sync {
     /// keeps.
     ///
     /// # Errors
-    /// The keeps cannot be stored, or not in time.
+    /// The keeps cannot be stored, or not in time. Keeps that are late may still be stored afterwards.
     fn keep(&self, keeps: &[JournalKeep]) -> Result<(), JournalError>;
 
     /// Removes all keeps that the user `by` requested at the time `made`, as in [`JournalKeep`]. There may be none.

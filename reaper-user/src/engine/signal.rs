@@ -96,7 +96,8 @@ impl Engine {
         }
     }
 
-    /// Releases a process that cannot be read. Schedules a retry, unless its retries are used up.
+    /// Releases the claim on a process that cannot be read, so it gets no signal. Schedules another evaluation, unless
+    /// the retries of the process are used up.
     fn defer_unreadable(&mut self, key: ProcessKey) {
         let session = self
             .model

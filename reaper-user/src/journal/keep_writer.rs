@@ -27,7 +27,7 @@ impl KeepWriter {
     /// keeps.
     ///
     /// # Errors
-    /// The keeps cannot be stored, or not in time.
+    /// The keeps cannot be stored, or not in time. Keeps that are late may still be stored afterwards.
     pub fn keep(&self, keeps: &[JournalKeep]) -> Result<(), JournalError> {
         self.change(KeepUpdate::Keep(keeps.to_vec()))
     }

@@ -379,7 +379,8 @@ impl JournalThread {
         self.forget(count);
     }
 
-    /// Replaces a damaged database. After [`REPLACED_MAX`] replacements, gives the journal up instead.
+    /// Renames a damaged database, and continues with a new one. Gives the journal up if that fails, or instead of it
+    /// after [`REPLACED_MAX`] replacements.
     fn replace_store(&mut self, why: &str) {
         let Some(store) = self.store.take() else {
             return;

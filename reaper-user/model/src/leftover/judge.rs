@@ -199,8 +199,8 @@ impl<'a> Judge<'a> {
         since.is_some_and(|since| row.entry.key.start >= since)
     }
 
-    /// Returns an unreadable process that may run under the same user: its effective uid is one of the process's uids,
-    /// or unknown.
+    /// Returns the pid of an unreadable process that may run under the same user as `row`. Its effective uid is
+    /// unknown, or one of the uids of `row`.
     fn unread_of(&self, row: &LeftoverRow) -> Option<u32> {
         let Uids { real, effective } = row.entry.uids;
         let uids = [None, Some(real), Some(effective)];

@@ -23,8 +23,8 @@ pub struct Birth {
 pub struct Births(pub Vec<Birth>);
 
 impl Births {
-    /// Emits the processes in the order of their starts, so parents first. A known birth parent gives a fork, and a
-    /// living process is discovered.
+    /// Emits the processes in the order of their starts, so parents first. Emits a fork if the birth parent is known,
+    /// and also a discovery if the process is alive.
     ///
     /// Then emits the exits of those that have exited already.
     pub fn emit(&mut self, mut emit: impl FnMut(EventKind)) {

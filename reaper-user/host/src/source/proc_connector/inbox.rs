@@ -134,7 +134,7 @@ impl Inbox {
         self.count.lost.total += exits;
     }
 
-    /// Returns the number of lost messages, unverified exits included. Their kinds are unknown.
+    /// Returns the total number of messages lost so far, unverified exits included. Their kinds are unknown.
     pub fn lost(&self) -> Lost {
         self.count.lost
     }
