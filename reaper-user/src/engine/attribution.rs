@@ -3,40 +3,79 @@
 //! A scan can find a process whose creator has already exited. Its session then follows only from what it inherited,
 //! such as environment markers, which worker threads read from /proc. The engine does not block on them.
 
+use std::collections::BTreeSet;
+
 use super::Engine;
 use reaper_host::facts::Urgency;
 use reaper_model::event::ProcessKey;
 use reaper_model::session::SessionId;
 
+/// Discovered processes that may belong to a session, in the order of their start.
+#[derive(Default)]
+pub struct Unattributed {
+    /// Start in ns since boot, and pid.
+    waiting: BTreeSet<(u64, u32)>,
+    /// Processes in `waiting` whose facts have not been requested.
+    added: Vec<ProcessKey>,
+}
+
+impl Unattributed {
+    /// Adds a process if it is not waiting yet.
+    pub fn insert(&mut self, key: ProcessKey) {
+        if self.waiting.insert((key.start, key.pid)) {
+            self.added.push(key);
+        }
+    }
+
+    /// Removes a process. Returns whether it was waiting.
+    pub fn remove(&mut self, key: ProcessKey) -> bool {
+        self.waiting.remove(&(key.start, key.pid))
+    }
+
+    /// Returns the process that started first.
+    fn first(&self) -> Option<ProcessKey> {
+        let (start, pid) = *self.waiting.first()?;
+        Some(ProcessKey { pid, start })
+    }
+
+    /// Removes and returns the processes that were added since the last call and still wait.
+    fn take_added(&mut self) -> Vec<ProcessKey> {
+        let mut added = std::mem::take(&mut self.added);
+        added.retain(|key| self.waiting.contains(&(key.start, key.pid)));
+        added
+    }
+}
+
+impl Extend<ProcessKey> for Unattributed {
+    fn extend<T: IntoIterator<Item = ProcessKey>>(&mut self, keys: T) {
+        keys.into_iter().for_each(|key| self.insert(key));
+    }
+}
+
 impl Engine {
-    /// Requests missing facts of unattributed processes, and assigns those whose facts are complete. Unattributed
-    /// processes are discovered ones that may belong to a session. In place of one that has exited, queues its
-    /// children.
+    /// Requests missing facts of unattributed processes, and assigns those whose facts are complete.
     ///
     /// Processes are handled in the order of their start, because an assigned process is evidence for the next ones.
-    /// The first one with missing facts therefore holds back those behind it.
+    /// The first one with missing facts therefore holds back those behind it. Their facts are requested in advance.
     pub(super) fn attribute(&mut self) {
-        let mut unattributed = std::mem::take(&mut self.ingest.unattributed);
-        if unattributed.is_empty() {
-            return;
+        while let Some(key) = self.ingest.unattributed.first()
+            && !self.request_missing_facts(key)
+        {
+            self.ingest.unattributed.remove(key);
+            self.on_attributed(key);
         }
-        unattributed.sort_unstable_by_key(|key| (key.start, key.pid));
-        unattributed.dedup();
-        let mut is_complete = true;
-        for key in unattributed {
-            let wanted = self.model.facts_to_attribute(key);
-            for (subject, needs) in &wanted {
-                self.request_facts_of(*subject, *needs, Urgency::Urgent);
-            }
-            is_complete &= wanted.is_empty();
-            if !is_complete {
-                self.ingest.unattributed.push(key);
-            } else if self.model.tree.get(key).is_some() {
-                self.on_attributed(key);
-            } else {
-                self.queue_children_of(key);
-            }
+        for key in self.ingest.unattributed.take_added() {
+            self.request_missing_facts(key);
         }
+    }
+
+    /// Requests the facts that are missing to assign a process. Returns whether any are.
+    fn request_missing_facts(&mut self, key: ProcessKey) -> bool {
+        let missing = self.model.facts_to_attribute(key);
+        for (subject, needs) in &missing {
+            self.request_facts_of(*subject, *needs, Urgency::Urgent);
+        }
+        !missing.is_empty()
     }
 
     /// Queues late-discovered processes for attribution if they may have escaped from a session. A later event than the
@@ -62,10 +101,10 @@ impl Engine {
             .map(|session| session.last_exit_at);
         let closed = || self.sessions.get(&id).map(|tally| tally.last_exit_at);
         let last_exit = known.or_else(closed).unwrap_or(0);
-        let mut unattributed = self.ingest.unattributed.iter();
         let scanned = self.source.last_scan();
         let not_scanned = scanned.is_some_and(|scanned| scanned <= last_exit);
-        not_scanned || unattributed.any(|key| key.start <= last_exit)
+        let first = self.ingest.unattributed.first();
+        not_scanned || first.is_some_and(|key| key.start <= last_exit)
     }
 
     /// Assigns a process to a session if its facts show that it belongs there. Handles all processes that join by that.
@@ -74,13 +113,5 @@ impl Engine {
         for key in self.model.attribute(key) {
             self.ingest.on_late_join(&self.model, key, now);
         }
-    }
-
-    /// Queues the children of a process that exited before it could be attributed.
-    fn queue_children_of(&mut self, key: ProcessKey) {
-        let nodes = self.model.tree.iter();
-        let children = nodes.filter(|node| node.birth_parent == Some(key));
-        let children = children.map(|node| node.key);
-        self.ingest.unattributed.extend(children);
     }
 }

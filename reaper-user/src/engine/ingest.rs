@@ -7,6 +7,7 @@ use hashbrown::{HashMap, HashSet};
 use nix::sys::signal::Signal;
 use reaper_common::MEMBER_SIGKILL_SENT;
 
+use super::attribution::Unattributed;
 use crate::config::EventScope;
 use crate::export::{
     Adopter, DecisionNames, EventBody, EventRecord, FreedMemory, Lifecycle, ProcessRef, SessionRef,
@@ -115,7 +116,7 @@ pub struct Ingest {
     /// Members that run another program, changed their cgroup or were discovered late. Their facts may be prefetched.
     pub new_images: Vec<ProcessKey>,
     /// Discovered processes that may belong to a session. Inherited facts must be read from /proc to find out.
-    pub unattributed: Vec<ProcessKey>,
+    pub unattributed: Unattributed,
     /// Living processes whose fork event was lost: another event reported them first.
     pub late_discovered: HashSet<ProcessKey>,
     /// Whether to record `late_discovered`. Set if the source reports the forks of all processes.
@@ -148,7 +149,7 @@ impl Ingest {
             awaiting_successor: Vec::new(),
             without_adopter: Vec::new(),
             new_images: Vec::new(),
-            unattributed: Vec::new(),
+            unattributed: Unattributed::default(),
             late_discovered: HashSet::new(),
             notes_late_discovered: false,
             map_changes: Vec::new(),
@@ -201,7 +202,7 @@ impl Ingest {
                 }
                 match event.kind {
                     EventKind::Discovered(_) if model.is_unattributed(key) => {
-                        self.unattributed.push(key)
+                        self.unattributed.insert(key)
                     }
                     EventKind::Discovered(_) | EventKind::Fork { .. } => {}
                     _ if self.notes_late_discovered => drop(self.late_discovered.insert(key)),
@@ -272,6 +273,10 @@ impl Ingest {
                 let claimed = self.reaper.is_claimed(node.key);
                 self.decision_emitted.remove(&node.key);
                 self.late_discovered.remove(&node.key);
+                // The children inherited the same evidence.
+                if self.unattributed.remove(node.key) {
+                    self.unattributed.extend(orphans.iter().copied());
+                }
                 self.reaper.on_exit(node, exit_status, orphans);
                 if let Some(session) = node
                     .state
@@ -392,11 +397,12 @@ impl Ingest {
             .tree
             .get(orphan)
             .and_then(|node| node.state.member.session);
+        // Starting an agent nests the child's session one level deeper; a relaunched root adds one more.
         let is_member = |outer| {
-            let mut outwards = own_session
+            let around = own_session
                 .into_iter()
                 .flat_map(|id| model.sessions.with_enclosing(id));
-            outwards.any(|session| session.id == outer)
+            around.take(3).any(|session| session.id == outer)
         };
         if self.emit_orphan(model, old_parent, command, orphan, time)
             && !parent_session.is_some_and(is_member)

@@ -141,10 +141,11 @@ impl Sessions {
 
     /// Returns the open and recently closed sessions of the same real uid whose first root started in an earlier tick.
     fn possible(&self, node: &Node) -> impl Iterator<Item = &Session> {
-        let all = self.iter().chain(&self.closed);
-        all.filter(|session| {
-            session.uids.real == node.uids.real && is_later(node.key, session.first_root)
-        })
+        let uid = node.uids.real;
+        let closed = self.closed.iter();
+        let closed = closed.filter(move |session| session.uids.real == uid);
+        let all = self.open.all(IndexKey::User(uid)).chain(closed);
+        all.filter(|session| is_later(node.key, session.first_root))
     }
 
     /// Returns whether at least one marker proves the session, and all the others name it or one around it or were

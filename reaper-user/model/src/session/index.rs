@@ -9,7 +9,7 @@ use super::{RootExit, Session, SessionId};
 use crate::event::{ProcessKey, TICK_NS};
 
 /// Number of properties by which a session is indexed.
-const KEYS: usize = 5;
+const KEYS: usize = 6;
 
 /// Property by which open sessions are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -19,6 +19,8 @@ pub(super) enum IndexKey {
     FirstRoot(ProcessKey),
     Outer(SessionId),
     Cgroup(u64),
+    /// Real uid of the root.
+    User(u32),
     /// Real uid of a root that has not exited.
     Living(u32),
 }
@@ -32,6 +34,8 @@ pub(super) struct Nesting {
     pub(super) awaiting: Option<SessionId>,
     /// Whether a `reaper run` ends the members when its command exits.
     pub(super) is_ended_by_run: bool,
+    /// Latest exit among the roots of this session and those around it, in ns since boot; 0 for none.
+    pub(super) last_root_exit_at: u64,
 }
 
 /// Reason for which the members of a session are due.
@@ -50,6 +54,7 @@ impl Session {
             Some(IndexKey::FirstRoot(self.first_root)),
             self.outer.map(IndexKey::Outer),
             (self.cgroup_id != 0).then_some(IndexKey::Cgroup(self.cgroup_id)),
+            Some(IndexKey::User(self.uids.real)),
             (self.root_exit.is_none()).then_some(IndexKey::Living(self.uids.real)),
         ]
     }
@@ -65,6 +70,10 @@ impl Session {
                 .then_some(self.id)
                 .or(above.awaiting),
             is_ended_by_run: above.is_ended_by_run || self.is_command_of(outer),
+            last_root_exit_at: self
+                .root_exit
+                .map_or(0, |exit| exit.at)
+                .max(above.last_root_exit_at),
         }
     }
 

@@ -180,10 +180,12 @@ impl Sessions {
         let multiplexed = tree.ancestors(key).any(Node::is_multiplexer);
         // An exec that is reported after the exit of the agent above, though it came first, may be that of its
         // successor.
-        let exits_later = |outer: &Session| outer.root_exit.is_some_and(|exit| exit.at > now);
-        let is_late = |id: &SessionId| self.with_enclosing(*id).any(exits_later);
+        let last_root_exit_at = |id| {
+            self.get(id)
+                .map_or(0, |outer| outer.nesting.last_root_exit_at)
+        };
         let outer = self.outer_of(kind, starter);
-        let outer = outer.filter(|outer| self.is_restoring || !is_late(outer));
+        let outer = outer.filter(|outer| self.is_restoring || last_root_exit_at(*outer) <= now);
         let parent_of_root =
             parent_of_root.map(|key| self.run_of_supervisor(tree, key).unwrap_or(key));
         self.open.insert(Session {
