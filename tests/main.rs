@@ -184,7 +184,7 @@ fn of_source(source: SourceKind) -> Vec<Trial> {
     all.into_iter().flatten().collect()
 }
 
-/// Returns the report of `reaper doctor --json`, or the reason why there is none.
+/// Returns the report of `reaper doctor --json`, or the reason why it failed.
 fn doctor() -> Result<serde_json::Value, String> {
     let output = Command::new(daemon::REAPER)
         .args(["doctor", "--json"])

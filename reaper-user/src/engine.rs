@@ -150,7 +150,7 @@ pub struct Engine {
     reloading: Option<Reloading>,
     /// Change of a keep that must be stored before the request is answered.
     unsaved_keep: Option<UnsavedKeep>,
-    /// Whether the probes have been told that an escalation is open.
+    /// Whether the probes know that an escalation is open.
     escalations_announced: bool,
     count: Totals,
     /// Time when the engine began to watch, in ns since boot.

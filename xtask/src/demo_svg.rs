@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::shell::{as_root, built_reaper, output, say, workspace};
 
-/// Where the picture is, in the workspace.
+/// Path of the picture in the workspace.
 const FILE: &str = "reaper-user/docs/demo.svg";
 
 /// Longest line, in characters. Longer ones are cut.

@@ -57,7 +57,7 @@ pub struct Job {
     pub is_urgent: bool,
     /// Token of the requester. The job is dropped if no strong reference exists when its turn comes.
     pub wanted: Weak<()>,
-    /// What to do; gets the handle of the thread that runs it.
+    /// Work to do; gets the handle of the thread that runs it.
     pub work: Box<dyn FnOnce(&Slot) + Send>,
 }
 

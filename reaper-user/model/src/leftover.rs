@@ -331,7 +331,7 @@ impl LeftoverVerdict {
         }
     }
 
-    /// Returns the name of the rule or unit that is the reason; `None` if there is none.
+    /// Returns the name of the rule or unit that is the reason; `None` if none exists.
     pub fn rule(&self) -> Option<&str> {
         match self {
             LeftoverVerdict::Reap | LeftoverVerdict::Report(_) => None,

@@ -15,7 +15,7 @@ pub(super) use crate::matched_rules::MatchedRules;
 use case::{Case, Hold};
 use relatives::Relatives;
 
-/// What happens to a process.
+/// Treatment of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verdict {
     /// Ended by the escalation of its session: SIGTERM, later SIGKILL.
@@ -126,7 +126,7 @@ impl Reason {
 /// Decision about one process, with its reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// What happens to the process.
+    /// Treatment of the process.
     pub verdict: Verdict,
     /// Reason of the verdict.
     pub reason: Reason,

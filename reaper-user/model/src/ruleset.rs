@@ -58,7 +58,7 @@ static MULTIPLEXER_MARKERS: LazyLock<Vec<Pattern>> = LazyLock::new(|| {
         .collect()
 });
 
-/// What a rule does with the processes that it matches.
+/// Action of a rule on the processes that it matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
@@ -149,7 +149,7 @@ const MEMBER_RANK: u8 = 3;
 pub struct Rule {
     /// Name, unique in a ruleset.
     pub name: Arc<str>,
-    /// What the rule does with the processes that it matches.
+    /// Action of the rule on the processes that it matches.
     pub action: Action,
     /// Alternative conditions on the program. If empty, every program matches.
     pub matchers: Vec<Matcher>,

@@ -488,8 +488,8 @@ impl Sessions {
         orphans.iter().find(is_successor).copied()
     }
 
-    /// Sets the rule of each open or recently closed session to that with the agent's name in `rules`; `None` if there
-    /// is none.
+    /// Sets the rule of each open or recently closed session to that with the agent's name in `rules`; `None` if
+    /// none exists.
     pub(super) fn resolve_rules(&mut self, rules: &Ruleset) {
         let resolve = |session: &mut Session| session.rule = rules.session_rule(&session.agent);
         self.open.update_all(resolve);

@@ -128,7 +128,7 @@ impl Node {
         self.state.cached.hung_up_since()
     }
 
-    /// Returns the request of a user that lasts longest, expired ones included; `None` if there is none.
+    /// Returns the request of a user that lasts longest, expired ones included; `None` if none exists.
     pub fn user_keep(&self) -> Option<&UserKeep> {
         self.state.keeps.user_keep()
     }

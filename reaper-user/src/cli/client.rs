@@ -54,7 +54,7 @@ pub(super) fn default_socket() -> PathBuf {
     }
 }
 
-/// Returns text that names the sockets of services with a scope in the directory of `path`; empty if there are none.
+/// Returns text that names the sockets of services with a scope in the directory of `path`; empty if none exist.
 fn other_sockets(path: &Path) -> String {
     let entries = path
         .parent()

@@ -88,7 +88,7 @@ impl Engine {
 
     /// Returns whether undiscovered members of a session may exist.
     ///
-    /// There are none if the source has scanned since the last known member exited, or needs no scans. All processes
+    /// None exist if the source has scanned since the last known member exited, or needs no scans. All processes
     /// that started before that exit must also be attributed. Returns false once the engine stops.
     pub(super) fn may_have_undiscovered(&self, id: SessionId) -> bool {
         if self.stopping {

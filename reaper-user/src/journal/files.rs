@@ -48,7 +48,7 @@ pub(super) fn directory(directory: &Path) -> Result<PathBuf, JournalError> {
     Ok(directory)
 }
 
-/// Creates an empty file if there is none. Makes it and the files beside it accessible to the owner only. Returns the
+/// Creates an empty file if none exists. Makes it and the files beside it accessible to the owner only. Returns the
 /// reason why the file is not a usable database, `None` if it is one or is empty.
 pub(super) fn prepare(path: &Path) -> io::Result<Option<&'static str>> {
     match std::fs::symlink_metadata(path) {

@@ -259,7 +259,7 @@ impl Scanner {
     }
 
     /// Reports the leftovers in the stream. In enforce mode, also reaps those with the verdict `reap`, and reports the
-    /// outcomes. Returns `None` if there are none, or in observe mode.
+    /// outcomes. Returns `None` if none exist, or in observe mode.
     fn end(
         &self,
         watched: &ScanContext,

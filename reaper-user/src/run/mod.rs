@@ -271,7 +271,7 @@ impl Run {
     /// Creates the record, if there is a directory for it.
     ///
     /// # Errors
-    /// There is none or it cannot be created, and the run needs it for its name, its limit or because it is detached.
+    /// It does not exist or cannot be created, and the run needs it for its name, its limit or because it is detached.
     fn create_record(&mut self) -> Result<(), RunError> {
         let needed = self.name.is_some() || self.limit.is_some() || self.detached;
         let created = match &self.records {
@@ -344,7 +344,7 @@ pub enum RunError {
     /// A system call failed.
     #[error("{what}: {source}")]
     System {
-        /// What cannot be done, such as `cannot block signals`.
+        /// Operation that cannot be done, such as `cannot block signals`.
         what: &'static str,
         /// Error of the system call.
         source: io::Error,

@@ -96,7 +96,7 @@ pub trait FactReader {
     /// happened since the last [`take`](FactReader::take). Can be dropped and called again.
     fn ready(&mut self) -> ReadyFuture<'_>;
 
-    /// Returns all answers since the last call, including those of prefetches. Does not wait; empty if there are none.
+    /// Returns all answers since the last call, including those of prefetches. Does not wait; empty if none exist.
     fn take(&mut self) -> Vec<FactAnswer>;
 }
 

@@ -14,7 +14,7 @@ pub trait Signals: AsFd {
     /// `ESRCH` if there is no such process, `EMFILE` or `ENFILE` if no more files can be opened.
     fn open(&self, pid: u32) -> nix::Result<Box<dyn WatchedHandle>>;
 
-    /// Returns the tokens of some watched processes that have exited; empty if there are none. Does not wait. Linux
+    /// Returns the tokens of some watched processes that have exited; empty if none exist. Does not wait. Linux
     /// returns a token again and again until its handle is dropped, macOS once.
     fn exited(&self) -> Vec<u64>;
 }

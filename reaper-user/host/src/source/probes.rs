@@ -87,7 +87,7 @@ pub trait ProbeMaps {
         known: Option<Membership>,
     ) -> Result<bool, SourceError>;
 
-    /// Removes the entry of a process that has exited, whatever it says. Does nothing if there is none.
+    /// Removes the entry of a process that has exited, whatever it says. Does nothing if none exists.
     ///
     /// # Errors
     /// The map cannot be written.

@@ -89,7 +89,7 @@ pub fn open_fallback(
     open_first(below, &options)
 }
 
-/// Opens the first usable of these kinds, or the scan if there are none.
+/// Opens the first usable of these kinds, or the scan if none exist.
 fn open_first(kinds: &[SourceKind], options: &SourceOptions<'_>) -> Result<Opened, SourceError> {
     let mut rejected = Vec::new();
     let (last, before) = kinds.split_last().unwrap_or((&SourceKind::Scan, &[]));

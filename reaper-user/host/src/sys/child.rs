@@ -109,7 +109,7 @@ impl BlockedSignals {
     }
 
     /// Returns a pending signal of [`TERMINATION_SIGNALS`] that would have ended this process without this value.
-    /// `None` if there is none. The signal stays pending.
+    /// `None` if none exists. The signal stays pending.
     pub fn pending_termination(&self) -> Option<Signal> {
         let waiting = pending()?;
         let would_end = |signal: &Signal| {
@@ -220,7 +220,7 @@ pub enum ChildChange {
 }
 
 /// Returns the pid of a child that has exited or stopped, and that change. Each change is returned once. `None` if
-/// there is none now; does not wait. If the child has exited, this also removes the zombie.
+/// none exists now; does not wait. If the child has exited, this also removes the zombie.
 ///
 /// # Errors
 /// `ECHILD`: this process has no children.
@@ -233,7 +233,7 @@ pub fn next_change() -> nix::Result<Option<(u32, ChildChange)>> {
     )
 }
 
-/// Returns the pid and a change of a child without waiting, or `None` if there is none now. `of`, `id` and `what` are
+/// Returns the pid and a change of a child without waiting, or `None` if none exists now. `of`, `id` and `what` are
 /// the arguments of waitid(2): which children, and which changes.
 ///
 /// `nix` does not support signals without a name, such as real-time signals, that can kill a child.
@@ -387,7 +387,7 @@ pub fn fork_dependent() -> nix::Result<Option<Pid>> {
     die_with(parent, Signal::SIGTERM).map(|()| None)
 }
 
-/// Returns a change of one child: that it has exited or stopped. Each change is returned once. `None` if there is none
+/// Returns a change of one child: that it has exited or stopped. Each change is returned once. `None` if none exists
 /// now; does not wait. If the child has exited, this also removes the zombie.
 ///
 /// # Errors

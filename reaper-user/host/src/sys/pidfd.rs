@@ -23,7 +23,7 @@ pub struct Pidfd(OwnedFd);
 pub struct PidfdUnavailable(pub nix::Error);
 
 impl PidfdUnavailable {
-    /// What the user can do about it.
+    /// Advice for the user.
     pub const ADVICE: &str = "run reaper on Linux 5.3 or later, without a seccomp filter that denies pidfd_open or \
         pidfd_send_signal (older container runtimes have one)";
 }

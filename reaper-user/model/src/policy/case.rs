@@ -222,7 +222,7 @@ impl<'a> Case<'a> {
     }
 
     /// Returns the rule that keeps the process and its descendants permanently, whatever facts are read; `None` if
-    /// there is none.
+    /// none exists.
     ///
     /// The result can change only at an exec or a change of uids of the process, or at the exit of the root.
     pub fn permanent_keep(&self) -> Option<RuleId> {

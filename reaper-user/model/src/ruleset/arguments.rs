@@ -14,7 +14,7 @@ pub struct Syntax {
     /// Options whose value is the next argument: `--name value` is read as `--name=value`.
     pub value_options: Vec<Box<str>>,
     /// Number (from 1) of the positional argument that begins another command line, after which no option follows.
-    /// 0 if there is none.
+    /// 0 if none exists.
     pub command_at: u32,
 }
 

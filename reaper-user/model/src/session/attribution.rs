@@ -267,7 +267,7 @@ impl Sessions {
         self.only(&works_here)
     }
 
-    /// Returns the session of `all` in which all the others are nested, or `None` if there is none.
+    /// Returns the session of `all` in which all the others are nested, or `None` if none exists.
     fn only<'a>(&self, all: &[&'a Session]) -> Option<&'a Session> {
         let holds = |one: &&&Session| {
             let is_in = |other: &&Session| self.outwards_of(other).any(|s| s.id == one.id);

@@ -72,7 +72,7 @@ impl Sessions {
             .filter(is_agents)
     }
 
-    /// Returns the root of the `reaper run` of which this process is the supervisor; `None` if it is none. A `reaper
+    /// Returns the root of the `reaper run` of which this process is the supervisor; `None` if it is not a supervisor. A `reaper
     /// run` whose process already has children forks a supervisor, which executes no program.
     fn run_of_supervisor(&self, tree: &Tree, key: ProcessKey) -> Option<ProcessKey> {
         let supervisor = tree.get(key)?;

@@ -232,7 +232,7 @@ impl ProcDir {
         number(&self.buffer).filter(|uid| *uid != u32::MAX)
     }
 
-    /// Returns the innermost systemd unit of the process; empty if there is none.
+    /// Returns the innermost systemd unit of the process; empty if none exists.
     pub(in crate::facts) fn unit(&mut self) -> Fact<std::sync::Arc<str>> {
         match self.dir.read("cgroup", &mut self.buffer) {
             Ok(()) => Fact::Known(unit(&self.buffer).into()),

@@ -15,7 +15,7 @@ pub struct Arguments<'a> {
     pub argv: &'a [u8],
     /// Whether there are fewer arguments than argc says.
     pub is_cut: bool,
-    /// Variables `NAME=value`, each terminated by NUL; `None` if there are none or the arguments are cut. The kernel
+    /// Variables `NAME=value`, each terminated by NUL; `None` if none exist or the arguments are cut. The kernel
     /// hides the environment of system programs, which then looks empty.
     pub environment: Option<&'a [u8]>,
 }
@@ -66,7 +66,7 @@ fn word(bytes: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// Returns the variables up to the empty string that ends them; `None` if there are none. After that string the kernel
+/// Returns the variables up to the empty string that ends them; `None` if none exist. After that string the kernel
 /// stores other strings for the program.
 fn environment(bytes: &[u8]) -> Option<&[u8]> {
     let padding = bytes.iter().take_while(|byte| **byte == 0).count();

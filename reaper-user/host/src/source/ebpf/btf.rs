@@ -382,7 +382,7 @@ impl Btf {
         all.filter_map(move |(id, t)| (t.kind == kind && self.named(t.name, name)).then_some(id))
     }
 
-    /// Returns the type with this id; `None` if there is none or it is `void`.
+    /// Returns the type with this id; `None` if none exists or it is `void`.
     fn get(&self, id: u32) -> Option<Type> {
         self.types.get(id as usize).filter(|_| id != 0).copied()
     }

@@ -152,7 +152,7 @@ impl PinDir {
     }
 
     /// Returns the directory of the maps that an earlier service of this ABI version left, and the size of their ring
-    /// in bytes. Returns `None` if there are none.
+    /// in bytes. Returns `None` if none exist.
     ///
     /// If some maps are missing, the others are useless. Then logs a warning and returns `None`.
     ///

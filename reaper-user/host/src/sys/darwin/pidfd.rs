@@ -29,7 +29,7 @@ pub struct Pidfd {
 pub struct PidfdUnavailable(pub nix::Error);
 
 impl PidfdUnavailable {
-    /// What the user can do about it.
+    /// Advice for the user.
     pub const ADVICE: &str = "run it outside of a sandbox";
 }
 

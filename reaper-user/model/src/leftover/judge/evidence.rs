@@ -112,7 +112,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// Returns a pid in the markers that no record shows to be that of such an agent. Returns `None` if there is none,
+    /// Returns a pid in the markers that no record shows to be that of such an agent. Returns `None` if none exists,
     /// or if a user ordered the reap: records are then not required.
     fn unknown_owner(&self, row: &LeftoverRow, trace: &EnvMarkers) -> Option<u32> {
         let is_recorded = |marker: &EnvMarker, pid: u32| {

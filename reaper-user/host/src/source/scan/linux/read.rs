@@ -75,7 +75,7 @@ impl Reader {
         read_row(&self.proc, pid, &mut self.buffer)
     }
 
-    /// Returns the exit status of the zombie with this key; `None` if there is none or this user may not read it.
+    /// Returns the exit status of the zombie with this key; `None` if none exists or this user may not read it.
     pub fn status(&mut self, key: ProcessKey) -> Option<ExitStatus> {
         let length = read_stat(&self.proc, key.pid, &mut self.buffer).ok()?;
         let stat = parse_complete(&self.buffer[..length])?;
