@@ -4,6 +4,7 @@
 //! - [`facts`] reads on worker threads what no event reports.
 //! - [`workers`] provides the threads for reads that can block.
 //! - [`kernel`] has the traits through which the engine uses all of this.
+//! - [`advice`] says what a user can do about an error of the operating system.
 //! - [`sys`] wraps system calls. Only this module and `source/ebpf` contain `unsafe` code.
 //!
 //! This crate makes no decision about a process and sends no signal by itself. It uses only the types of
@@ -13,6 +14,7 @@
 //! declaration selects it.
 #![warn(missing_docs)]
 
+pub mod advice;
 #[cfg(test)]
 mod damage;
 pub mod facts;
