@@ -156,7 +156,8 @@ fn hooks(place: &RunWorld) {
     ]);
     assert_eq!(said.code, Some(125));
     assert!(
-        said.err.contains("--on-success exit 3: status 3"),
+        said.err
+            .contains("--on-success exit 3: exited with status 3"),
         "{}",
         said.err
     );

@@ -4,7 +4,7 @@ use hashbrown::HashMap;
 
 use crate::api::{Finding, ScanReport};
 use crate::export::{command_line, leftover_text};
-use crate::reap::{ReapFailure, ReapOutcome, ReapResult};
+use crate::reap::{ReapOutcome, ReapResult};
 use reaper_host::source::procfs::Procfs;
 use reaper_host::sys;
 use reaper_model::event::ProcessKey;
@@ -75,7 +75,7 @@ impl ScanReport {
 fn add_outcome(finding: &mut Finding, result: &ReapResult) {
     let (outcome, why) = match result.outcome {
         ReapOutcome::Exited(_) => ("ended", None),
-        ReapOutcome::Failed(failure) => ("failed", Some(failure_text(failure))),
+        ReapOutcome::Failed(failure) => ("failed", Some(failure.to_string())),
         ReapOutcome::NotSent(_) => (
             "not_sent",
             Some("already exited, or no longer to be reaped".to_owned()),
@@ -109,15 +109,5 @@ fn finding(row: &LeftoverRow, leftover: &Leftover) -> Finding {
         age_s: sys::boot_time().saturating_sub(leftover.key.start) / 1_000_000_000,
         rss: Procfs::default().rss_of(leftover.key),
         ..Finding::default()
-    }
-}
-
-fn failure_text(failure: ReapFailure) -> String {
-    match failure {
-        ReapFailure::Eperm => "no permission to signal it".into(),
-        ReapFailure::KillTimeout('D') => "in uninterruptible sleep".into(),
-        ReapFailure::KillTimeout(state) => format!("SIGKILL has no effect, state {state}"),
-        ReapFailure::Errno(errno) => format!("cannot signal it: errno {errno}"),
-        ReapFailure::Stopped => "reaper stopped before it exited".into(),
     }
 }

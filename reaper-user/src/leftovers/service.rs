@@ -59,7 +59,7 @@ impl Drop for Busy {
 enum ScanError {
     #[error("the service is stopping; try again after it has restarted")]
     Stopping,
-    #[error("cannot read which processes users keep: {0}")]
+    #[error("it is unknown which processes users keep: {0}")]
     Keeps(String),
     #[error(transparent)]
     Procfs(#[from] ProcfsError),
@@ -113,7 +113,8 @@ impl Scanner {
                 // Another scan is reaping, or the service stopped.
                 Ok(_) | Err(ScanError::Stopping) => {}
                 Err(error) => tracing::error!(
-                    "cannot scan for leftovers: {error}; run `reaper scan` to look for them, or restart the service to try again"
+                    "leftovers from before this service started are not reaped, as the scan failed: {error}; run `reaper scan` to \
+                     look for them, or restart the service to try again"
                 ),
             }
             sys::trim();
@@ -144,7 +145,9 @@ impl Scanner {
         watched.enforce &= reap;
         let records = self.read_journal().unwrap_or_else(|error| {
             if watched.enforce {
-                tracing::warn!("leftovers are reported but not reaped: {error}");
+                tracing::warn!(
+                    "leftovers from before this service started are reported, but not reaped: {error}"
+                );
             }
             watched.enforce = false;
             JournalRecords::default()
@@ -371,7 +374,9 @@ impl Leftovers for Scanner {
         min_age: Option<Duration>,
     ) -> Result<(), ErrorResponse> {
         let records = self.read_journal().unwrap_or_else(|error| {
-            tracing::warn!("scanning without the sessions and keeps in the journal: {error}");
+            tracing::warn!(
+                "this scan may miss leftovers of earlier sessions and list processes that users keep: {error}"
+            );
             JournalRecords::default()
         });
         self.add_to_report(report, watched, peer, min_age, records)?;
@@ -386,7 +391,8 @@ impl Leftovers for Scanner {
         min_age: Option<Duration>,
     ) -> Result<(), ErrorResponse> {
         let Some(_busy) = self.claim() else {
-            let message = "leftovers are already being reaped; the event stream reports the result";
+            let message =
+                "leftovers are already being reaped, as the event stream reports; try again later";
             return Err(ErrorResponse::new("busy", message));
         };
         let records = self.read_journal()?;

@@ -24,9 +24,12 @@ mod reaper;
 mod send;
 mod target;
 
+use std::fmt;
+
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::signal::Signal;
 
+use reaper_host::advice::Advised as _;
 use reaper_host::source::procfs::ProcessMemory;
 use reaper_model::event::{ExitStatus, ProcessKey};
 use reaper_model::policy::{Decision, Reason};
@@ -107,6 +110,29 @@ pub enum ReapFailure {
     Errno(i32),
     /// SIGKILL had no effect in time. The value is the process state in /proc.
     KillTimeout(char),
+}
+
+impl fmt::Display for ReapFailure {
+    /// Writes the reason for people, as a sentence about the process.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ReapFailure::Stopped => f.write_str("reaper was stopped before the process exited"),
+            ReapFailure::Eperm => {
+                f.write_str("it may not be signalled by this user; end it as root")
+            }
+            ReapFailure::Errno(errno) => {
+                let errno = nix::Error::from_raw(*errno);
+                write!(f, "it cannot be signalled: {}", errno.advised())
+            }
+            ReapFailure::KillTimeout('D') => f.write_str(
+                "it did not exit after SIGKILL: it waits in the kernel (state D), for example for a disk, and \
+                 exits after that",
+            ),
+            ReapFailure::KillTimeout(state) => {
+                write!(f, "it did not exit after SIGKILL (state {state})")
+            }
+        }
+    }
 }
 
 /// Reason why a claimed process is released without a signal.

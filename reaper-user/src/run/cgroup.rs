@@ -30,12 +30,15 @@ const EMPTY_MAX: Duration = Duration::from_secs(1);
 pub enum CgroupError {
     /// No cgroup of version 2 that contains this process is mounted.
     #[error(
-        "cannot create a cgroup for the command: no cgroup of version 2 that contains this process is mounted; mount it \
-         (mount -t cgroup2 none /sys/fs/cgroup), or omit --cgroup"
+        "cannot create a cgroup for the command, which was not started: no cgroup of version 2 that contains this process \
+         is mounted; mount it (mount -t cgroup2 none /sys/fs/cgroup), or omit --cgroup"
     )]
     NotVisible,
     /// The cgroup cannot be created.
-    #[error("cannot create a cgroup for the command in {}: {source}{}", directory.display(), hint(source))]
+    #[error(
+        "cannot create a cgroup for the command, which was not started, in {}: {}",
+        directory.display(), advised(source)
+    )]
     Create {
         /// Directory of the parent cgroup.
         directory: PathBuf,
@@ -44,15 +47,18 @@ pub enum CgroupError {
     },
     /// The parent cgroup is threaded, so a new one cannot hold whole processes.
     #[error(
-        "cannot create a cgroup for the command in {}: that is a threaded cgroup, which holds no whole processes; start \
-         reaper in another cgroup, or omit --cgroup", directory.display()
+        "cannot create a cgroup for the command, which was not started, in {}: that is a threaded cgroup, which holds no \
+         whole processes; start reaper in another cgroup, or omit --cgroup", directory.display()
     )]
     Threaded {
         /// Directory of the parent cgroup.
         directory: PathBuf,
     },
     /// The command cannot move to its cgroup.
-    #[error("the command cannot enter its cgroup {}: {source}{}", directory.display(), hint(source))]
+    #[error(
+        "the command was not started, because it cannot enter its cgroup {}: {}",
+        directory.display(), advised(source)
+    )]
     Enter {
         /// Directory of the command's cgroup.
         directory: PathBuf,
@@ -61,20 +67,22 @@ pub enum CgroupError {
     },
 }
 
-fn hint(error: &io::Error) -> &'static str {
-    match error.raw_os_error().map(Errno::from_raw) {
+/// Returns the error for a cgroup that cannot be created or entered, and what the user can do.
+fn advised(error: &io::Error) -> String {
+    let advice = match error.raw_os_error().map(Errno::from_raw) {
         Some(Errno::EACCES | Errno::EPERM) => {
-            ": the cgroup is not delegated to this user; start reaper in one that is (systemd-run --user --scope \
+            "the cgroup is not delegated to this user: start reaper in one that is (systemd-run --user --scope \
              -p Delegate=yes reaper run --cgroup ...), or omit --cgroup"
         }
         Some(Errno::EROFS) => {
-            ": cgroups are mounted read-only, as in most containers; mount them read-write, or omit --cgroup"
+            "cgroups are mounted read-only, as in most containers: mount them read-write, or omit --cgroup"
         }
         Some(Errno::EAGAIN) => {
-            ": its limit on descendants is reached; raise cgroup.max.descendants and cgroup.max.depth, or omit --cgroup"
+            "its limit on descendants is reached: raise cgroup.max.descendants and cgroup.max.depth, or omit --cgroup"
         }
-        _ => "",
-    }
+        _ => "start reaper in another cgroup, or omit --cgroup",
+    };
+    format!("{error}; {advice}")
 }
 
 /// Returns the directory of the cgroup of a run, below the cgroup `parent`.
@@ -145,7 +153,7 @@ impl RunCgroup {
             Err(error) => {
                 let directory = directory.display();
                 return Err(io::Error::other(format!(
-                    "its cgroup {directory} is not visible to this process: {error}"
+                    "its cgroup {directory} is not visible here: {error}; repeat this where it is mounted"
                 )));
             }
         };

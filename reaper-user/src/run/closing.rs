@@ -15,9 +15,10 @@ use super::cgroup::{self, RunCgroup};
 use super::record::{NEVER_BEGAN, OTHER_BOOT, RunRecord, RunResult, SUPERVISOR_KILLED};
 use super::record_writer::{claim, close};
 use super::report::ended;
-use super::runs::{self, CLOSED, OPEN, RecordError, RecordedRun, Runs};
+use super::runs::{self, CLOSED, OPEN, RecordError, RecordedRun, Runs, pid_namespace};
 use super::{RunOutcome, Survivor};
 use crate::reap::{Due, PollingReaper, Times};
+use reaper_host::advice::Advised as _;
 use reaper_host::kernel::ProcessHandle;
 use reaper_host::source::procfs::{Procfs, ProcfsError};
 use reaper_host::sys;
@@ -89,8 +90,10 @@ fn close_all(locked: Vec<(PathBuf, Flock<File>)>) -> Vec<RecordedRun> {
 
 pub(super) fn warn_not_closed(path: &Path, error: &io::Error) {
     tracing::warn!(
-        "cannot close the run recorded in {}: {error}; the next `reaper ps` tries again",
-        path.display()
+        "cannot clean up the run recorded in {}: {}; if its `reaper run` was killed, its processes may still run; the next \
+         `reaper ps` tries again",
+        path.display(),
+        error.advised()
     );
 }
 
@@ -130,7 +133,9 @@ fn close_locked(path: &Path, file: &File) -> io::Result<Option<RecordedRun>> {
     if let Err(error) = close(file, path, result.clone(), true) {
         let id = &record.header.id;
         tracing::warn!(
-            "run {id}: cannot write the result to its record: {error}; `reaper wait` may report another status"
+            "run {id} was cleaned up, but its result cannot be written to its record: {}; `reaper wait` may report another \
+             status",
+            error.advised_or("check the disk")
         );
     }
     let result = Some(result);
@@ -164,7 +169,7 @@ fn end_processes(file: &File, record: &RunRecord) -> io::Result<Option<RunResult
     let directory = header.cgroup.as_deref().map(Path::new);
     let created = directory.zip(record.cgroup);
     let cgroup = created.map(|(directory, created)| RunCgroup::find(directory, created.id));
-    let elsewhere = sys::non_initial_pid_namespace()? != header.pid_namespace;
+    let elsewhere = pid_namespace()? != header.pid_namespace;
     let cgroup = match cgroup.transpose() {
         Err(_) if elsewhere => return Ok(None),
         cgroup => cgroup?.flatten(),

@@ -55,7 +55,10 @@ impl SupervisedCommand<'_> {
             let new = match reaper.round(find) {
                 Ok(new) => new,
                 Err(error) => {
-                    tracing::error!("cannot find what the command left behind: {error}");
+                    tracing::error!(
+                        "cannot find what the command left behind: {error}; trying again until the time limit of the \
+                         clean-up, then listing what is left"
+                    );
                     0
                 }
             };

@@ -4,6 +4,7 @@ use std::io;
 use std::process::Command;
 
 use super::{CgroupError, CommandExit, Run, RunError, RunOutcome, RunReport, supervise};
+use reaper_host::advice::Advised as _;
 use reaper_host::sys::child::BlockedSignals;
 
 /// Runs the hook of the outcome. After a success it then removes the paths of [`Run::clean_on_success`], unless the
@@ -32,11 +33,11 @@ pub(super) fn run_hooks(run: &Run, signals: &BlockedSignals, report: &mut RunRep
         match held.remove() {
             Ok(mounts) => mounts.iter().for_each(|mount| {
                 add_error(format!(
-                    "something is mounted on {}, so it was not removed",
+                    "something is mounted on {}, so it was not removed; unmount it, then remove it",
                     mount.display()
                 ));
             }),
-            Err(error) => add_error(error.to_string()),
+            Err(error) => add_error(format!("cannot remove it: {error}; remove it yourself")),
         }
     }
 }
@@ -57,9 +58,12 @@ fn run_hook(
         .arg(hook)
         .env("REAPER_OUTCOME", report.outcome.as_str());
     if let Some(recording) = &run.recording {
-        recording
-            .record_start(&mut command)
-            .map_err(|error| error.to_string())?;
+        recording.record_start(&mut command).map_err(|error| {
+            format!(
+                "not started, as the record cannot be opened: {}",
+                error.advised()
+            )
+        })?;
     }
     let mut hook = Run {
         times: run.times,
@@ -80,8 +84,8 @@ fn run_hook(
     report.survivors.extend(hook_report.survivors);
     match hook_report.end {
         Some(CommandExit::Exited(0)) => Ok(()),
-        Some(CommandExit::Exited(status)) => Err(format!("status {status}")),
-        Some(CommandExit::Killed(signal)) => Err(format!("killed by signal {signal}")),
-        None => Err("could not be ended".to_owned()),
+        Some(CommandExit::Exited(status)) => Err(format!("exited with status {status}")),
+        Some(CommandExit::Killed(signal)) => Err(format!("was killed by signal {signal}")),
+        None => Err("could not be ended; find it with `ps`, and kill it".to_owned()),
     }
 }

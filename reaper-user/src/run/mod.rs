@@ -60,6 +60,7 @@ pub use cgroup::CgroupError;
 use cgroup::RunCgroup;
 pub use limit::ConcurrencyLimit;
 pub use outcome::{CommandExit, RunOutcome, RunState, outcome};
+use reaper_host::advice::Advised as _;
 use reaper_host::sys;
 use reaper_host::sys::cgroup::own;
 use reaper_host::sys::child::{self, BlockedSignals};
@@ -246,16 +247,19 @@ impl Run {
         // Before the wait for a slot, so that a failure is reported at once.
         let cgroup = self.create_cgroup()?;
         let _slot = self.acquire_slot()?;
-        child::adopt_orphans().map_err(RunError::system("cannot adopt orphans"))?;
+        child::adopt_orphans().map_err(RunError::system(
+            "cannot become the parent of orphaned processes, so the command was not started",
+        ))?;
         if let Some(recording) = &self.recording {
             let recorded = recording.record_start(&mut self.command);
             recorded.map_err(|source| RunError::System {
-                what: "cannot record the command",
+                what: "cannot open the record of the run again, so the command was not started",
                 source,
             })?;
         }
-        let signals = signals
-            .insert(BlockedSignals::begin().map_err(RunError::system("cannot block signals"))?);
+        let signals = signals.insert(BlockedSignals::begin().map_err(RunError::system(
+            "cannot block signals, so the command was not started",
+        ))?);
         if self
             .recording
             .as_ref()
@@ -329,7 +333,7 @@ impl Run {
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The command cannot be executed.
-    #[error("{}: {source}{}", program.display(), hint(source))]
+    #[error("cannot start {}: {}", program.display(), source.advised_or(start_advice(source)))]
     Start {
         /// Program as the caller gave it.
         program: PathBuf,
@@ -338,13 +342,14 @@ pub enum RunError {
     },
     /// /proc is not usable, so descendants could not be found.
     #[error(
-        "cannot find what the command leaves behind: cannot use /proc: {0}; mount the /proc of this pid namespace"
+        "the command was not started, because what it leaves behind could not be found: cannot use /proc: {0}; mount the \
+         /proc of this pid namespace (mount -t proc proc /proc)"
     )]
     Proc(#[source] io::Error),
     /// A system call failed.
-    #[error("{what}: {source}")]
+    #[error("{what}: {}", source.advised_or(REPORT))]
     System {
-        /// Operation that cannot be done, such as `cannot block signals`.
+        /// Operation that cannot be done and the effect, such as `cannot block signals, so the command was not started`.
         what: &'static str,
         /// Error of the system call.
         source: io::Error,
@@ -358,13 +363,15 @@ pub enum RunError {
         source: HeldPathError,
     },
     /// The run has a name or a limit or is detached, and cannot be recorded.
-    #[error(transparent)]
-    Record(RecordError),
+    #[error("the command was not started: {0}")]
+    Record(#[source] RecordError),
     /// The command cannot have its own cgroup.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
     /// Stopped before the command started: by this signal, or by a recorded stop request (as SIGTERM).
-    #[error("the run was stopped before its command started")]
+    #[error(
+        "the run was stopped before its command started, by {0} or `reaper stop`; nothing was started"
+    )]
     Stopped(Signal),
 }
 
@@ -399,10 +406,20 @@ impl RunError {
     }
 }
 
-fn hint(error: &io::Error) -> &'static str {
+/// Advice for an unexpected error of a system call.
+const REPORT: &str = "try again, and report a bug if it persists";
+
+/// Returns what the user can do about a program that cannot be started.
+fn start_advice(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::NotFound => ": is it in PATH, and does its interpreter exist?",
-        io::ErrorKind::PermissionDenied => ": is it executable?",
-        _ => "",
+        io::ErrorKind::NotFound => {
+            "check its spelling and PATH, and that the interpreter in its first line exists"
+        }
+        io::ErrorKind::PermissionDenied => {
+            "make it executable (chmod +x), and check that its file system is not mounted noexec"
+        }
+        io::ErrorKind::ArgumentListTooLong => "shorten its arguments or its environment",
+        io::ErrorKind::ExecutableFileBusy => "wait until no process writes to it",
+        _ => "check that it is a program for this machine, or a script that begins with `#!`",
     }
 }

@@ -18,6 +18,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::fstat;
 
 use super::RunError;
+use reaper_host::advice::Advised as _;
 use reaper_host::sys;
 use terminal::Terminal;
 
@@ -49,7 +50,7 @@ impl OutputMonitor {
     /// stderr of this process are the same file they share one pipe, which keeps their order.
     pub(super) fn begin(command: &mut Command) -> Result<OutputMonitor, RunError> {
         let failed = |source| RunError::System {
-            what: "cannot monitor the output of the command",
+            what: "cannot watch the output of the command for --idle, so the command was not started",
             source,
         };
         let now = sys::monotonic();
@@ -157,7 +158,8 @@ fn copy(mut from: PipeReader, mut to: File, activity: &OutputActivity, _done: Se
                     Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return,
                     Err(error) => {
                         tracing::error!(
-                            "cannot write the output of the command: {error}; it gets SIGPIPE if it writes more"
+                            "cannot pass on the output of the command: {}; it is lost, and the command gets SIGPIPE if it writes more",
+                            error.advised_or("check the file or device that it is redirected to")
                         );
                         return;
                     }

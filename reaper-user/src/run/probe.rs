@@ -10,6 +10,7 @@ use nix::sys::signal::Signal;
 
 use super::DoneWhen;
 use crate::reap::{Due, PollingReaper, Times};
+use reaper_host::advice::Advised as _;
 use reaper_host::source::procfs::{Procfs, ProcfsError};
 use reaper_host::sys;
 use reaper_host::sys::child::{self, ChildChange, InheritedSignals};
@@ -72,7 +73,7 @@ impl<'a> DoneProbe<'a> {
         match self.running {
             Some(running) if running.deadline_ns <= now => {
                 self.warn(&format!(
-                    "has not exited within {PROBE_MAX:?}; killed it, which counts as not done"
+                    "did not exit within {PROBE_MAX:?}; it was killed, and the run counts as not done yet"
                 ));
                 kill_subtree(running.pid);
                 self.finish(running, false);
@@ -137,7 +138,8 @@ impl<'a> DoneProbe<'a> {
             }
             Err(error) => {
                 self.warn(&format!(
-                    "cannot be started: {error}; this counts as not done"
+                    "cannot be started: {}; the run counts as not done yet",
+                    error.advised()
                 ));
                 self.next_ns = sys::after(self.done_when.every);
                 self.is_final = after_exit;
@@ -155,7 +157,10 @@ impl<'a> DoneProbe<'a> {
     /// Logs a problem with the probe, but only the first one of a run.
     fn warn(&mut self, problem: &str) {
         if !std::mem::replace(&mut self.warned, true) {
-            tracing::warn!("--done-when {}: {problem}", self.done_when.command);
+            tracing::warn!(
+                "the --done-when check `{}` {problem}",
+                self.done_when.command
+            );
         }
     }
 }
@@ -168,7 +173,8 @@ fn kill_subtree(pid: u32) {
         Ok(exits) => Arc::new(exits),
         Err(error) => {
             return tracing::warn!(
-                "--done-when: cannot kill the check: cannot wait for exits: {error}"
+                "cannot kill the --done-when check (pid {pid}), which is ended with the run: {}",
+                error.advised()
             );
         }
     };
@@ -181,7 +187,9 @@ fn kill_subtree(pid: u32) {
     };
     // One round is enough: processes that it forks meanwhile are ended with the rest of the run.
     if let Err(error) = reaper.round(find) {
-        tracing::warn!("--done-when: cannot kill the check: {error}");
+        tracing::warn!(
+            "cannot kill the --done-when check (pid {pid}), which is ended with the run: {error}"
+        );
     }
 }
 

@@ -16,11 +16,11 @@ use super::record::{
     CgroupCreated, Claim, Line, RecordedProcess, RunHeader, RunRecord, RunResult, SCHEMA, millis,
     truncate_command,
 };
-use super::runs::{self, CLOSED, LOG, NEW, OPEN, RecordError, RecordedRun, Runs};
+use super::runs::{self, CLOSED, LOG, NEW, OPEN, RecordError, RecordedRun, Runs, pid_namespace};
 use super::{Run, RunOutcome};
 use crate::export::write_object;
+use reaper_host::sys::child;
 use reaper_host::sys::host::boot_id;
-use reaper_host::sys::{self, child};
 
 /// Characters of an id, without those that look alike.
 const ID_CHARS: &[u8; 32] = b"abcdefghijkmnopqrstuvwxyz2345679";
@@ -234,8 +234,9 @@ fn header(run: &Run, id: &str) -> io::Result<RunHeader> {
     let (command, truncated) = truncate_command(program.chain(run.command.get_args()));
     let own = std::process::id();
     let start_ns = child::own_start(&mut [0; 1024]);
-    let start_ns =
-        start_ns.ok_or_else(|| io::Error::other("cannot read the start time of this process"))?;
+    let start_ns = start_ns.ok_or_else(|| {
+        io::Error::other("cannot read /proc/self/stat; mount the /proc of this pid namespace")
+    })?;
     let cwd = match run.command.get_current_dir() {
         Some(cwd) => cwd.to_owned(),
         None => std::env::current_dir().unwrap_or_default(),
@@ -247,7 +248,7 @@ fn header(run: &Run, id: &str) -> io::Result<RunHeader> {
         session: run.session.clone(),
         agent: run.agent.clone(),
         boot_id: boot_id(Path::new("/")),
-        pid_namespace: sys::non_initial_pid_namespace()?,
+        pid_namespace: pid_namespace()?,
         supervisor: RecordedProcess { pid: own, start_ns },
         uid: nix::unistd::geteuid().as_raw(),
         command,

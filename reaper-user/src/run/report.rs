@@ -117,8 +117,8 @@ impl Survivor {
         survivors.extend(unseen.into_iter().map(|pid| {
             let comm = procfs.comm(pid);
             let reason = match comm {
-                Some(_) => "it was started while the others were being ended",
-                None => "it belongs to another user, and /proc does not show it",
+                Some(_) => "it was started while the others were being ended; kill it",
+                None => "it belongs to another user, and /proc does not show it; end it as root",
             };
             Survivor {
                 pid,
@@ -134,14 +134,10 @@ impl Survivor {
     /// Returns `None` if it exited, was not signalled, or the reaper was stopped first. `procfs` supplies its name.
     fn of(result: &ReapResult, procfs: &Procfs) -> Option<Survivor> {
         let reason = match result.outcome {
-            Reaped::Failed(ReapFailure::Eperm) => "it may not be signalled by this user".to_owned(),
-            Reaped::Failed(ReapFailure::KillTimeout(state)) => {
-                format!("it did not exit after SIGKILL (state {state})")
-            }
-            Reaped::Failed(ReapFailure::Errno(errno)) => nix::Error::from_raw(errno).to_string(),
             Reaped::Failed(ReapFailure::Stopped) | Reaped::NotSent(_) | Reaped::Exited(_) => {
                 return None;
             }
+            Reaped::Failed(failure) => failure.to_string(),
         };
         Some(Survivor {
             pid: result.key.pid,

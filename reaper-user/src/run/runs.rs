@@ -53,8 +53,9 @@ use nix::libc::{O_NOFOLLOW, O_NONBLOCK};
 use super::RunOutcome;
 use super::record::{OTHER_BOOT, RecordParseError, RunRecord, RunResult, UNWRITTEN};
 use crate::export::write_object;
+use reaper_host::advice::Advised as _;
 use reaper_host::sys::host::boot_id;
-use reaper_host::sys::{owner, paths, remote, xdg};
+use reaper_host::sys::{self, owner, paths, remote, xdg};
 
 /// Maximum number of records of closed runs that [`Runs::prune`] keeps.
 pub const CLOSED_MAX: usize = 100;
@@ -87,12 +88,14 @@ pub struct Runs {
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// Neither XDG_STATE_HOME nor HOME is set.
-    #[error("cannot use the records of runs: set XDG_STATE_HOME or HOME")]
+    #[error(
+        "cannot use the records of runs: neither XDG_STATE_HOME nor HOME is set to an absolute path; set one of them"
+    )]
     NoDirectory,
     /// A file or directory cannot be used.
     #[error(
-        "cannot use the records of runs: {}: {source}; make it usable, or set XDG_STATE_HOME to another directory",
-        path.display()
+        "cannot use the records of runs: {}: {}",
+        path.display(), file_advised(source)
     )]
     File {
         /// Path of the file or directory.
@@ -137,18 +140,31 @@ pub enum RecordError {
     },
     /// No run has this id or name.
     #[error(
-        "there is no run {0} (an id, the start of an id, or a name); `reaper ps --all` lists the runs that `reaper run` \
-         has started"
+        "there is no run {0}: no id begins with that, and no run has that name; `reaper ps --all` lists your runs"
     )]
     Unknown(String),
     /// Several runs match.
-    #[error("{word} is ambiguous: it matches the runs {}; use more of the id", ids.join(", "))]
+    #[error("{word} is ambiguous: it is the start of the ids of the runs {}; use more of the id", ids.join(", "))]
     Ambiguous {
         /// Start of an id, or a name.
         word: String,
         /// Ids of the runs that match.
         ids: Vec<String>,
     },
+}
+
+/// Returns the error of a file or directory of records, and what the user can do.
+fn file_advised(error: &io::Error) -> String {
+    let advice = match error.kind() {
+        ErrorKind::PermissionDenied => "let this user read and write it (chown, chmod u+rwX)",
+        ErrorKind::NotADirectory => "make it a directory, not a file or a link",
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "free disk space",
+        ErrorKind::ReadOnlyFilesystem => "mount its file system read-write",
+        // Its text has a remedy.
+        ErrorKind::Other => return error.to_string(),
+        _ => return error.advised_or("set XDG_STATE_HOME to another directory"),
+    };
+    format!("{error}; {advice}, or set XDG_STATE_HOME to another directory")
 }
 
 impl RecordError {
@@ -385,6 +401,17 @@ impl Runs {
     }
 }
 
+/// Returns the inode of this process's pid namespace; 0 for the initial one.
+///
+/// # Errors
+/// /proc cannot be used. The error has a remedy.
+pub(super) fn pid_namespace() -> io::Result<u32> {
+    sys::non_initial_pid_namespace().map_err(|error| {
+        let advice = "mount the /proc of this pid namespace (mount -t proc proc /proc)";
+        io::Error::other(format!("cannot use /proc: {error}; {advice}"))
+    })
+}
+
 fn has_record(log: &Path) -> bool {
     [OPEN, CLOSED, NEW]
         .iter()
@@ -433,7 +460,11 @@ fn read(path: &Path) -> Option<RecordedRun> {
         Ok(bytes) => bytes,
         Err(error) => {
             if error.kind() != ErrorKind::NotFound {
-                tracing::warn!("cannot read the run record {}: {error}", path.display());
+                tracing::warn!(
+                    "cannot read the run record {}: {}; its run is left out",
+                    path.display(),
+                    error.advised_or("let this user read it (chown, chmod u+r)")
+                );
             }
             return None;
         }
@@ -463,7 +494,7 @@ pub(super) fn parse_or_rename(path: &Path, bytes: &[u8]) -> Option<RunRecord> {
         Ok(_) => RecordParseError::Damaged,
         Err(problem @ RecordParseError::Later(_)) => {
             tracing::warn!(
-                "ignored run record {name}: {problem}; use that version to list or stop the run"
+                "the run record {name} is left out: {problem}; use that version to list or stop the run"
             );
             return None;
         }
@@ -472,18 +503,21 @@ pub(super) fn parse_or_rename(path: &Path, bytes: &[u8]) -> Option<RunRecord> {
     let new_name = path.with_extension(DAMAGED);
     match fs::rename(path, &new_name) {
         Ok(()) if path.extension().unwrap_or_default() == OPEN => tracing::warn!(
-            "cannot use run record {name}: {problem}; renamed it to {}, and did not end the processes of its run; \
-             look for them with `ps`",
+            "cannot use run record {name}: {problem}; it was renamed to {}, and the processes of its run were not ended; \
+             find them with `ps`, and kill them",
             new_name.display()
         ),
         Ok(()) => tracing::warn!(
-            "cannot use the record of a finished run, {name}: {problem}; renamed it to {}",
+            "cannot use the record of a finished run, {name}: {problem}; its result is lost, and it was renamed to {}",
             new_name.display()
         ),
         // Another process has renamed it.
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => {
-            tracing::warn!("cannot use run record {name}: {problem}; cannot rename it: {error}")
+            tracing::warn!(
+                "cannot use run record {name}: {problem}; it cannot be renamed either: {error}; find the processes of its \
+                 run with `ps`, then remove it"
+            )
         }
     }
     None

@@ -54,7 +54,9 @@ impl Supervisor {
 /// # Errors
 /// The supervisor cannot be started.
 pub fn role() -> Result<Role, RunError> {
-    let failed = RunError::system("cannot start the supervisor");
+    let failed = RunError::system(
+        "cannot start the process that supervises the run, so the command was not started",
+    );
     let this = nix::unistd::getpid();
     if !child::has_children().map_err(&failed)? {
         return Ok(Role::Supervisor(Supervisor { stand_in: None }));
@@ -70,7 +72,9 @@ pub fn role() -> Result<Role, RunError> {
         }
         Some(supervisor) => {
             let status = stand_in(supervisor, held);
-            status.map(Role::StandIn).map_err(failed)
+            let failed =
+                "cannot wait for the process that supervises the run, so the run is stopped";
+            status.map(Role::StandIn).map_err(RunError::system(failed))
         }
     }
 }

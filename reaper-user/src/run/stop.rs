@@ -17,9 +17,10 @@ use super::record::RunRecord;
 use super::record_writer::claim;
 use super::runs::{self, RecordError, RecordedRun, Runs};
 use crate::reap::{stop_supervisor, terminate_own};
+use reaper_host::advice::Advised as _;
 use reaper_host::kernel::ProcessTable;
 use reaper_host::source::procfs::{Liveness, Procfs};
-use reaper_host::sys::{self, pidfd::Pidfd};
+use reaper_host::sys::pidfd::Pidfd;
 
 /// Time for a run with a claimed outcome to close by itself, before a stop ends its grace.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
@@ -32,7 +33,7 @@ pub enum StopError {
     #[error(transparent)]
     Record(#[from] RecordError),
     /// A system call failed.
-    #[error("run {id}: cannot {action}: {source}")]
+    #[error("run {id}: cannot {action}: {}", source.advised())]
     Io {
         /// Id of the run.
         id: String,
@@ -42,7 +43,7 @@ pub enum StopError {
         source: io::Error,
     },
     /// The supervisor must not or cannot be signalled.
-    #[error("run {id}: its supervisor (pid {pid}) {reason}")]
+    #[error("run {id}: its supervisor, the `reaper run` with pid {pid}, {reason}")]
     Supervisor {
         /// Id of the run.
         id: String,
@@ -71,9 +72,9 @@ fn refused(known: &RecordedRun, reason: &'static str) -> StopError {
 
 /// Opens a pidfd of the supervisor of a run. Returns `None` if it has exited; [`Runs::wait`] then closes the run.
 fn open_supervisor(known: &RecordedRun) -> Result<Option<Pidfd>, StopError> {
-    let failed = failed(known, "identify its supervisor");
+    let failed = failed(known, "find its `reaper run`, which was not signalled");
     let header = &known.record.header;
-    if sys::non_initial_pid_namespace().map_err(&failed)? != header.pid_namespace {
+    if runs::pid_namespace().map_err(&failed)? != header.pid_namespace {
         return Err(refused(
             known,
             "is in another pid namespace; stop the run from there, for example with nsenter or docker exec",
@@ -111,7 +112,10 @@ fn open_supervisor(known: &RecordedRun) -> Result<Option<Pidfd>, StopError> {
 fn is_supervised(known: &RecordedRun, file: &File) -> Result<bool, StopError> {
     let supervised = match known.has_supervisor() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => false,
-        supervised => supervised.map_err(failed(known, "check for its supervisor"))?,
+        supervised => supervised.map_err(failed(
+            known,
+            "check whether its `reaper run` is alive, which was not signalled",
+        ))?,
     };
     Ok(supervised && runs::is_at(file, &known.path))
 }
@@ -128,7 +132,7 @@ impl Runs {
         let file = match runs::open(&known.path) {
             // The run is closed.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            file => file.map_err(failed(known, "open its record"))?,
+            file => file.map_err(failed(known, "open its record, so it was not stopped"))?,
         };
         let Some(supervisor) = open_supervisor(known)? else {
             return Ok(());
@@ -158,7 +162,9 @@ impl Runs {
             Err(error) => {
                 let id = known.id();
                 tracing::warn!(
-                    "run {id}: cannot write the stop request to its record: {error}; only signalling its supervisor"
+                    "run {id} is stopped by a signal alone, as its record cannot be written: {}; it may report \
+                     another outcome",
+                    error.advised_or("check the disk")
                 );
                 stop_supervisor(&supervisor, pid)
             }
@@ -167,9 +173,9 @@ impl Runs {
             Ok(()) | Err(Errno::ESRCH) => Ok(()),
             Err(Errno::EPERM) => Err(refused(
                 known,
-                "may not be signalled by this user; stop the run as root",
+                "may not be signalled by this user; send it SIGTERM as root to stop the run",
             )),
-            Err(errno) => Err(failed(known, "signal its supervisor")(errno.into())),
+            Err(errno) => Err(failed(known, "signal its `reaper run`")(errno.into())),
         }
     }
 
@@ -190,7 +196,7 @@ impl Runs {
     /// # Errors
     /// The record no longer exists, or this process cannot close the run.
     pub fn wait(&self, known: &RecordedRun) -> Result<RecordedRun, StopError> {
-        let failed = failed(known, "close it");
+        let failed = failed(known, "end what is left of it");
         loop {
             let now = self.reload(known)?;
             if now.record.result.is_some() {
@@ -205,7 +211,8 @@ impl Runs {
             if now.record.result.is_none() {
                 return Err(refused(
                     &now,
-                    "is gone, and this process cannot close the run: the run is in another pid namespace, or includes this process",
+                    "has exited, but the rest of the run cannot be ended from here: the run is in another pid namespace, or \
+                     includes this process; repeat this where the run was started",
                 ));
             }
         }
@@ -219,7 +226,7 @@ impl Runs {
     pub fn logs(&self, known: &RecordedRun, to: &mut dyn Write, follow: bool) -> io::Result<()> {
         if !known.record.header.detached {
             return Err(io::Error::other(
-                "the run was not detached, so its output went to the terminal or file of its caller",
+                "it was not detached, so its output went to the terminal or file of its caller; start it with --detach",
             ));
         }
         let log = known.log();

@@ -25,7 +25,8 @@ use reaper_host::sys::pidfd::Pidfd;
 
 /// Signals by which a terminal stops a process.
 const STOP_SIGNALS: [Signal; 3] = [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU];
-const NO_PIDFD: &str = "cannot open a pidfd";
+const NO_PIDFD: &str =
+    "cannot open a pidfd, through which processes are ended, so the command was not started";
 
 /// A running command and its state.
 pub(super) struct SupervisedCommand<'a> {
@@ -92,7 +93,9 @@ pub(super) fn supervise_command(
     let pid = started.id();
     run.report_progress(Progress::Started(pid));
     // This process has not waited for the command, so the pid cannot have been reused.
-    let pidfd = Pidfd::open(pid).map_err(RunError::system(NO_PIDFD))?;
+    let pidfd = Pidfd::open(pid).map_err(RunError::system(
+        "cannot open a pidfd of the command, which now runs unsupervised (find it with `ps`, and kill it)",
+    ))?;
     let done_when = run.done_when.as_ref();
     let mut supervised = SupervisedCommand {
         blocked_signals,
