@@ -18,6 +18,7 @@ use tokio::time::timeout;
 
 use super::ErrorResponse;
 use crate::export::to_json;
+use reaper_host::advice::Advised as _;
 
 /// Time limit for a request. Longer than the service's own limits.
 const PATIENCE: Duration = Duration::from_secs(40);
@@ -40,8 +41,8 @@ pub enum ClientError {
     Refused(ErrorResponse),
     /// The response is no HTTP, or its JSON has another format.
     #[error(
-        "{} is not a reaper service, or one of another version ({what}): restart the service after an upgrade, or name \
-         another socket with --socket", path.display()
+        "the program that answers on {} is not a reaper service, or one of another version ({what}); restart the service \
+         after an upgrade, or name another socket with --socket", path.display()
     )]
     UnexpectedResponse {
         /// Path of the socket.
@@ -51,7 +52,8 @@ pub enum ClientError {
     },
     /// No complete response within 40 s. The service may have carried out the request.
     #[error(
-        "the service on {} did not answer within {} s: it may be busy or stopped (SIGSTOP); try again, then restart it",
+        "the service on {} did not answer within {} s: it may be busy or stopped (SIGSTOP), and may still carry out the \
+         request; try again, then restart it",
         path.display(), PATIENCE.as_secs()
     )]
     TimedOut {
@@ -60,15 +62,13 @@ pub enum ClientError {
     },
     /// The service may have carried out the request.
     #[error(
-        "the service on {} closed the connection before it answered, and may have carried out the request: check with \
-         `reaper status`",
+        "the service on {} closed the connection before it answered: it may have stopped, and may have carried out the \
+         request; check with `reaper status`",
         .0.display()
     )]
     ConnectionClosed(PathBuf),
     /// The runtime of the client cannot be started.
-    #[error(
-        "cannot prepare the connection to the service: {0}; raise the limit on open files (ulimit -n)"
-    )]
+    #[error("cannot prepare a connection to the service: {}", .0.advised())]
     Io(#[from] io::Error),
 }
 
@@ -86,7 +86,7 @@ fn cause(path: &Path, source: &io::Error) -> String {
             "the service has stopped; start one with `sudo reaper daemon` (--observe only watches)".into()
         }
         io::ErrorKind::PermissionDenied => "permission denied; run with sudo".into(),
-        _ => source.to_string(),
+        _ => source.advised_or("check this path, or name another socket with --socket"),
     }
 }
 

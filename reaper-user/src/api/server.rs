@@ -31,6 +31,7 @@ use super::leftovers::Leftovers;
 use super::messages::EngineRequest;
 use super::peer::Peer;
 use lane::Lane;
+use reaper_host::advice::Advised as _;
 
 /// Capacity of the queue of requests to the engine. Further requests wait until it has room.
 pub const QUEUE: usize = 16;
@@ -68,15 +69,19 @@ const TIMEOUTS: Timeouts = Timeouts {
 /// Reason why the service has no socket.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    #[error("another service already answers on {}: stop it first, or set another --runtime-dir", .0.display())]
+    #[error("another service already answers on {}; stop it first, or set another --runtime-dir", .0.display())]
     Alive(PathBuf),
-    #[error("{} is not a socket: remove it, or set another --runtime-dir", .0.display())]
-    NotASocket(PathBuf),
-    #[error("cannot listen on {}: {source}; to run without a socket, set `socket = false` in the config", path.display())]
-    Listen { path: PathBuf, source: io::Error },
     #[error(
-        "cannot start the socket's thread: {0}; raise the limits on processes (RLIMIT_NPROC) and open files (ulimit -n)"
+        "cannot listen on {}: it exists, and is not a socket; remove it, or set another --runtime-dir",
+        .0.display()
     )]
+    NotASocket(PathBuf),
+    #[error(
+        "cannot listen on {}: {}; to run without a socket, set `socket = false` in the config",
+        path.display(), source.advised_or("set another --runtime-dir")
+    )]
+    Listen { path: PathBuf, source: io::Error },
+    #[error("cannot start the thread that answers on the socket: {}", .0.advised())]
     Thread(#[source] io::Error),
 }
 
@@ -171,8 +176,9 @@ impl Socket {
                     Some(Ok(listener)) => accept(listener, backend, timeouts).await,
                     Some(Err(error)) => {
                         tracing::error!(
-                            "cannot answer requests on {}: {error}; restart the service",
-                            path.display()
+                            "cannot answer requests on {}: {}; the service continues without them until it is restarted",
+                            path.display(),
+                            error.advised()
                         );
                     }
                     None => {}
@@ -216,7 +222,9 @@ impl Drop for Server {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the thread of the socket has panicked; report this as a bug");
+            tracing::error!(
+                "the thread that answers on the socket has panicked, so requests got no answer; report this as a bug"
+            );
         }
     }
 }
@@ -291,8 +299,8 @@ async fn accept(listener: UnixListener, backend: Backend, timeouts: Timeouts) {
             Err(error) => {
                 // The likely cause is a lack of file descriptors. Clients stay queued until the next try.
                 tracing::warn!(
-                    "cannot accept a connection on the socket: {error}; trying again; if it persists, raise the limit on open \
-                     files (ulimit -n) of the service"
+                    "cannot accept a connection on the socket: {}; trying again, while clients wait",
+                    error.advised()
                 );
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;

@@ -1,5 +1,6 @@
 //! Threads for slow requests, so that they do not delay others.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -10,6 +11,7 @@ use tokio::time::timeout;
 use super::route::ApiResult;
 use crate::api::ErrorResponse;
 use crate::api::peer::Peer;
+use reaper_host::advice::Advised as _;
 use reaper_host::workers::{Job, Size, Workers};
 
 /// Worker threads for one kind of request.
@@ -51,18 +53,16 @@ impl Lane {
                 let _ = send.send(work());
             }),
         };
-        let failed = |error| {
-            let what = format!(
-                "cannot start a thread for the {name}: {error}; raise the limit on processes (RLIMIT_NPROC) of the service, \
-                 or try again later"
-            );
+        let failed = |error: io::Error| {
+            let error = error.advised_or("try again");
+            let what = format!("the service cannot start a thread for the {name}: {error}");
             ErrorResponse::new("failed", what)
         };
         self.workers.submit(job).map_err(failed)?;
         let bug = |_| {
             ErrorResponse::new(
                 "failed",
-                format!("the {name} has panicked; report this as a bug"),
+                format!("the {name} has panicked, and the service continues; report this as a bug"),
             )
         };
         match timeout(limit, done).await {
@@ -70,7 +70,7 @@ impl Lane {
             Err(_) if is_begun.load(Ordering::Relaxed) => Err(ErrorResponse::new(
                 "timeout",
                 format!(
-                    "the {name} did not finish within {} s; try again",
+                    "the {name} did not finish within {} s, and continues without an answer; try again",
                     limit.as_secs_f32()
                 ),
             )),

@@ -27,7 +27,7 @@ const RETRY_AFTER_S: u32 = 2;
 
 /// Returns the whole response to a connection above the limit.
 pub(super) fn busy() -> String {
-    let what = "too many open connections: close some, then try again";
+    let what = "the service has too many open connections, of this user or in all; close some, then try again";
     let body = to_json(&ErrorResponse::new("busy", what));
     let body = String::from_utf8_lossy(&body);
     let (length, status) = (body.len(), StatusCode::SERVICE_UNAVAILABLE);
@@ -99,7 +99,8 @@ fn response(status: StatusCode, body: Vec<u8>) -> Response<Full<Bytes>> {
 async fn handle(request: Request<Incoming>, peer: Peer, shared: &Shared) -> ApiResult<Vec<u8>> {
     let (head, body) = request.into_parts();
     let too_large = || {
-        let what = format!("the body is larger than {BODY_MAX} bytes");
+        let what =
+            format!("the body of the request is larger than {BODY_MAX} bytes; send a smaller one");
         ErrorResponse::new("too_large", what)
     };
     if body.size_hint().lower() > BODY_MAX as u64 {
@@ -113,13 +114,13 @@ async fn handle(request: Request<Incoming>, peer: Peer, shared: &Shared) -> ApiR
         Ok(Err(error)) => {
             return Err(ErrorResponse::new(
                 "bad_request",
-                format!("cannot read the body: {error}"),
+                format!("cannot read the body of the request: {error}; send it again"),
             ));
         }
         Err(_) => {
             return Err(ErrorResponse::new(
                 "timeout",
-                "the body did not arrive in time",
+                "the body of the request did not arrive in time; send as many bytes as its content-length says",
             ));
         }
     };
@@ -163,7 +164,7 @@ async fn off_thread(
 ) -> ApiResult<Vec<u8>> {
     let done = tokio::task::spawn_blocking(work).await;
     done.unwrap_or_else(|_| {
-        let what = "the response could not be created; report this as a bug";
+        let what = "the request was carried out, but its response could not be created; report this as a bug";
         Err(ErrorResponse::new("failed", what))
     })
 }
@@ -195,7 +196,9 @@ async fn ask(kind: RequestKind, peer: Peer, shared: &Shared) -> ApiResult<Engine
         Ok(answered) => answered,
         Err(_) => {
             let seconds = shared.timeouts.answer.as_secs_f32();
-            let what = format!("no answer within {seconds} s; the service is busy, try again");
+            let what = format!(
+                "the engine of the service gave no answer within {seconds} s, and may still carry out the request; try again"
+            );
             Err(ErrorResponse::new("timeout", what))
         }
     }
@@ -234,7 +237,7 @@ async fn to_response(reply: EngineReply) -> ApiResult<Vec<u8>> {
         EngineReply::Reload(Err(message)) => Err(ErrorResponse::new("conflict", message)),
         EngineReply::Refused(refusal) => Err(refusal),
         EngineReply::Scan(..) | EngineReply::ScanContext(_) | EngineReply::Emitted => {
-            let what = "unexpected reply of the engine; report this as a bug";
+            let what = "the engine of the service gave an unexpected reply; report this as a bug";
             Err(ErrorResponse::new("failed", what))
         }
     };

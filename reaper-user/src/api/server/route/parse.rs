@@ -9,6 +9,7 @@ use crate::api::messages::RequestKind;
 use crate::api::peer::{Peer, SignalTarget};
 use crate::api::{ErrorResponse, KEEP_MAX_S, KeepParams};
 use crate::export::printable;
+use reaper_host::advice::Advised as _;
 
 /// Longest shown name of a query parameter, in characters.
 const NAME_MAX: usize = 64;
@@ -73,9 +74,12 @@ pub(super) fn parse_request(
 
 fn unknown(method: &Method, path: &str) -> ErrorResponse {
     match methods(path) {
-        "" => ErrorResponse::new("not_found", "no such path; try /v1/status"),
+        "" => ErrorResponse::new(
+            "not_found",
+            "the service knows no such path; try /v1/status",
+        ),
         methods => {
-            let what = format!("{method} is not allowed for this path: use {methods}");
+            let what = format!("{method} is not possible on this path; use {methods}");
             ErrorResponse::new("wrong_method", what)
         }
     }
@@ -85,14 +89,15 @@ fn only_root(peer: Peer, what: &str) -> ApiResult<()> {
     if peer.is_privileged() {
         return Ok(());
     }
-    let what = format!("only root may {what}; run it with sudo");
+    let what = format!("only root or the user of the service may {what}; run it with sudo");
     Err(ErrorResponse::new("eperm", what))
 }
 
 fn keep(body: &[u8], peer: Peer) -> ApiResult<RequestKind> {
     let order: KeepParams = serde_json::from_slice(body).map_err(|error| {
-        let what =
-            format!(r#"the body does not match {{"pid":42,"for_s":7200,"tree":true}}: {error}"#);
+        let what = format!(
+            r#"the body of the request is not like {{"pid":42,"for_s":7200,"tree":true}}: {error}"#
+        );
         ErrorResponse::new("bad_request", what)
     })?;
     if order.for_s.is_some_and(|s| s == 0 || s > KEEP_MAX_S) {
@@ -114,15 +119,16 @@ fn target(pid: u32, peer: Peer) -> ApiResult<SignalTarget> {
         Ok(Some(target)) if peer.may_signal(&target) => Ok(target),
         Ok(Some(_)) => {
             let what = format!(
-                "process {pid} belongs to another user: only its owner or root may do that"
+                "process {pid} belongs to another user, and only its owner or root may keep or release it; run this with sudo"
             );
             Err(ErrorResponse::new("eperm", what))
         }
         Ok(None) => Err(ErrorResponse::new(
             "not_found",
-            format!("there is no process {pid}"),
+            format!("there is no process {pid}: it has exited, or the pid is wrong"),
         )),
         Err(error) => {
+            let error = error.advised_or("try again");
             let what = format!("cannot read the owner of process {pid}: {error}");
             Err(ErrorResponse::new("failed", what))
         }
@@ -134,7 +140,10 @@ fn number(word: &str) -> ApiResult<u32> {
     let digits = word.bytes().all(|byte| byte.is_ascii_digit());
     let number = word.parse().ok().filter(|_| digits);
     number.ok_or_else(|| {
-        ErrorResponse::new("bad_request", "a pid must be a number from 0 to 4294967295")
+        ErrorResponse::new(
+            "bad_request",
+            "the pid in the path must be a number, such as 4250",
+        )
     })
 }
 
@@ -150,7 +159,7 @@ impl Query {
         names.sort_unstable();
         if let Some(twice) = names.windows(2).find(|two| two[0] == two[1]) {
             let name = printable(twice[0], NAME_MAX);
-            let what = format!("the query contains `{name}` twice");
+            let what = format!("the query contains `{name}` twice; give it once");
             return Err(ErrorResponse::new("bad_request", what));
         }
         Ok(Query(pairs, Vec::new()))
@@ -181,7 +190,8 @@ impl Query {
             return Ok(None);
         };
         let seconds = word.parse().map(Duration::from_secs);
-        let seconds = seconds.map_err(|_| format!("{name} must be a number of seconds"));
+        let seconds =
+            seconds.map_err(|_| format!("{name} must be a whole number of seconds, such as 60"));
         seconds
             .map(Some)
             .map_err(|what| ErrorResponse::new("bad_request", what))
