@@ -194,7 +194,7 @@ fn read_trusted(path: &Path) -> Result<Vec<u8>, ConfigError> {
         return Err(unreadable(std::io::ErrorKind::IsADirectory.into()));
     }
     if !metadata.is_file() {
-        let error = std::io::Error::other("not a regular file");
+        let error = std::io::Error::other("it is not a regular file");
         return Err(unreadable(error));
     }
     if nix::unistd::geteuid().is_root() {
@@ -374,7 +374,9 @@ fn absolute_path<'de, D: Deserializer<'de>>(value: D) -> Result<PathBuf, D::Erro
         if path.starts_with('/') && !path.contains('\0') {
             return Ok(path.into());
         }
-        Err(format!("{path:?}: write an absolute path"))
+        Err(format!(
+            "{path:?} is not an absolute path: write one that begins with `/`"
+        ))
     })
 }
 

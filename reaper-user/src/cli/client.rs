@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anstyle::Style;
+use anyhow::anyhow;
 use serde::de::DeserializeOwned;
 
 use super::{Failure, ServiceArgs, user};
@@ -30,7 +31,7 @@ impl From<ClientError> for Failure {
             | ClientError::TimedOut { .. }
             | ClientError::ConnectionClosed(_) => Failure::NoService(message),
             ClientError::Refused(_) => Failure::Refused(message),
-            ClientError::Io(error) => Failure::Other(error.into()),
+            ClientError::Io(_) => Failure::Other(anyhow!(message)),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
@@ -164,10 +164,10 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     };
     let mode_reason = newer.as_ref().map(|newer| {
         config.mode = Mode::Observe;
-        format!("stored keeps are unknown: {newer}, then restart the service")
+        format!("it is unknown which processes users keep: {newer}, then restart the service")
     });
     if let Some(reason) = &mode_reason {
-        tracing::error!("this service only observes, without a journal: {reason}");
+        tracing::error!("this service sends no signals and writes no journal: {reason}");
     }
     let host = sys::host::Host::read();
     // With --user, or with neither probes nor CAP_KILL, only the processes of this user are tracked.
@@ -208,7 +208,9 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     let serve = |socket: Socket| socket.serve(backend);
     let _server = socket.map(serve).transpose()?;
     let started = scanner.start(config.reap_leftovers);
-    started.context("cannot start the leftover scanner")?;
+    started.map_err(Failure::system(
+        "cannot start the thread that scans for leftovers",
+    ))?;
     let own = scope.uid.map(|uid| format!("uid:{uid}"));
     let names_of_scope = args.scope.iter().cloned().chain(own).collect();
     let settings = EngineSettings {
@@ -264,7 +266,11 @@ fn load_config(args: &DaemonArgs) -> Result<Config, Failure> {
     for warning in &config.warnings {
         let file = args.config.as_deref().unwrap_or(Path::new(""));
         let (line, column) = warning.place.unwrap_or((1, 1));
-        tracing::warn!("{}:{line}:{column}: {}", file.display(), warning.message);
+        tracing::warn!(
+            "config {}:{line}:{column}: {}",
+            file.display(),
+            warning.message
+        );
     }
     if args.observe {
         config.mode = Mode::Observe;
@@ -315,7 +321,8 @@ fn open_journal(options: journal::JournalOptions) -> (Option<Journal>, Option<Ne
         Err(JournalError::Newer(newer)) => (None, Some(newer)),
         Err(error) => {
             tracing::warn!(
-                "cannot keep a journal: {error}; until a restart, the service runs without a history, and keeps are lost when it stops"
+                "the service runs without a journal: {error}; until that is fixed and the service restarted, there is no history, \
+                 leftovers are not reaped, and keeps are lost when it stops"
             );
             (None, None)
         }
@@ -331,12 +338,16 @@ impl From<SourceError> for Failure {
     }
 }
 
-/// Suggests `--user` to users other than root if the lock cannot be created.
+/// Adds what to do if the lock cannot be created: for users other than root, `--user`.
 fn suggest_user(failure: Failure, args: &DaemonArgs) -> Failure {
     match failure {
-        Failure::Other(error) if !nix::unistd::geteuid().is_root() && !args.user => Failure::Usage(
-            format!("{error:#}; run as root, or with --user to watch your own processes"),
+        Failure::Other(_) if !nix::unistd::geteuid().is_root() && !args.user => Failure::Usage(
+            format!("{failure}; run as root, or with --user to watch your own processes"),
         ),
+        Failure::Other(_) => anyhow!(
+            "{failure}; let this user write there, or set --runtime-dir to another directory"
+        )
+        .into(),
         other => other,
     }
 }
@@ -375,7 +386,7 @@ fn outputs(
     if let Some(path) = events.filter(|_| !to_stdout) {
         let file = StreamOutput::file(path).map_err(|error| {
             Failure::Usage(format!(
-                "cannot write events to {}: {error}",
+                "cannot open --events {}: {error}; name a file that this user can write",
                 path.display()
             ))
         })?;
@@ -402,7 +413,7 @@ fn watch(
                 .context("--bpf-log needs the event source ebpf, which is not in use: see `reaper doctor`, or omit --bpf-log")?
                 .diagnostics()?;
             let ready =
-                sys::readable(&logger).context("cannot wait for the messages of the probes (raise the limit on open files, ulimit -n, or omit --bpf-log)")?;
+                sys::readable(&logger).map_err(Failure::system("cannot wait for the messages of the probes (--bpf-log)"))?;
             tokio::spawn(async move {
                 while let Ok(mut guard) = ready.readable().await {
                     guard.clear_ready();
@@ -419,7 +430,8 @@ fn watch(
 
 /// Reloads the config on SIGHUP. The result is in the event stream.
 fn reload_at_hangup(requests: mpsc::Sender<EngineRequest>) -> Result<(), Failure> {
-    let mut hangup = signal(SignalKind::hangup()).context("cannot catch SIGHUP")?;
+    let mut hangup =
+        signal(SignalKind::hangup()).map_err(Failure::system("cannot catch SIGHUP"))?;
     tokio::spawn(async move {
         while hangup.recv().await.is_some() {
             let (reply, _) = oneshot::channel();

@@ -56,7 +56,8 @@ const DEADLINE: Duration = Duration::from_secs(15);
 
 /// Runs the demo. Returns 1 if a process of the tree survives.
 pub(super) fn run() -> Result<u8, Failure> {
-    let program = std::env::current_exe().context("cannot find the path of this program")?;
+    let program = std::env::current_exe()
+        .context("cannot read /proc/self/exe to start this program again")?;
     let name = program.file_name().unwrap_or_default().to_string_lossy();
     let config = Config::parse(&config(&name), Path::new("demo"))?;
     // Scoped to one tree, and unpinned: the probes disappear with this program.
@@ -66,7 +67,7 @@ pub(super) fn run() -> Result<u8, Failure> {
         kernel_reap: config.may_kernel_reap(),
         ..ProbeOptions::default()
     };
-    pidfd::probe().context("cannot reap")?;
+    pidfd::probe().context("cannot run the demo")?;
     let (source, _) = open_source(&config, &options)?;
     let mut agent = Agent::start()?;
     let pid = agent.child.id();
@@ -143,21 +144,23 @@ struct Agent {
 
 impl Agent {
     fn start() -> Result<Agent, Failure> {
-        let program = std::env::current_exe().context("cannot find the path of this program")?;
+        let program = std::env::current_exe()
+            .context("cannot read /proc/self/exe to start this program again")?;
         let mut child = Command::new(program)
             .arg("demo-agent")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .context("cannot start the demo's agent")?;
+            .context("cannot start the demo's stand-in for an agent")?;
         let stdin = child.stdin.take();
         let stdout = child
             .stdout
             .take()
             .ok_or_else(|| anyhow!("the demo's agent has no stdout; report this as a bug"))?;
         let ticks = Procfs::default().start_ticks(child.id());
-        let began =
-            ticks.ok_or_else(|| anyhow!("the demo's agent exited at once; try again"))? * TICK_NS;
+        let began = ticks
+            .ok_or_else(|| anyhow!("the demo's stand-in for an agent exited at once; try again"))?
+            * TICK_NS;
         let stdout = BufReader::new(stdout);
         Ok(Agent {
             child,
@@ -272,7 +275,7 @@ pub(super) fn agent() -> Result<(), Failure> {
         .context("cannot read from the demo")?;
     if line.is_empty() {
         return Err(Failure::Usage(
-            "demo-agent is only started by `reaper demo`".into(),
+            "demo-agent is only started by `reaper demo`; run that".into(),
         ));
     }
     let mut children = Vec::new();

@@ -4,7 +4,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::Failure;
@@ -92,7 +91,10 @@ pub(super) fn settings(config: Config, scope: Scope, scope_names: Vec<String>) -
         running: config.clone(),
         config,
         load: Arc::new(|| {
-            Err("the service was started without --config, so there is no file to reload".into())
+            Err(
+                "the service was started without --config, so there is no file to reload; restart it with --config"
+                    .into(),
+            )
         }),
         keeps: Vec::new(),
         keep_store: None,
@@ -102,8 +104,8 @@ pub(super) fn settings(config: Config, scope: Scope, scope_names: Vec<String>) -
 /// Creates the [`Kernel`], by which the engine reads processes and sends signals.
 pub(super) fn kernel(settings: &EngineSettings) -> Result<Kernel, Failure> {
     let config = &settings.running;
-    let kernel = Kernel::open(config.ring_size, config.scan());
-    Ok(kernel.context("cannot watch process exits (raise the limit on open files, ulimit -n)")?)
+    Kernel::open(config.ring_size, config.scan())
+        .map_err(Failure::system("cannot watch process exits"))
 }
 
 /// Runs `work` with a writer of the event stream. Then waits until all records are written, at most for 2 s.
@@ -111,8 +113,9 @@ pub(super) fn with_writer<T>(
     outputs: Vec<StreamOutput>,
     work: impl FnOnce(Sink) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
-    let (sink, writer) =
-        Writer::start(outputs).context("cannot start the writer of the event stream")?;
+    let started = Writer::start(outputs);
+    let failed = Failure::system("cannot start the thread that writes the event stream");
+    let (sink, writer) = started.map_err(failed)?;
     let result = work(sink);
     writer.join();
     result
@@ -131,11 +134,10 @@ pub(super) fn in_thread<T: Send + 'static>(
     let thread = std::thread::Builder::new()
         .name("engine".into())
         .spawn(work)
-        .context(
-            "cannot start the thread of the engine (raise the limit on processes, RLIMIT_NPROC)",
-        )?;
+        .map_err(Failure::system("cannot start the thread of the engine"))?;
     thread.join().unwrap_or_else(|_| {
-        Err(anyhow::anyhow!("the engine has panicked; report this as a bug").into())
+        let what = "the engine, which tracks and reaps processes, has panicked; restart it, and report this as a bug";
+        Err(anyhow::anyhow!(what).into())
     })
 }
 
@@ -144,16 +146,19 @@ pub(super) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
-    Ok(runtime.context("cannot start the engine's runtime")?)
+    runtime.map_err(Failure::system("cannot start the event loop of the engine"))
 }
 
 /// Returns a future that resolves to the name of the signal that stops the service.
 ///
 /// SIGINT and SIGTERM do, with `at_hangup` also SIGHUP.
 pub(super) fn stop_signal(at_hangup: bool) -> Result<impl Future<Output = &'static str>, Failure> {
-    let mut interrupt = signal(SignalKind::interrupt()).context("cannot catch SIGINT")?;
-    let mut terminate = signal(SignalKind::terminate()).context("cannot catch SIGTERM")?;
-    let mut hangup = signal(SignalKind::hangup()).context("cannot catch SIGHUP")?;
+    let mut interrupt =
+        signal(SignalKind::interrupt()).map_err(Failure::system("cannot catch SIGINT"))?;
+    let mut terminate =
+        signal(SignalKind::terminate()).map_err(Failure::system("cannot catch SIGTERM"))?;
+    let mut hangup =
+        signal(SignalKind::hangup()).map_err(Failure::system("cannot catch SIGHUP"))?;
     Ok(async move {
         tokio::select! {
             _ = interrupt.recv() => "SIGINT",

@@ -2,8 +2,11 @@
 
 use std::io;
 
+use anyhow::anyhow;
+
 use crate::config::ConfigError;
 use crate::engine::EngineError;
+use reaper_host::advice::Advised;
 use reaper_host::source::SourceError;
 
 /// Error that ends a command.
@@ -24,7 +27,7 @@ pub(super) enum Failure {
     Refused(String),
     #[error("{0}")]
     NoService(String),
-    #[error(transparent)]
+    #[error("{}", with_causes(.0))]
     Other(#[from] anyhow::Error),
 }
 
@@ -37,7 +40,26 @@ impl From<EngineError> for Failure {
     }
 }
 
+/// Returns the message of an error, followed by the causes that it does not contain yet.
+fn with_causes(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
 impl Failure {
+    /// Creates the error for a failed system call. `what` says what cannot be done.
+    pub(super) fn system<E: Advised>(what: &str) -> impl FnOnce(E) -> Failure {
+        move |error| {
+            let error = error.advised_or("try again, and report a bug if it persists");
+            anyhow!("{what}: {error}").into()
+        }
+    }
+
     /// Creates the error for output that cannot be written.
     pub(super) fn stdout(error: io::Error) -> Failure {
         Failure::Other(anyhow::Error::new(error).context("cannot write to stdout"))
@@ -52,5 +74,22 @@ impl Failure {
             Failure::Locked(_) => 4,
             Failure::NoService(_) => 5,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cause_is_named_once() {
+        let denied = || io::Error::from(io::ErrorKind::PermissionDenied);
+        let plain = Failure::Other(anyhow::Error::new(denied()).context("cannot read it"));
+        assert_eq!(plain.to_string(), format!("cannot read it: {}", denied()));
+        let path = "/etc/x".into();
+        let source = denied();
+        let named = anyhow::Error::new(crate::api::server::ServerError::Listen { path, source });
+        let text = Failure::Other(named).to_string();
+        assert_eq!(text.matches(&denied().to_string()).count(), 1, "{text}");
     }
 }

@@ -139,7 +139,10 @@ fn query_service(args: &HistoryArgs, printer: &mut Printer<impl Write>) -> Resul
     }
     if history.omitted > 0 {
         let n = history.omitted;
-        message!("{n} older sessions are left out; limit the time with --since, or use sudo");
+        message!(
+            "reaper: {n} older sessions are left out, as the answer of the service is limited; narrow it with --since, or \
+             read the journal with sudo"
+        );
     }
     Ok(())
 }

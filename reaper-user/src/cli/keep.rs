@@ -100,8 +100,7 @@ pub(super) fn undo(pid: u32, service: &ServiceArgs) -> Result<(), Failure> {
 pub(super) fn keep_time(text: &str) -> Result<Duration, String> {
     let keep_time = time_with_unit(text)?;
     if keep_time.is_zero() || keep_time > Duration::from_secs(KEEP_MAX_S) {
-        let what =
-            "expected a time of up to ten years; omit --for to keep the process until it exits";
+        let what = "expected more than 0 and at most ten years; omit --for to keep the process until it exits";
         return Err(what.into());
     }
     Ok(keep_time)

@@ -30,12 +30,7 @@ fn create(directory: &Path) -> Result<(), Failure> {
             "the runtime directory {name} {what}, or set another one with --runtime-dir"
         ))
     };
-    let context = || {
-        format!(
-            "cannot use the runtime directory {} (run as root, or set another one with --runtime-dir)",
-            directory.display()
-        )
-    };
+    let context = || format!("cannot use the runtime directory {}", directory.display());
     std::fs::create_dir_all(directory).with_context(context)?;
     let mut options = File::options();
     options.read(true).custom_flags(O_NOFOLLOW | O_DIRECTORY);
@@ -65,7 +60,7 @@ pub(super) fn take(directory: &Path, scope: Option<&str>) -> Result<Lock, Failur
         Some(name) => format!("daemon-{name}.lock"),
         None => "daemon.lock".into(),
     });
-    let context = || format!("cannot take the lock {}", path.display());
+    let context = || format!("cannot take the lock file {}", path.display());
     create(directory)?;
     let file = File::options()
         .read(true)
@@ -85,7 +80,7 @@ pub(super) fn take(directory: &Path, scope: Option<&str>) -> Result<Lock, Failur
             Ok(Lock { _file: file })
         }
         Err((file, Errno::EWOULDBLOCK)) => Err(Failure::Locked(format!(
-            "{} already watches this scope (lock {}): stop it first, or use another --scope",
+            "{} already watches these processes (lock {}); stop it first, or use another --scope",
             holder(file),
             path.display()
         ))),

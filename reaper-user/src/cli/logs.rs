@@ -20,11 +20,17 @@ pub(super) fn run(name: &str, follow: bool) -> Result<(), Failure> {
     let recorded = runs.find(name)?;
     let copied = runs.logs(&recorded, &mut io::stdout().lock(), follow);
     copied.map_err(|error| match error.kind() {
-        io::ErrorKind::Other | io::ErrorKind::NotFound => {
+        io::ErrorKind::Other => {
             Failure::Refused(format!("run {} has no log: {error}", recorded.id()))
         }
+        io::ErrorKind::NotFound => Failure::Refused(format!(
+            "run {} has no log: the file {} was removed",
+            recorded.id(),
+            recorded.log().display()
+        )),
         _ => Failure::Other(anyhow::Error::new(error).context(format!(
-            "cannot copy the log of run {} to stdout",
+            "cannot copy the log {} of run {} to stdout",
+            recorded.log().display(),
             recorded.id()
         ))),
     })

@@ -342,7 +342,7 @@ fn pid() -> impl clap::builder::TypedValueParser<Value = u32> {
 /// Parses a time that is given with a unit.
 fn time_with_unit(text: &str) -> Result<Duration, &'static str> {
     humantime::parse_duration(text).map_err(|error| match error {
-        humantime::DurationError::NumberOverflow => "this time is too long",
+        humantime::DurationError::NumberOverflow => "this time is too long; write a shorter one",
         _ => "expected a time with its unit, such as `30s`, `10min` or `2h`",
     })
 }
@@ -424,7 +424,7 @@ pub fn main() -> ExitCode {
         Ok(status) => ExitCode::from(status),
         Err(Failure::Other(error)) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(failure) => {
-            let text = format!("reaper: {failure:#}");
+            let text = format!("reaper: {failure}");
             match failure {
                 // One line per problem; names are already escaped.
                 Failure::Config(_) => text.lines().for_each(|line| message!("{line}")),
@@ -472,8 +472,12 @@ fn load(config: Option<&Path>) -> Result<Config, ConfigError> {
 
 /// Returns the absolute path of a directory given with `flag`.
 fn absolute(flag: &str, directory: &Path) -> Result<PathBuf, Failure> {
-    std::path::absolute(directory)
-        .map_err(|error| Failure::Usage(format!("{flag} {}: {error}", directory.display())))
+    std::path::absolute(directory).map_err(|error| {
+        let directory = directory.display();
+        Failure::Usage(format!(
+            "{flag} {directory}: {error}; write an absolute path"
+        ))
+    })
 }
 
 /// Logs warnings and errors to stderr, with `probes` also the messages of the probes.

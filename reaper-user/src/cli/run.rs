@@ -12,7 +12,7 @@ use anyhow::Context;
 use clap::Args;
 use nix::sys::signal::{Signal, raise};
 
-use super::{OWN_FAILURE, time_with_unit};
+use super::{Failure, OWN_FAILURE, time_with_unit};
 use crate::export::{message, to_json};
 use crate::run::{
     CommandExit, ConcurrencyLimit, DoneWhen, Progress, Role, Run, RunError, RunOutcome, RunReport,
@@ -20,6 +20,7 @@ use crate::run::{
 };
 pub(super) use detach::SUPERVISE;
 use detach::{Side, StartNotifier};
+use reaper_host::advice::Advised as _;
 use reaper_host::sys::child;
 use reaper_host::sys::held_path::{self, HeldFile, HeldPath, HeldPathError, has_parent_component};
 
@@ -201,7 +202,10 @@ impl ReportFile {
             TargetFile::Regular(path) => path.replace(line),
             TargetFile::Special(file) => file.write(line),
         };
-        written.with_context(|| format!("cannot write the report {}", self.path.display()))
+        written.with_context(|| {
+            let path = self.path.display();
+            format!("the run has ended, but --report {path} cannot be written")
+        })
     }
 }
 
@@ -218,7 +222,10 @@ pub(super) fn run(args: RunArgs) -> u8 {
         // A process that was just forked has no children.
         Some(Ok(Side::Run(notifier))) => return run_and_report(run, &report, &notifier),
         Some(Err(error)) => {
-            message!("reaper: cannot start the run in the background: {error}");
+            message!(
+                "reaper: cannot start the run in the background: {}",
+                error.advised()
+            );
             return OWN_FAILURE;
         }
     };
@@ -241,7 +248,7 @@ fn prepare(args: RunArgs) -> Result<(Run, ReportOutput), u8> {
     let report = report.map_err(|error| {
         let file = args.report.as_deref().unwrap_or(Path::new(""));
         message!(
-            "reaper: cannot write the report {}: {error}",
+            "reaper: the command was not started, because --report {} cannot be written: {error}",
             file.display()
         );
         OWN_FAILURE
@@ -257,7 +264,7 @@ fn prepare(args: RunArgs) -> Result<(Run, ReportOutput), u8> {
             run.records = Some(runs);
         }
         Err(error) if run.detached || run.name.is_some() || run.limit.is_some() => {
-            message!("reaper: {error}");
+            message!("reaper: the command was not started: {error}");
             return Err(OWN_FAILURE);
         }
         Err(error) => tracing::debug!("{error}"),
@@ -306,7 +313,7 @@ fn run_and_report(mut run: Run, output: &ReportOutput, notifier: &StartNotifier)
         message!("reaper: {error}");
     }
     if let Err(error) = write_report(&report, output.report.as_ref(), output.json) {
-        message!("reaper: {error:#}");
+        message!("reaper: {}", Failure::Other(error));
         return OWN_FAILURE;
     }
     if report.outcome == RunOutcome::Cancelled
@@ -362,7 +369,7 @@ fn progress_handler(run: &Run, notifier: StartNotifier) -> impl FnMut(Progress<'
         }
         Progress::Waiting => {
             if let Some(group) = &group {
-                message!("reaper: waiting for a free slot in {group}");
+                message!("reaper: waiting until a run of the group {group} ends (--limit)");
             }
             notifier.started(&id);
         }
@@ -373,7 +380,8 @@ fn progress_handler(run: &Run, notifier: StartNotifier) -> impl FnMut(Progress<'
 fn write_report(report: &RunReport, target: Option<&ReportFile>, json: bool) -> anyhow::Result<()> {
     let line = to_json(report);
     if json {
-        std::io::stderr().write_all(&line)?;
+        let written = std::io::stderr().write_all(&line);
+        written.context("the run has ended, but its --json report cannot be written to stderr")?;
     }
     target.map_or(Ok(()), |target| target.write(&line))
 }
@@ -389,7 +397,9 @@ fn time(text: &str) -> Result<Duration, String> {
 /// Parses a time limit, which must not be zero.
 fn limit(text: &str) -> Result<Duration, String> {
     match time(text)? {
-        Duration::ZERO => Err("must be more than 0; omit the option for no limit".to_owned()),
+        Duration::ZERO => {
+            Err("must be more than 0; without this option its default applies".to_owned())
+        }
         time => Ok(time),
     }
 }
@@ -448,13 +458,17 @@ fn removable(text: &str) -> Result<PathBuf, String> {
     if has_parent_component(Path::new(text)) {
         return Err(HeldPathError::ParentComponent.to_string());
     }
-    let path = std::path::absolute(text).map_err(|error| error.to_string())?;
+    let path =
+        std::path::absolute(text).map_err(|error| format!("{error}; name an absolute path"))?;
     // The path may not exist before the command runs.
     let target = path.canonicalize().unwrap_or_else(|_| path.clone());
     let home = std::env::var_os("HOME").map(PathBuf::from);
     let above_home = home.is_some_and(|home| home.starts_with(&target));
     if target.parent().is_none() || above_home {
-        return Err("this would remove a home directory or the whole file system".to_owned());
+        return Err(
+            "this would remove a home directory or the whole file system; name a path below it"
+                .to_owned(),
+        );
     }
     Ok(path)
 }

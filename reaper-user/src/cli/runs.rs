@@ -40,7 +40,11 @@ pub(super) fn open() -> Result<Runs, Failure> {
 pub(super) fn close_dead(runs: &Runs, verbose: bool) {
     let closed = match runs.close_dead() {
         Ok(closed) => closed,
-        Err(error) => return tracing::warn!("{error}"),
+        Err(error) => {
+            return tracing::warn!(
+                "runs whose `reaper run` was killed are not cleaned up: {error}"
+            );
+        }
     };
     for run in &closed {
         let result = run.record.result.as_ref();

@@ -128,13 +128,14 @@ fn scan_here(args: &ScanArgs) -> Result<ScanReport, Failure> {
         Ok(kept) => kept,
         Err(error) if args.reap => {
             return Err(Failure::Refused(format!(
-                "nothing was reaped: cannot read which processes users keep: {error:#}; repair that journal or move it \
-                 away"
+                "nothing was reaped, as it is unknown which processes users keep: {}; fix that, then scan again",
+                Failure::Other(error)
             )));
         }
         Err(error) => {
             tracing::warn!(
-                "cannot read which processes users keep: {error:#}; they are listed like other processes"
+                "it is unknown which processes users keep, so they are listed like others: {}",
+                Failure::Other(error)
             );
             Vec::new()
         }
@@ -142,7 +143,7 @@ fn scan_here(args: &ScanArgs) -> Result<ScanReport, Failure> {
     let scope = args.scope.map(|pid| scope::parse(&[pid.to_string()]));
     // Fails if /proc shows another pid namespace, where pids from environment variables mean other processes.
     sys::non_initial_pid_namespace().map_err(|error| {
-        anyhow!("cannot use /proc: {error}; mount this pid namespace's own, as `unshare --mount-proc` does")
+        anyhow!("cannot scan: cannot use /proc: {error}; mount this pid namespace's own, as `unshare --mount-proc` does")
     })?;
     let options = ScanOptions {
         rules: config.rules,
@@ -169,7 +170,7 @@ fn scan_here(args: &ScanArgs) -> Result<ScanReport, Failure> {
 }
 
 fn failed(error: ProcfsError) -> Failure {
-    Failure::Other(error.into())
+    Failure::Other(anyhow::Error::new(error).context("cannot scan the running processes"))
 }
 
 fn print(report: &ScanReport, args: &ScanArgs) -> Result<u8, Failure> {

@@ -22,7 +22,9 @@ pub(super) fn parse(args: &[String]) -> Result<Scope, Failure> {
     for arg in args {
         if let Ok(pid) = arg.parse::<u32>() {
             let ticks = Procfs::default().start_ticks(pid).ok_or_else(|| {
-                Failure::Usage(format!("--scope {arg}: there is no process {pid}"))
+                Failure::Usage(format!(
+                    "--scope {arg}: there is no process {pid}; name a running one"
+                ))
             })?;
             if thread_group(pid) != Some(pid) {
                 let what = "this is a thread; use the pid of its process";
@@ -37,12 +39,15 @@ pub(super) fn parse(args: &[String]) -> Result<Scope, Failure> {
             let error =
                 |what: &dyn std::fmt::Display| Failure::Usage(format!("--scope {arg}: {what}"));
             if !directory.exists() {
-                return Err(error(&"no such directory"));
+                return Err(error(&"no such directory; name an existing cgroup"));
             }
             if !cgroup::is_cgroup(directory) {
-                return Err(error(&"this is not a directory of cgroup v2"));
+                return Err(error(
+                    &"this is not a directory of cgroup v2; name one below /sys/fs/cgroup",
+                ));
             }
-            let ids = cgroup::ids_below(directory).map_err(|e| error(&e))?;
+            let ids = cgroup::ids_below(directory)
+                .map_err(|e| error(&format!("cannot read this cgroup: {e}")))?;
             scope.cgroups.extend(ids);
         } else {
             let what = "expected a pid or the absolute path of a cgroup";

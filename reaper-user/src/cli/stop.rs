@@ -30,7 +30,7 @@ pub(super) fn run(names: &[String]) -> Result<u8, Failure> {
     let runs = open()?;
     let mut status = 0;
     let mut report = |failure: Failure| {
-        message!("reaper: {failure:#}");
+        message!("reaper: {failure}");
         status = status.max(failure.status());
     };
     let mut all = Vec::new();

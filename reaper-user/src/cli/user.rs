@@ -27,7 +27,7 @@ pub(super) fn place(config: &mut Config) -> Result<(), Failure> {
     let built_in = Config::default();
     let unknown = |what: &str, variable: &str| {
         Failure::Usage(format!(
-            "--user: no directory for {what}: set {variable} to an absolute path"
+            "--user: there is no directory for {what}, as {variable} is not set; set it to an absolute path"
         ))
     };
     if config.runtime_dir == built_in.runtime_dir {

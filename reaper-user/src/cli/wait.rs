@@ -19,7 +19,7 @@ pub(super) fn run(name: &str) -> u8 {
     match wait(name) {
         Ok(status) => status,
         Err(failure) => {
-            message!("reaper: {failure:#}");
+            message!("reaper: {failure}");
             OWN_FAILURE
         }
     }

@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::export::printable;
+use reaper_host::advice::Advised as _;
 
 /// A problem in a config file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +53,7 @@ impl ConfigError {
             }
             _ => format!(
                 "cannot read this file: {}",
-                error.to_string().to_lowercase()
+                error.advised_or("name a TOML file that can be read")
             ),
         };
         ConfigError::of_file(path, message)

@@ -9,6 +9,7 @@ use std::rc::Rc;
 
 use crate::cli::OWN_FAILURE;
 use crate::export::message;
+use reaper_host::advice::Advised as _;
 use reaper_host::sys::child;
 
 /// Process that continues after the fork.
@@ -49,7 +50,9 @@ pub(super) fn split() -> io::Result<Side> {
             *status
         }
         None => {
-            message!("reaper: the detached run was killed before its command started");
+            message!(
+                "reaper: the detached `reaper run` was killed before its command started; start it again"
+            );
             OWN_FAILURE
         }
     };
@@ -89,7 +92,8 @@ impl StartNotifier {
     pub(super) fn write_to(&self, log: &File) {
         if let Err(error) = child::write_to(log.as_fd()) {
             tracing::error!(
-                "cannot redirect the output of the run to its log: {error}; `reaper logs` will not show it"
+                "cannot redirect the output of the run to its log: {}; it is lost, and `reaper logs` shows nothing",
+                error.advised()
             );
         }
     }

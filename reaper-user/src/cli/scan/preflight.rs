@@ -2,13 +2,14 @@
 
 use std::path::Path;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use nix::unistd::geteuid;
 
 use crate::cli::{Failure, lock, user};
 use crate::config::Config;
 use crate::journal::history::HistoryError;
 use crate::journal::{self, recorded};
+use reaper_host::advice::Advised as _;
 use reaper_model::event::ProcessKey;
 
 /// Checks that no daemon is running, by the locks in the runtime directories of the config and of this user.
@@ -18,13 +19,14 @@ use reaper_model::event::ProcessKey;
 pub(super) fn check_no_daemon(config: &Config) -> Result<(), Failure> {
     let own = user::runtime_dir().filter(|_| !geteuid().is_root());
     for directory in own.iter().chain([&config.runtime_dir]) {
-        let context = || {
-            format!(
-                "cannot check for a running daemon in {}",
-                directory.display()
+        let running = lock::running_daemon(directory).map_err(|error| {
+            anyhow!(
+                "nothing was reaped: cannot check by the lock files in {} whether a daemon is running: {}",
+                directory.display(),
+                error.advised_or("run as root")
             )
-        };
-        if let Some((daemon, lock)) = lock::running_daemon(directory).with_context(context)? {
+        })?;
+        if let Some((daemon, lock)) = running {
             return Err(Failure::Locked(format!(
                 "nothing was reaped: {daemon} is running (lock {}) and must do the scan; omit --config and --scope, name its \
                  socket with --socket, or stop it first",

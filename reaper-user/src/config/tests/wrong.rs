@@ -141,11 +141,11 @@ fn bad_values() {
     );
     wrong(
         "runtime_dir = 'run'",
-        "r.toml:1:15: `runtime_dir`: \"run\": write an absolute path",
+        "r.toml:1:15: `runtime_dir`: \"run\" is not an absolute path: write one that begins with `/`",
     );
     wrong(
         "pin_dir = 'bpf'",
-        "r.toml:1:11: `pin_dir`: \"bpf\": write an absolute path",
+        "r.toml:1:11: `pin_dir`: \"bpf\" is not an absolute path: write one that begins with `/`",
     );
     wrong(
         "kernel_reap = 'on'",
