@@ -264,7 +264,9 @@ fn prepare(args: RunArgs) -> Result<(Run, ReportOutput), u8> {
             run.records = Some(runs);
         }
         Err(error) if run.detached || run.name.is_some() || run.limit.is_some() => {
-            message!("reaper: the command was not started: {error}");
+            message!(
+                "reaper: the command was not started, as --name, --limit and --detach need a record: {error}"
+            );
             return Err(OWN_FAILURE);
         }
         Err(error) => tracing::debug!("{error}"),
