@@ -19,6 +19,7 @@ use std::io;
 use std::ops::Bound;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
+use crate::advice::Advised as _;
 use crate::sys;
 
 /// Limits on the number of threads.
@@ -250,7 +251,8 @@ impl Workers {
                 && let Err(error) = self.add_thread(&mut state)
             {
                 tracing::warn!(
-                    "cannot start a thread to read /proc: {error}; raise the limit on processes (RLIMIT_NPROC)"
+                    "cannot start a thread to replace one that is stuck in /proc: {}; decisions may be late",
+                    error.advised()
                 );
             }
         }

@@ -25,6 +25,7 @@ use std::time::Duration;
 use hashbrown::HashMap;
 use tokio::sync::Notify;
 
+use crate::advice::Advised as _;
 use crate::sys;
 use crate::workers::{Job, Size, Workers};
 use reading::{CpuTime, ReadResult, read_facts};
@@ -361,7 +362,8 @@ impl FactPool {
         };
         if let Err(error) = workers.submit(job) {
             tracing::warn!(
-                "cannot start a thread to read /proc: {error}; raise the limit on processes (RLIMIT_NPROC)"
+                "cannot start a thread to read /proc: {}; decisions that need these facts are late",
+                error.advised()
             );
         }
     }

@@ -5,6 +5,7 @@ use std::io;
 #[cfg(target_os = "linux")]
 use std::path::PathBuf;
 
+use crate::advice::Advised as _;
 use reaper_model::event::{ProcEntry, ProcessKey};
 
 /// Failure to read or parse the process table.
@@ -12,7 +13,7 @@ use reaper_model::event::{ProcEntry, ProcessKey};
 pub enum ProcfsError {
     /// A file in /proc cannot be read.
     #[cfg(target_os = "linux")]
-    #[error("cannot read {}: {source}", path.display())]
+    #[error("cannot read {}: {}", path.display(), source.advised())]
     Read {
         /// The file.
         path: PathBuf,
@@ -21,9 +22,7 @@ pub enum ProcfsError {
     },
     /// No thread can be started that reads /proc.
     #[cfg(target_os = "linux")]
-    #[error(
-        "cannot start a thread to read /proc: {0}; raise the limit on processes (RLIMIT_NPROC)"
-    )]
+    #[error("cannot start a thread to read /proc: {}", .0.advised())]
     Thread(#[source] io::Error),
     /// A file in /proc has another format.
     #[cfg(target_os = "linux")]
@@ -37,11 +36,11 @@ pub enum ProcfsError {
     },
     /// `sysctl(3)` returns no process table.
     #[cfg(target_os = "macos")]
-    #[error("cannot read the process table: {0}")]
+    #[error("cannot list the running processes: {}", .0.advised())]
     List(#[source] io::Error),
     /// The facts of one process cannot be read.
     #[cfg(target_os = "macos")]
-    #[error("cannot read process {pid}: {source}")]
+    #[error("cannot read process {pid}: {}", source.advised())]
     Read {
         /// Pid of the process.
         pid: u32,

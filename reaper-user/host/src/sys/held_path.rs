@@ -54,7 +54,7 @@ pub enum HeldPathError {
     )]
     Writable(PathBuf),
     /// A directory on the path cannot be opened or created.
-    #[error("{}: {source}", path.display())]
+    #[error("cannot open {}: {source}", path.display())]
     Io {
         /// The path.
         path: PathBuf,

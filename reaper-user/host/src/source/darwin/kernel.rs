@@ -129,7 +129,9 @@ impl Kernel for Queue {
         );
         let set = self.0.kevent(&[timer], &mut [], None);
         set.inspect_err(|error| {
-            tracing::error!("cannot set the timer for the next scan: {error}; the scan may be late")
+            tracing::error!(
+                "cannot set the timer for the next scan: {error}; new processes may be noticed late"
+            )
         })
         .is_ok()
     }

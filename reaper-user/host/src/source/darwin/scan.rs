@@ -194,7 +194,9 @@ impl<K: Kernel> Scan<K> {
             }
             Err(error) => {
                 if !std::mem::replace(&mut self.is_failing, true) {
-                    tracing::warn!("cannot scan the processes: {error}; trying again");
+                    tracing::warn!(
+                        "cannot scan the processes: {error}; trying again; new processes are unknown until that works"
+                    );
                 }
                 true
             }

@@ -26,7 +26,7 @@ pub enum BtfError {
         source: std::io::Error,
     },
     /// The blob is damaged or no BTF.
-    #[error("malformed btf at byte {at}: {what}")]
+    #[error("malformed BTF at byte {at}: {what}")]
     Malformed {
         /// Offset of the defect in bytes.
         at: usize,
@@ -34,10 +34,10 @@ pub enum BtfError {
         what: &'static str,
     },
     /// Missing structure or `structure.member`.
-    #[error("the kernel's btf has no {0}")]
+    #[error("the kernel's BTF has no {0}")]
     Missing(String),
     /// The offset is not a whole number of bytes, or a bitfield is not a single bit.
-    #[error("{0} is laid out in an unexpected way in the kernel's btf")]
+    #[error("{0} is laid out in an unexpected way in the kernel's BTF")]
     Shape(String),
 }
 
@@ -50,7 +50,7 @@ impl BtfError {
             }
             BtfError::Read { .. } => "make this file readable for the service, or run it as root",
             BtfError::Malformed { .. } | BtfError::Missing(_) | BtfError::Shape(_) => {
-                "report this as a bug, with the kernel release (`uname -r`)"
+                "on Linux 5.10 or later, report this as a bug, with the kernel release (`uname -r`)"
             }
         }
     }

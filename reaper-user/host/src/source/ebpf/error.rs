@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use reaper_common::ABI_VERSION;
 
 use super::btf::BtfError;
+use crate::advice::Advised as _;
 
 /// Reason why the probes cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -36,8 +37,8 @@ pub enum EbpfError {
     },
     /// The object was built from another version of `reaper-common`.
     #[error(
-        "the object file of the probes has ABI version {found}, but this program needs {ABI_VERSION}: \
-         rebuild it with `cargo xtask build-ebpf`"
+        "the object file of the probes has ABI version {found}, but this program needs {ABI_VERSION}: rebuild it with \
+         `cargo xtask build-ebpf`, or omit --bpf-object"
     )]
     Abi {
         /// ABI version of the object.
@@ -53,7 +54,7 @@ pub enum EbpfError {
         what: String,
     },
     /// The object file given by the user cannot be read.
-    #[error("cannot read the object file of the probes, {}: {source}", path.display())]
+    #[error("cannot read {}, given by --bpf-object: {source}", path.display())]
     Object {
         /// The file.
         path: PathBuf,
@@ -61,17 +62,15 @@ pub enum EbpfError {
         source: std::io::Error,
     },
     /// /proc is not mounted, or shows the pids of another namespace.
-    #[error(
-        "/proc cannot be used: {0}; mount this namespace's own, as `unshare --mount-proc` does"
-    )]
+    #[error("cannot use /proc: {0}; mount the one of this namespace (mount -t proc proc /proc)")]
     Proc(#[source] std::io::Error),
     /// Loading or attaching failed for a reason other than permissions.
     #[error(
-        "the kernel rejects the probes: {0}; report this as a bug, with the kernel release (`uname -r`)"
+        "the kernel rejects the probes: {0}; on Linux 5.10 or later, report this as a bug, with the kernel release (`uname -r`)"
     )]
     Refused(#[source] BoxError),
     /// A map cannot be read, written or mapped into memory.
-    #[error("cannot use the map {name} of the probes: {source}")]
+    #[error("cannot use the map {name}, which the probes share with the service: {source}")]
     Map {
         /// Name of the map.
         name: String,
@@ -80,7 +79,7 @@ pub enum EbpfError {
     },
     /// The pinned maps have pids of another pid namespace.
     #[error(
-        "the pinned probes belong to another pid namespace: run the service there, set another `pin_dir`, or run `reaper unpin`"
+        "the pinned probes are those of a service in another pid namespace: run the service there, set another `pin_dir`, or run `reaper unpin`"
     )]
     OtherNamespace,
     /// The pins cannot be used.
@@ -92,7 +91,7 @@ pub enum EbpfError {
 #[derive(Debug, thiserror::Error)]
 pub enum PinError {
     /// Another service holds the pins.
-    #[error("{} holds {name}: stop it first", holder(*.pid))]
+    #[error("{} uses the pinned probes in {name}: stop it first", holder(*.pid))]
     Locked {
         /// Name of the locked directory.
         name: String,
@@ -100,7 +99,7 @@ pub enum PinError {
         pid: Option<u32>,
     },
     /// A file or directory in the place of the pins was not created by reaper.
-    #[error("{} is {what}: reaper did not pin it; move it, or set another `pin_dir`", path.display())]
+    #[error("{} is {what}, so reaper did not pin it: remove it, or set another `pin_dir`", path.display())]
     UnknownPins {
         /// The pin or directory.
         path: PathBuf,
@@ -108,7 +107,7 @@ pub enum PinError {
         what: String,
     },
     /// A pin or its directory cannot be accessed.
-    #[error("cannot use {}: {source}", path.display())]
+    #[error("cannot access the pinned probes at {}: {}", path.display(), source.advised())]
     Io {
         /// The file or directory.
         path: PathBuf,

@@ -103,7 +103,8 @@ impl EbpfSource {
         let links = loaded.attach()?;
         if let Some(error) = pin_error {
             tracing::warn!(
-                "cannot pin the probes: {error}; using them without pins, so after a stop, events are lost until the service runs again"
+                "cannot pin the probes: {error}; this service works, but when it stops or restarts, events are lost until the next \
+                 one runs"
             );
         }
         EbpfSource::new(loaded, ring, state, links)

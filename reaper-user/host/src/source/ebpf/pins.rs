@@ -185,7 +185,8 @@ impl PinDir {
         }
         if let Some(missing) = MAPS.iter().find(|map| !pinned.contains(&maps.join(map.0))) {
             tracing::warn!(
-                "{} lacks the map {}; replacing all maps: earlier events are lost",
+                "the pinned maps in {} lack {}, so an earlier start was interrupted: creating new ones, without the sessions and \
+                 events in the old ones",
                 maps.display(),
                 missing.0
             );
@@ -220,7 +221,8 @@ impl PinDir {
         let Some(used) = used.collect::<Option<Vec<_>>>() else {
             if probes.is_dir() {
                 tracing::warn!(
-                    "{} lacks some probes; attaching all again: earlier events may be lost",
+                    "some of the pinned probes in {} are missing: attaching all again; events since the last service stopped \
+                     may be lost",
                     probes.display()
                 );
             }

@@ -2,6 +2,7 @@
 
 use nix::errno::Errno;
 
+use crate::advice::Advised as _;
 use crate::source::snapshot::ProcfsError;
 
 /// Reason why the proc connector cannot be used, or has stopped delivering events.
@@ -9,7 +10,7 @@ use crate::source::snapshot::ProcfsError;
 pub enum ConnectorError {
     /// The kernel was built without it.
     #[error(
-        "the kernel has no proc connector: use a kernel with CONFIG_CONNECTOR=y and CONFIG_PROC_EVENTS=y"
+        "this kernel has no proc connector: use a kernel with CONFIG_CONNECTOR=y and CONFIG_PROC_EVENTS=y"
     )]
     Absent,
     /// The user lacks CAP_NET_ADMIN in the initial user namespace.
@@ -17,30 +18,28 @@ pub enum ConnectorError {
     NotPermitted,
     /// The network namespace is not the initial one, the only one that the connector sends to.
     #[error(
-        "the proc connector does not reach this network namespace: run in the initial one, as with a container's `--network host`"
+        "the proc connector does not reach this network namespace: run in the host's (`--network host` for a container)"
     )]
     OtherNetwork,
     /// The kernel did not answer the subscription in time.
     #[error(
-        "the proc connector does not answer: run in the initial pid and user namespace, on a kernel with CONFIG_PROC_EVENTS=y"
+        "the proc connector does not answer: run in the host's pid and user namespaces, on a kernel with CONFIG_PROC_EVENTS=y"
     )]
     Silent,
     /// The subscription failed for another reason.
-    #[error("cannot use the proc connector: {0}")]
+    #[error("cannot subscribe to the proc connector: {}", .0.advised())]
     Refused(#[source] Errno),
     /// Receiving failed after the subscription.
-    #[error("the proc connector stopped delivering events: {0}")]
+    #[error("the proc connector stopped delivering events: {}", .0.advised())]
     Broken(#[source] Errno),
     /// The backlog of messages has grown for too long.
     #[error("the proc connector delivers events faster than they can be read")]
     Behind,
     /// /proc is not mounted, or shows the pids of another namespace.
-    #[error(
-        "/proc cannot be used: {0}; mount this pid namespace's own, as `unshare --mount-proc` does"
-    )]
+    #[error("cannot use /proc: {0}; mount the one of this namespace (mount -t proc proc /proc)")]
     Proc(#[source] std::io::Error),
     /// The pre-existing processes cannot be listed.
-    #[error("cannot list running processes: {0}")]
+    #[error(transparent)]
     List(#[from] ProcfsError),
 }
 

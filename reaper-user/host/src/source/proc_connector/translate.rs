@@ -12,6 +12,7 @@ use hashbrown::HashMap;
 
 use super::identity::{IdentityReader, InodeReader, State};
 use super::parse::ConnectorEvent;
+use crate::advice::Advised as _;
 use crate::source::ProcessTable;
 use crate::source::procfs::{ProcessReading, Procfs, ProcfsError};
 use crate::sys;
@@ -440,7 +441,8 @@ impl Translator {
         };
         if let Err(error) = self.readers.submit(job) {
             tracing::error!(
-                "cannot start a thread to read /proc: {error}; raise the limit on processes (RLIMIT_NPROC)"
+                "cannot start a thread to read process {pid}: {}; trying again; until then its program is unknown",
+                error.advised()
             );
             return None;
         }

@@ -29,6 +29,7 @@ use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFl
 use super::error::ScanError;
 use super::interval::{PassResult, ScanOptions, ScanSchedule};
 use super::table::ScanTable;
+use crate::advice::Advised as _;
 use crate::source::ProcessTable;
 use crate::source::drained::{Drained, Malformation};
 use crate::source::error::SourceError;
@@ -145,7 +146,9 @@ impl Scan {
             }
             Err(error) => {
                 if !std::mem::replace(&mut self.is_failing, true) {
-                    tracing::warn!("cannot scan the processes: {error}; trying again");
+                    tracing::warn!(
+                        "cannot scan the processes: {error}; trying again; new processes are unknown until that works"
+                    );
                 }
                 PassResult::Unchanged
             }
@@ -266,7 +269,7 @@ impl Scan {
             Ok(()) => self.timer_due_ns = due,
             Err(errno) => {
                 tracing::error!(
-                    "cannot set the timer for the next scan: {errno}; the scan may be late"
+                    "cannot set the timer for the next scan: {errno}; new processes and exits may be noticed late"
                 )
             }
         }
@@ -348,7 +351,7 @@ impl AsFd for Scan {
 /// Error that ends a pass.
 #[derive(Debug, thiserror::Error)]
 enum PassError {
-    #[error("cannot list /proc: {0}")]
+    #[error("cannot read /proc: {}", .0.advised())]
     List(#[from] nix::Error),
     #[error(transparent)]
     Read(#[from] ProcfsError),

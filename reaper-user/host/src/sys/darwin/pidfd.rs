@@ -25,12 +25,12 @@ pub struct Pidfd {
 
 /// The kernel does not report unique numbers of processes, so that no process can be signalled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("processes with the same pid cannot be distinguished: {0}; {advice}", advice = PidfdUnavailable::ADVICE)]
+#[error("cannot tell processes with the same pid apart: {0}; {advice}", advice = PidfdUnavailable::ADVICE)]
 pub struct PidfdUnavailable(pub nix::Error);
 
 impl PidfdUnavailable {
     /// Advice for the user.
-    pub const ADVICE: &str = "run it outside of a sandbox";
+    pub const ADVICE: &str = "run reaper outside of a sandbox";
 }
 
 /// Checks that the kernel reports the unique number of this process.

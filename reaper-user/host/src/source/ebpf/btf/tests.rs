@@ -102,11 +102,11 @@ fn errors_name_what_is_missing() {
     let outer = one(&btf, "outer").unwrap();
     assert_eq!(
         outer.offset("named.z").unwrap_err().to_string(),
-        "the kernel's btf has no outer.named.z"
+        "the kernel's BTF has no outer.named.z"
     );
     assert_eq!(
         btf.offsets().unwrap_err().to_string(),
-        "the kernel's btf has no struct task_struct"
+        "the kernel's BTF has no struct task_struct"
     );
     assert!(matches!(outer.offset("y"), Err(BtfError::Shape(_))));
     assert!(matches!(outer.bit("x"), Err(BtfError::Shape(_))));

@@ -6,6 +6,7 @@ use nix::sys::epoll::{EpollEvent, EpollFlags, EpollTimeout};
 
 use super::read::{Reader, ScanReading};
 use super::{Scan, tick};
+use crate::advice::Advised as _;
 use crate::sys;
 use crate::sys::pidfd::Pidfd;
 use crate::sys::process_handle::ProcessHandle;
@@ -68,8 +69,10 @@ impl Scan {
             Err(PidfdFailure::Refused(errno)) => {
                 if self.pidfd_refused.is_none() && self.pidfd_missing.replace(errno).is_none() {
                     tracing::warn!(
-                        "pid {}: cannot wait for its exit: {errno}; raise the limit on open files (ulimit -n)",
-                        key.pid
+                        "cannot watch process {} and maybe others for their exit: {}; until that works, scans find the exits, \
+                         and these processes are not signalled",
+                        key.pid,
+                        errno.advised()
                     );
                 }
                 None
