@@ -54,6 +54,7 @@ use ingest::{Ingest, Tally};
 pub use keeps::KeepStore;
 use keeps::UnsavedKeep;
 use map_sync::MapSync;
+use reaper_host::advice::Advised as _;
 use reaper_host::kernel::Kernel;
 use reaper_host::source::kind::RejectedSource;
 use reaper_host::source::procfs::ProcfsError;
@@ -102,7 +103,7 @@ pub enum EngineError {
     Source(#[from] SourceError),
     #[error(transparent)]
     Procfs(#[from] ProcfsError),
-    #[error("cannot wait for events: {0}; raise the limit on open files (ulimit -n)")]
+    #[error("cannot wait for events: {}", .0.advised())]
     Wait(#[from] io::Error),
     #[error("{0}")]
     Scan(String),
@@ -249,13 +250,13 @@ impl Engine {
         };
         if undecided > 0 {
             let suffix = match &pinned {
-                Some(dir) => format!(
-                    "the next service evaluates them (probes and maps stay pinned at {dir})"
-                ),
-                None => "they are left running; list them with `reaper scan`".into(),
+                Some(dir) => {
+                    format!("the next service does (probes and their data stay pinned at {dir})")
+                }
+                None => "they keep running; list them with `reaper scan`".into(),
             };
             tracing::warn!(
-                "stopped before it could evaluate {undecided} processes of exited agents; {suffix}"
+                "the service stopped before it decided whether to reap {undecided} processes of agents that have exited; {suffix}"
             );
         }
         if let Some(pinned) = pinned.filter(|_| self.settings.leave_pinned || undecided > 0) {
@@ -264,7 +265,8 @@ impl Engine {
             let announced = self.source.announce_idle(false);
             if let Err(error) = announced.and_then(|()| self.source.announce_escalations(false)) {
                 tracing::error!(
-                    "cannot tell the pinned probes that the service stops: {error}; until the next service runs, they may try to wake this one, which only costs time"
+                    "cannot tell the pinned probes that the service stops: {error}; they keep trying to wake it, which costs some CPU \
+                     time, until the next service runs"
                 );
             }
             return Some(pinned);
@@ -278,7 +280,9 @@ impl Engine {
     fn disarm(&mut self) {
         let probes = self.source.probes_mut();
         if let Some(Err(error)) = probes.map(|probes| probes.unpin()) {
-            tracing::error!("cannot unpin the probes: {error}; run `reaper unpin`");
+            tracing::error!(
+                "cannot remove the pinned probes: {error}; they stay in the kernel until `reaper unpin`, run while no service runs"
+            );
         }
     }
 
@@ -376,7 +380,7 @@ impl Engine {
                 Ok(()) => self.escalations_announced = open,
                 Err(error) => {
                     tracing::error!(
-                        "cannot tell the probes about open escalations: {error}; trying again"
+                        "cannot tell the probes that signals are being sent: {error}; trying again; new children may be signalled late"
                     );
                 }
             }

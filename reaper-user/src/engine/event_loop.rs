@@ -12,6 +12,7 @@ use super::scan::{ScanResult, ScanScope, Scanner};
 use super::{Engine, EngineError};
 use crate::api::messages::EngineRequest;
 use crate::export::{EventBody, Totals};
+use reaper_host::advice::Advised as _;
 use reaper_host::sys;
 use reaper_model::event::Provenance;
 
@@ -111,7 +112,11 @@ impl Engine {
                         self.failover.on_registered();
                     }
                     Err(error) => {
-                        tracing::error!("cannot poll the new source: {error}; trying again");
+                        tracing::error!(
+                            "cannot wait for events of the source {}: {}; trying again",
+                            self.source.name(),
+                            error.advised()
+                        );
                         self.failover.retry_registration(clock.monotonic());
                     }
                 }
@@ -267,7 +272,7 @@ impl Engine {
             Ok(exited) => exited,
             Err(error) => {
                 tracing::error!(
-                    "cannot remove exited members from the probes' map: {error}; they may be shown as running"
+                    "cannot remove processes that have exited from the probes' map: {error}; they may be shown as running"
                 );
                 return 0;
             }

@@ -68,7 +68,11 @@ impl Engine {
         let failed = self.source.kind();
         match (self.kernel.open_fallback)(failed) {
             Ok((source, rejected)) => {
-                tracing::error!("{reason}; switching to {}", source.name());
+                tracing::error!(
+                    "the event source {} failed: {reason}; using {} until the service restarts",
+                    failed.name(),
+                    source.name()
+                );
                 // Pinned probes would continue to act on maps that are no longer updated.
                 self.disarm();
                 self.source = source;
@@ -93,7 +97,10 @@ impl Engine {
             }
             Err(error) => {
                 if self.failover.retry.is_none() {
-                    tracing::error!("{reason}; cannot open another source: {error}; trying again");
+                    tracing::error!(
+                        "the event source {} failed: {reason}; no other source can be used: {error}; trying again every second",
+                        failed.name()
+                    );
                 }
                 let delay = self
                     .failover

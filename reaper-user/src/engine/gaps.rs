@@ -11,6 +11,7 @@ use super::reconcile::Reconciled;
 use super::scan::{ScanResult, ScanScope, Scanner};
 use super::{Engine, EngineError};
 use crate::export::EventBody;
+use reaper_host::advice::Advised as _;
 use reaper_host::kernel::Clock;
 use reaper_host::source::Lost;
 use reaper_host::source::procfs::Liveness;
@@ -45,6 +46,13 @@ impl Gap {
     }
 }
 
+fn log_failed_scan(error: &EngineError) {
+    tracing::error!(
+        "events were lost, and the processes cannot be scanned for what they reported: {error}; trying again; the service reaps \
+         nothing new until that works"
+    );
+}
+
 impl Engine {
     /// Opens a gap if records were lost, or if members had no room in the map, since the last call. Adds lost records
     /// to the counters of all open sessions.
@@ -61,7 +69,7 @@ impl Engine {
             let maps = self.source.maps_mut();
             if let Some(Err(error)) = maps.map(|maps| maps.set_lost_reported(lost.total)) {
                 tracing::error!(
-                    "cannot store the number of lost events: {error}; the next service may report them again"
+                    "cannot save the number of lost events in the kernel: {error}; a service that restarts may report the loss again"
                 );
             }
             self.open_gap("records_lost", since);
@@ -147,13 +155,15 @@ impl Engine {
             std::thread::Builder::new()
                 .name("reconcile".into())
                 .spawn(work)
-                .map_err(|error| EngineError::Scan(format!("cannot start a thread: {error}")))?;
+                .map_err(|error| {
+                    EngineError::Scan(format!("cannot start a thread: {}", error.advised()))
+                })?;
             Ok(scan)
         });
         match started {
             Ok(scan) => Search::Scan(scan),
             Err(error) => {
-                tracing::error!("cannot scan for lost events: {error}; trying again");
+                log_failed_scan(&error);
                 Search::Retry(self.kernel.clock.after(delay))
             }
         }
@@ -169,7 +179,7 @@ impl Engine {
             Some(Search::Scan(scan)) => Some(match scan.await {
                 Ok(scan) => scan,
                 Err(_) => Err(EngineError::Scan(
-                    "the reconciliation scan was aborted".into(),
+                    "the scan's thread has panicked; report this as a bug".into(),
                 )),
             }),
             Some(Search::Retry(at)) => {
@@ -190,7 +200,7 @@ impl Engine {
             Some(Ok(scan)) => scan,
             failed => {
                 if let Some(Err(error)) = failed {
-                    tracing::error!("cannot scan for lost events: {error}; trying again");
+                    log_failed_scan(&error);
                 }
                 let delay = self.gap.as_ref().map_or(DELAY_MIN, |gap| gap.delay);
                 let search = self.search(delay);

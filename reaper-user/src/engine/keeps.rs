@@ -57,7 +57,7 @@ impl UnsavedKeep {
         };
         written
             .inspect_err(|error| {
-                tracing::error!("cannot store a change of the keeps: {error}; the change is lost if the service restarts")
+                tracing::error!("cannot save a `reaper keep` or `reaper unkeep`: {error}; it is in force, but lost if the service restarts")
             })
             .is_ok()
     }

@@ -37,7 +37,8 @@ impl Engine {
     pub(super) fn sync_maps(&mut self) {
         if let Err(error) = self.try_sync_maps() {
             tracing::error!(
-                "cannot store the newest members and sessions: {error}; if the service restarts now, it does not know them"
+                "cannot save the newest sessions and their processes in the kernel: {error}; a service that restarts now does \
+                 not know them"
             );
         }
     }
@@ -55,8 +56,8 @@ impl Engine {
     pub(super) fn sync_kill_on_fork(&mut self) {
         if let Err(error) = self.write_kill_on_fork() {
             tracing::error!(
-                "cannot let the probes kill members that fork after SIGKILL: {error}; the service kills their children, a little \
-                 later"
+                "cannot tell the probes which sessions have reached SIGKILL, to kill what these fork at once: {error}; the service \
+                 kills it a little later"
             );
         }
     }
@@ -207,7 +208,8 @@ impl Engine {
         let maps = self.source.maps_mut();
         if let Some(Err(error)) = maps.map(|maps| maps.set_session(first_root, None)) {
             tracing::error!(
-                "cannot remove the closed session of process {} from the probes' map: {error}; its entry stays there",
+                "cannot remove the closed session of process {} from the probes' map: {error}; after a restart, the service may \
+                 report it as closed again",
                 first_root.pid
             );
         }

@@ -11,6 +11,7 @@ use crate::api::messages::EngineReply;
 use crate::config::Config;
 use crate::export::EventBody;
 use crate::reap::Times;
+use reaper_host::advice::Advised as _;
 use reaper_model::ruleset::NameTable;
 
 /// Config, with the name table for the probes that follows from it.
@@ -47,7 +48,8 @@ impl Engine {
             Ok(_) => self.reloading = Some(Reloading { read, sender }),
             Err(error) => {
                 let message = format!(
-                    "cannot start a thread to read the config: {error}; the old config stays in force, try again later"
+                    "cannot start a thread to read the config: {}; the old config stays in force",
+                    error.advised_or("try again later")
                 );
                 let _ = sender.send(refuse(&message));
             }
@@ -60,7 +62,7 @@ impl Engine {
     ) -> Result<LoadedConfig, String> {
         match reloading {
             Some(reloading) => (&mut reloading.read).await.unwrap_or_else(|_| {
-                Err("the thread that reads the config has panicked; report this as a bug".into())
+                Err("the thread that reads the config has panicked; report this as a bug; the old config stays in force".into())
             }),
             None => std::future::pending().await,
         }
@@ -96,7 +98,9 @@ impl Engine {
         // The probes must know which names are kept before members are evaluated by the new rules.
         let maps = self.source.maps_mut();
         let written = maps.map_or(Ok(()), |maps| maps.set_names(&names));
-        written.map_err(|error| format!("{error}; the old rules stay in force"))?;
+        written.map_err(|error| {
+            format!("cannot give the probes the new names: {error}; the old rules stay in force")
+        })?;
         let reader = (self.kernel.start_facts)(&config.rules);
         self.deferred.set_reader(reader);
         self.model.set_rules(config.rules.clone());

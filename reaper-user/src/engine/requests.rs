@@ -249,7 +249,10 @@ impl Engine {
         let keep = self.model.keep_to_revoke(key);
         let processes = self.model.unkeep(key);
         if processes == 0 {
-            let message = format!("process {} is not kept by a user", key.pid);
+            let message = format!(
+                "process {} is not kept by a user, so there is nothing to undo",
+                key.pid
+            );
             return Err(ErrorResponse::new("not_found", message));
         }
         self.emit_keep(key, peer, None, processes);
@@ -298,7 +301,9 @@ impl Engine {
         let key = match self.model.tree.by_pid(pid).map(|node| node.key) {
             Some(key) if key.has_same_tick(target.key) => key,
             Some(key) if key.start > target.key.start => {
-                let message = format!("process {pid} has exited; its pid is in use again");
+                let message = format!(
+                    "process {pid} has exited, and another process has its pid now; to name that one, run the command again"
+                );
                 return Err(ErrorResponse::new("not_found", message));
             }
             _ => return Err(self.no_session_error(target)),
@@ -306,7 +311,7 @@ impl Engine {
         match self.model.keep_to_revoke(key) {
             Some(keep) if keep.by_uid != peer.uid && !peer.is_root() => {
                 let message = format!(
-                    "process {pid} is kept by user {}: only they or root can change that",
+                    "process {pid} is kept by the user with uid {}: only that user or root can change it",
                     keep.by_uid
                 );
                 Err(ErrorResponse::new("eperm", message))
@@ -321,7 +326,7 @@ impl Engine {
         let pid = key.pid;
         let message = if self.gap.is_some() {
             format!(
-                "process {pid} ({comm}) may belong to a session, but events are missing: try again after the reconciliation scan"
+                "process {pid} ({comm}) may belong to a session, but events were lost and a scan looks for it: try again in a few seconds"
             )
         } else {
             let leftover_hint = if self.settings.config.reap_leftovers
@@ -377,7 +382,7 @@ impl Engine {
         if self.settings.mode == Mode::Observe {
             let reason = self.settings.mode_reason.as_deref();
             let reason = reason.unwrap_or("start it with --enforce to reap processes");
-            let message = format!("this service only observes: {reason}");
+            let message = format!("this service only observes and reaps nothing: {reason}");
             return Err(ErrorResponse::new("conflict", message));
         }
         let members = self

@@ -86,8 +86,8 @@ impl Engine {
         }
         if scan.unreadable > 0 {
             tracing::warn!(
-                "cannot read {} processes, for example because they are in state D or hidden by hidepid: an agent among them is \
-                 not tracked until it executes another program",
+                "cannot read {} processes, which hang in the kernel (state D) or are hidden (hidepid option of /proc): an agent \
+                 among them is not tracked until it executes another program",
                 scan.unreadable
             );
         }
@@ -124,7 +124,8 @@ impl Engine {
         });
         if replaced_other_abi {
             tracing::warn!(
-                "replaced the probes of a service with another ABI version: processes that had left their agent's tree before are unknown"
+                "the pinned probes were those of another version of reaper, and are replaced: processes that an agent orphaned before \
+                 this start are not tracked; `reaper scan` may find them"
             );
         }
     }

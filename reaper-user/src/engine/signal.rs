@@ -121,7 +121,9 @@ impl Engine {
             Ok(snapshot) => snapshot.rows,
             Err(error) => {
                 tracing::error!(
-                    "cannot reread the processes to be signalled: {error}; they are not signalled yet"
+                    "events were lost, so {} processes must be read again before they are signalled: {error}; they are not \
+                     signalled for now",
+                    keys.len()
                 );
                 Vec::new()
             }

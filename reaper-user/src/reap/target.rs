@@ -4,6 +4,7 @@ use nix::sys::signal::Signal;
 use reaper_common::{MEMBER_SIGKILL_SENT, MEMBER_SIGTERM_SENT};
 
 use super::{ReapOutcome, ReleaseReason};
+use reaper_host::advice::Advised as _;
 use reaper_host::kernel::WatchedHandle;
 use reaper_host::source::procfs::ProcessMemory;
 use reaper_model::event::{ExitStatus, ProcessKey};
@@ -51,8 +52,9 @@ impl Target {
             && let Err(error) = pidfd.watch_exit(self.token)
         {
             tracing::error!(
-                "process {}: cannot wait for its exit: {error}; its outcome may be late or missing",
-                key.pid
+                "cannot watch process {} for its exit: {}; it is signalled, but its exit may be reported late or not at all",
+                key.pid,
+                error.advised()
             );
         }
     }

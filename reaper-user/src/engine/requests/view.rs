@@ -52,7 +52,7 @@ impl<'a> View<'a> {
         all: bool,
     ) -> Result<TreeSnapshot, ErrorResponse> {
         if let Some(agent) = agent.filter(|agent| !self.is_agent(agent)) {
-            let message = format!("there is no agent {agent:?}; `reaper agents` lists them");
+            let message = format!("no agent is named {agent:?}; `reaper agents` lists all agents");
             return Err(ErrorResponse::new("not_found", message));
         }
         let wanted = |session: &&Session| agent.is_none_or(|agent| *session.agent == *agent);

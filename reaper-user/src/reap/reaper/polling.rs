@@ -20,6 +20,7 @@ use crate::reap::target::Target;
 use crate::reap::{
     Escalation, ReapEvent, ReapFailure, ReapOutcome, ReapResult, ReleaseReason, Times, send,
 };
+use reaper_host::advice::Advised as _;
 use reaper_host::kernel::{ProcessTable, SystemClock};
 use reaper_host::source::procfs::Procfs;
 use reaper_host::sys;
@@ -59,7 +60,8 @@ pub fn reap_all<E>(
         Ok(exits) => PollingReaper::new(Arc::new(exits), times, Signal::SIGTERM).end(false, find),
         Err(error) => {
             tracing::error!(
-                "cannot watch process exits: {error}; nothing was signalled; raise the limit on open files (ulimit -n)"
+                "nothing was signalled, as process exits cannot be watched: {}",
+                error.advised()
             );
             Ok(Vec::new())
         }
@@ -221,7 +223,10 @@ impl PollingReaper {
                 && let ReapOutcome::Failed(ReapFailure::Errno(errno)) = result.outcome
             {
                 let (pid, error) = (result.key.pid, nix::Error::from_raw(errno));
-                tracing::warn!("cannot open a pidfd for process {pid}: {error}; trying again");
+                tracing::warn!(
+                    "cannot open a pidfd to signal process {pid}: {}; trying again",
+                    error.advised()
+                );
             }
         }
         if !new.is_empty() {
