@@ -43,7 +43,9 @@ pub fn to_json(value: &impl Serialize) -> Vec<u8> {
     let mut out = Vec::new();
     // Fails only for a map with keys that are not strings.
     if let Err(error) = write_object(&mut out, value) {
-        tracing::error!("cannot serialize a value as JSON: {error}; this is a bug");
+        tracing::error!(
+            "cannot write a value as JSON, and the output is incomplete: {error}; report this as a bug"
+        );
     }
     out
 }

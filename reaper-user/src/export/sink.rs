@@ -273,7 +273,8 @@ impl Writer {
     pub fn join(self) {
         if self.done.recv_timeout(JOIN_MAX).is_err() {
             tracing::error!(
-                "the reader of the event stream is too slow; its last records are dropped"
+                "the event stream lacks its last records: its reader did not take them within {} s of the stop",
+                JOIN_MAX.as_secs()
             );
         }
     }

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::NewerSchema;
 use super::schema::{APPLICATION_ID, SCHEMA};
 use crate::export::{ExitInfo, FreedMemory, SessionIdText, SessionRef};
+use reaper_host::advice::Advised as _;
 use reaper_model::event::ProcessKey;
 
 /// Filter for sessions.
@@ -143,13 +144,13 @@ pub struct HistoryOutcome {
 #[derive(Debug, thiserror::Error)]
 pub enum HistoryError {
     #[error(
-        "no journal at {}: no service has written one here; use --file to read another",
+        "there is no journal at {}: start the service, which writes it, or read another by --file",
         .0.display()
     )]
     Missing(PathBuf),
     #[error("cannot read the journal {}: permission denied; run as root or as the user of the service", .0.display())]
     Denied(PathBuf),
-    #[error("{} is not a journal of reaper", .0.display())]
+    #[error("{} is not a journal of reaper, or is damaged; read another by --file", .0.display())]
     NotAJournal(PathBuf),
     #[error(transparent)]
     Newer(#[from] NewerSchema),
@@ -159,7 +160,9 @@ pub enum HistoryError {
         path.display()
     )]
     Older { path: PathBuf, found: i64 },
-    #[error("cannot read the journal {}: {error}", path.display())]
+    #[error("cannot open the journal {}: {}", path.display(), source.advised())]
+    Open { path: PathBuf, source: io::Error },
+    #[error("cannot read the journal {}: {error}{}", path.display(), super::advice(error))]
     Unreadable {
         path: PathBuf,
         error: rusqlite::Error,
@@ -207,8 +210,11 @@ pub(super) fn with_journal<T>(
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
             return Err(HistoryError::Denied(owned()));
         }
-        Err(error) => return Err(error.into()),
-        Ok(file) if !file.metadata()?.is_file() => {
+        Err(source) => {
+            let path = owned();
+            return Err(HistoryError::Open { path, source });
+        }
+        Ok(file) if !file.metadata().is_ok_and(|meta| meta.is_file()) => {
             return Err(HistoryError::NotAJournal(owned()));
         }
         Ok(_) => {}

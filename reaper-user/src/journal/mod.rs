@@ -26,6 +26,8 @@ mod writer;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use reaper_host::advice::Advised as _;
+
 pub use keep_writer::KeepWriter;
 pub use keeps::{JournalKeep, KeepExpiry};
 pub use writer::Journal;
@@ -93,7 +95,10 @@ pub fn all(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
 /// Reasons why there is no journal, or why something cannot be stored.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    #[error("{}: {source}", path.display())]
+    #[error(
+        "cannot use {} for the journal: {source}; make it writable for the service, or set `journal_dir` to another directory",
+        path.display()
+    )]
     File {
         path: PathBuf,
         source: std::io::Error,
@@ -108,28 +113,45 @@ pub enum JournalError {
         kind: &'static str,
     },
     #[error(
-        "other users can write to {}: remove that permission (chmod go-w, chown), or set `journal_dir` to \
-         another directory",
+        "other users can write to {}, where they could forge the journal: remove that permission (chmod go-w, chown), or set \
+         `journal_dir` to another directory",
         directory.display()
     )]
     WritableByOthers { directory: PathBuf },
-    #[error("{}: {source}", path.display())]
+    #[error("cannot use the journal {}: {source}{}", path.display(), advice(source))]
     Database {
         path: PathBuf,
         source: rusqlite::Error,
     },
     #[error(transparent)]
     Newer(#[from] NewerSchema),
-    #[error("cannot start the journal's thread: {0}; raise the limit on processes (RLIMIT_NPROC)")]
+    #[error("cannot start the thread that writes it: {}", .0.advised())]
     Thread(std::io::Error),
-    #[error("journal {} did not answer within {} s: check whether the disk is full or slow", path.display(), limit.as_secs())]
+    #[error("writing to the journal {} took longer than {} s: check whether its disk is full or slow", path.display(), limit.as_secs())]
     TimedOut { path: PathBuf, limit: Duration },
     /// The journal was given up, or its thread has ended. The reason is in the log.
     #[error(
-        "journal {} is not in use since an earlier error: fix the cause that the log gives, then restart the service",
+        "the journal {} was given up after an earlier error: fix the cause, which the service's log names, then restart it",
         path.display()
     )]
     GivenUp { path: PathBuf },
+}
+
+/// Returns what the user can do about an error of the database, to be appended to it. Empty if that is unknown.
+fn advice(error: &rusqlite::Error) -> &'static str {
+    use rusqlite::ErrorCode::*;
+    match error.sqlite_error_code() {
+        Some(DiskFull) => "; free space on its disk",
+        Some(DatabaseBusy | DatabaseLocked) => {
+            "; close the program that locks it, such as an SQLite shell"
+        }
+        Some(ReadOnly | PermissionDenied | CannotOpen) => {
+            "; check the permissions of the file and its directory"
+        }
+        Some(SystemIoFailure) => "; check its disk",
+        Some(DatabaseCorrupt) => "; a service that writes to it moves it away and creates another",
+        _ => "",
+    }
 }
 
 /// Error for a journal that a newer version of this program wrote.

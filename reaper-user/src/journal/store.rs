@@ -219,7 +219,7 @@ fn set_aside(path: &Path, why: &str) -> Result<(), JournalError> {
         source,
     })?;
     tracing::warn!(
-        "cannot use the journal {}: {why}; moved it to {} and created a new one",
+        "cannot use the journal {}: {why}; moved it to {}, and continuing with an empty one",
         path.display(),
         aside.display()
     );

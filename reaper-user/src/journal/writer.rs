@@ -138,8 +138,8 @@ impl Journal {
         let _ = self.sender.send(Message::Stop);
         if self.done.recv_timeout(ANSWER_TIMEOUT).is_err() {
             tracing::error!(
-                "the last records may be missing from the journal {}: it was not written within {} s; check whether the \
-                 disk is full or slow",
+                "the last records may be missing from the journal {}: writing them took longer than {} s; check whether its disk \
+                 is full or slow",
                 self.path.display(),
                 ANSWER_TIMEOUT.as_secs()
             );
@@ -354,9 +354,9 @@ impl JournalThread {
             .map_or(RETRY_DELAYS.0, |delay| (delay * 2).min(RETRY_DELAYS.1));
         if self.retry.is_none() {
             tracing::error!(
-                "cannot write the journal {}: {error}; retrying, and up to {WAITING_MAX} records are queued \
-                 meanwhile",
-                self.options.path().display()
+                "cannot write to the journal {}: {error}{}; retrying, while up to {WAITING_MAX} records wait",
+                self.options.path().display(),
+                super::advice(error)
             );
         }
         self.retry = Some(delay);
@@ -388,7 +388,7 @@ impl JournalThread {
         self.replaced += 1;
         let opened = if self.replaced > REPLACED_MAX {
             Err(format!(
-                "journal {} was damaged more than {REPLACED_MAX} times: check the disk, then restart the service",
+                "the journal {} was damaged more than {REPLACED_MAX} times: check its disk, then restart the service",
                 self.options.path().display()
             ))
         } else {
@@ -408,7 +408,7 @@ impl JournalThread {
             self.store = None;
             let path = self.options.path();
             tracing::warn!(
-                "the journal {} was removed; creating a new one",
+                "the journal {} was removed or replaced while in use; creating a new one, without its earlier records",
                 path.display()
             );
             let opened = Store::open(&path, &self.boot_id);
@@ -421,13 +421,17 @@ impl JournalThread {
     fn adopt(&mut self, opened: Result<Store, String>) {
         let opened = opened.and_then(|mut store| {
             let kept = store.change(&KeepUpdate::Keep(self.keeps.clone()));
-            kept.map_err(|error| error.to_string()).map(|()| store)
+            let failed = |source| {
+                let path = self.options.path();
+                JournalError::Database { path, source }.to_string()
+            };
+            kept.map_err(failed).map(|()| store)
         });
         match opened {
             Ok(store) => self.store = Some(store),
             Err(error) => {
                 tracing::error!(
-                    "{error}; the service continues without a journal until it restarts"
+                    "{error}; until it restarts, the service runs without a history, and keeps are lost when it stops"
                 );
                 self.forget(self.batch.len());
             }
