@@ -328,7 +328,7 @@ fn name(name: &str) -> Result<Arc<str>, String> {
     match name.len() {
         1..RULE_MAX if name.chars().all(is_allowed) => Ok(name.into()),
         length @ RULE_MAX.. if name.chars().all(is_allowed) => Err(format!(
-            "a name of {length} characters does not fit into the kernel map of sessions: write at most {}",
+            "a name of {length} characters is too long: write at most {}",
             RULE_MAX - 1
         )),
         _ => Err(format!(

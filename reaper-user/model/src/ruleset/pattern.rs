@@ -154,7 +154,8 @@ impl Pattern {
     pub fn unit(glob: &str) -> Result<Pattern, PatternError> {
         if glob.contains('/') {
             return Err(PatternError(
-                "it is matched against the unit's name, which has no slash".into(),
+                "it is matched against the unit's name, which has no slash: write only that name"
+                    .into(),
             ));
         }
         Pattern::argv(glob)

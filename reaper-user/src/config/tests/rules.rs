@@ -145,7 +145,7 @@ fn invalid_rules_are_refused() {
         ),
         (
             "action = 'keep'\nunit = '/x.service'",
-            "r.toml:4:8: `unit`: \"/x.service\" is not a valid glob: it is matched against the unit's name, which has no slash",
+            "r.toml:4:8: `unit`: \"/x.service\" is not a valid glob: it is matched against the unit's name, which has no slash: write only that name",
         ),
         (
             "action = 'keep'\nmin_age = '2h'\nmax_age = '1h'",

@@ -249,7 +249,7 @@ fn bad_rules() {
     let name = "x".repeat(64);
     wrong(
         &format!("[[agent]]\nname = '{name}'\ncomm = 'x'"),
-        "r.toml:2:8: `name`: a name of 64 characters does not fit into the kernel map of sessions: write at most 63",
+        "r.toml:2:8: `name`: a name of 64 characters is too long: write at most 63",
     );
     let longest = format!("[[agent]]\nname = '{}'\ncomm = 'x'", &name[1..]);
     assert!(parse(&longest).is_ok());

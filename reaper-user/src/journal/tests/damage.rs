@@ -172,5 +172,8 @@ fn error_names_directory_that_cannot_be_created() {
     world.options.directory = file.join("state");
     let refused = Journal::open(world.options.clone(), BOOT.into());
     let refused = refused.err().expect("refused").to_string();
-    assert!(refused.contains("file/state: Not a directory"), "{refused}");
+    assert!(
+        refused.contains("file/state for the journal: Not a directory"),
+        "{refused}"
+    );
 }

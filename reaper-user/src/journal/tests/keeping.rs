@@ -404,7 +404,7 @@ fn unreadable_journal_error_states_the_reason() {
     assert!(
         missing
             .to_string()
-            .contains("no service has written one here")
+            .contains("start the service, which writes it")
     );
     let file = world.dir.path().join("other");
     std::fs::write(
