@@ -108,6 +108,7 @@ const SHOWN: &[(&str, &[&str])] = &[
     ("source::kind::", &["fallback"]),
     ("source::selection::", &["fallback"]),
     ("source::darwin::", &["macos"]),
+    ("advice::", &["input"]),
     ("workers::", &["isolation"]),
     ("facts::", &["isolation", "kept"]),
     ("facts::reading::registry", &["agents"]),
