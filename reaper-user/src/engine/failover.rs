@@ -98,7 +98,7 @@ impl Engine {
             Err(error) => {
                 if self.failover.retry.is_none() {
                     tracing::error!(
-                        "the event source {} failed: {reason}; no other source can be used: {error}; trying again every second",
+                        "the event source {} failed: {reason}; no other source can be used: {error}; trying again until one can be used",
                         failed.name()
                     );
                 }

@@ -144,13 +144,13 @@ pub struct HistoryOutcome {
 #[derive(Debug, thiserror::Error)]
 pub enum HistoryError {
     #[error(
-        "there is no journal at {}: start the service, which writes it, or read another by --file",
+        "there is no journal at {}: start the service, which writes it; `reaper history --file FILE` reads another",
         .0.display()
     )]
     Missing(PathBuf),
     #[error("cannot read the journal {}: permission denied; run as root or as the user of the service", .0.display())]
     Denied(PathBuf),
-    #[error("{} is not a journal of reaper, or is damaged; read another by --file", .0.display())]
+    #[error("{} is not a journal of reaper, or is damaged; `reaper history --file FILE` reads another", .0.display())]
     NotAJournal(PathBuf),
     #[error(transparent)]
     Newer(#[from] NewerSchema),
