@@ -16,7 +16,7 @@ use serde::Deserialize;
 use toml::de::DeTable;
 
 use crate::ruleset::{MARKERS_MAX, Pattern, Rule, Ruleset};
-use crate::value::{Problem, get, list, nearest};
+use crate::value::{Problem, get, list_or_none, nearest};
 use read::RuleEntry;
 
 /// Top-level keys of a config file that configure rules.
@@ -106,7 +106,7 @@ fn switches(root: &DeTable<'_>) -> Result<(bool, Defaults, Vec<String>), Problem
     let enable = get(root, "enable", |names| {
         let entries = catalogue::entries();
         let known: Vec<&str> = entries.iter().map(|entry| &*entry.rule.name).collect();
-        list(names, |name| match nearest(name, &known) {
+        list_or_none(names, |name| match nearest(name, &known) {
             Some(near) if near == name => Ok(name.to_owned()),
             Some(near) => Err(format!(
                 "no built-in rule is named {name:?}: did you mean `{near}`?"

@@ -116,7 +116,15 @@ pub fn list<'de, D: Deserializer<'de>, T>(
     deserializer: D,
     read: impl Fn(&str) -> Result<T, String>,
 ) -> Result<Vec<T>, D::Error> {
-    deserializer.deserialize_any(List(read))
+    deserializer.deserialize_any(List { read, min: 1 })
+}
+
+/// Reads a string or a list of strings as [`list`]. An empty list means none.
+pub fn list_or_none<'de, D: Deserializer<'de>, T>(
+    deserializer: D,
+    read: impl Fn(&str) -> Result<T, String>,
+) -> Result<Vec<T>, D::Error> {
+    deserializer.deserialize_any(List { read, min: 0 })
 }
 
 /// Reads the name of an enum variant.
@@ -243,7 +251,11 @@ impl<T, F: Fn(&str) -> Result<T, String>> serde::de::Visitor<'_> for Text<'_, F>
     }
 }
 
-struct List<F>(F);
+struct List<F> {
+    read: F,
+    /// Minimum number of strings.
+    min: usize,
+}
 
 impl<'de, T, F: Fn(&str) -> Result<T, String>> serde::de::Visitor<'de> for List<F> {
     type Value = Vec<T>;
@@ -253,16 +265,16 @@ impl<'de, T, F: Fn(&str) -> Result<T, String>> serde::de::Visitor<'de> for List<
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Vec<T>, E> {
-        (self.0)(text).map(|one| vec![one]).map_err(E::custom)
+        (self.read)(text).map(|one| vec![one]).map_err(E::custom)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
-        let (expected, read) = ("a string", &self.0);
+        let (expected, read) = ("a string", &self.read);
         let mut all = Vec::new();
         while let Some(one) = list.next_element_seed(Text { expected, read })? {
             all.push(one);
         }
-        if all.is_empty() {
+        if all.len() < self.min {
             let what = "an empty list can never match: fill it or leave it out";
             return Err(A::Error::custom(what));
         }

@@ -73,7 +73,9 @@ use crate::ruleset::{
     Action, Condition, Field, LONGEST, Matcher, Pattern, PatternError, Rule, SessionCondition,
     Syntax,
 };
-use crate::value::{self, Problem, choice, get, list, nanoseconds, number, text, unknown_key};
+use crate::value::{
+    self, Problem, choice, get, list, list_or_none, nanoseconds, number, text, unknown_key,
+};
 
 type Compile = fn(&str) -> Result<Pattern, PatternError>;
 
@@ -288,7 +290,9 @@ fn program(table: &DeTable<'_>, is_member_rule: bool) -> Result<(Vec<Condition>,
             negative,
         });
     }
-    let options = get(table, "value_options", |value| list(value, option_name))?;
+    let options = get(table, "value_options", |value| {
+        list_or_none(value, option_name)
+    })?;
     let command_at = get(table, "command_at", number::<_, 1, 99>)?;
     let syntax = Syntax {
         value_options: options.unwrap_or_default(),

@@ -95,6 +95,7 @@ fn enable_and_enabled_switch_built_in_rules() {
     assert!(has("", "asked-for-servers") && !has("", "busy-loops"));
     assert!(has("enable = ['busy-loops']", "busy-loops"));
     assert!(has(
+    assert!(!has("enable = []", "busy-loops") && has("enable = []", "asked-for-servers"));
         "enable = 'busy-loops'\ndefaults = { keeps = false }",
         "busy-loops"
     ));

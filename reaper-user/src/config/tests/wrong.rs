@@ -277,6 +277,8 @@ fn bad_rules() {
         "[[agent]]\nname = 'x'\ncomm = []",
         "r.toml:3:8: `comm`: an empty list can never match: fill it or leave it out",
     );
+    let no_options = "[[agent]]\nname = 'x'\ncomm = 'x'\nvalue_options = []";
+    assert!(parse(no_options).is_ok(), "an empty list means none");
     wrong(
         "[[agent]]\nname = 'x'\ncomm = 'x'\n[[keep]]\nname = 'x'\ncomm = 'x'",
         "r.toml:4:1: `x` is the name of two rules: rename one of them",
