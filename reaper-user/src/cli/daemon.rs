@@ -1,5 +1,7 @@
 //! `reaper daemon`: starts the service and connects its parts.
 
+mod mode;
+
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -124,6 +126,9 @@ pub(super) struct DaemonArgs {
 
 pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     let mut config = load_config(&args)?;
+    if let Some(platform) = mode::NEVER_RUN {
+        tracing::warn!("{}", mode::warning(platform, config.mode));
+    }
     let mut scope = scope::parse(&args.scope)?;
     let scope_name = scope::name(&args.scope, &scope);
     let outputs = outputs(
@@ -272,11 +277,8 @@ fn load_config(args: &DaemonArgs) -> Result<Config, Failure> {
             warning.message
         );
     }
-    if args.observe {
-        config.mode = Mode::Observe;
-    } else if args.enforce {
-        config.mode = Mode::Enforce;
-    }
+    let never_run = mode::NEVER_RUN.is_some();
+    config.mode = mode::choose(config.mode, args.observe, args.enforce, never_run);
     if let Err(refused) = pidfd::probe() {
         tracing::warn!("this service only observes: {refused}");
         config.mode = Mode::Observe;
