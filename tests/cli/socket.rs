@@ -31,6 +31,7 @@ pub fn trials() -> Vec<Trial> {
 pub fn privileged() -> Vec<Trial> {
     vec![
         trial("cli", "connection-limits", connection_limits),
+        trial("cli", "live-services-are-listed", live_services_are_listed),
         trial("cli", "history-of-its-owner", history_of_its_owner),
         trial(
             "cli",
@@ -53,8 +54,8 @@ fn no_socket() {
     ] {
         let said = reaper(dir.path(), &["status", "--socket", path]);
         assert_eq!(said.code, Some(5), "{path}: {}", said.err);
-        assert!(said.err.contains(message), "{}", said.err);
-        assert_eq!(said.err.lines().count(), 1, "{}", said.err);
+        let first = said.err.lines().next().expect("a message");
+        assert!(first.contains(message), "{}", said.err);
     }
     assert_eq!(fs::read(dir.path().join("file")).expect("read it"), b"mine");
 }
@@ -95,6 +96,38 @@ fn response_status(mut stream: UnixStream) -> String {
     let _ = stream.read_to_end(&mut response);
     let response = String::from_utf8_lossy(&response);
     response.split(' ').nth(1).unwrap_or_default().to_owned()
+}
+
+/// A client that finds no service lists those that answer. `REAPER_SOCKET` names one of them.
+fn live_services_are_listed() {
+    let mut world = World::new(true);
+    world.start_daemon(CONFIG, &["--observe"]);
+    let live = socket(&world);
+    let absent = world.dir().join("run/reaper.sock").display().to_string();
+    fs::write(world.dir().join("run/reaper-7.sock"), "").expect("write a file");
+    let list = format!("  {live}");
+    for named in [&["--socket", &absent][..], &[]] {
+        let args = [&["status"], named].concat();
+        let mut command = Command::new(REAPER);
+        command.args(args).env("REAPER_SOCKET", &absent);
+        let said = run(world.dir(), &mut command);
+        assert_eq!(said.code, Some(5), "{}", said.err);
+        assert!(said.err.lines().any(|line| line == list), "{}", said.err);
+        assert!(!said.err.contains("reaper-7.sock"), "{}", said.err);
+    }
+    let mut command = Command::new(REAPER);
+    let said = run(
+        world.dir(),
+        command.arg("status").env("REAPER_SOCKET", &live),
+    );
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    let stdout = fs::read_to_string(world.dir().join("stdout")).expect("read the output");
+    for row in [
+        format!("socket {live}"),
+        format!("next: reaper tree --socket {live}"),
+    ] {
+        assert!(stdout.lines().any(|line| line.trim() == row), "{stdout}");
+    }
 }
 
 /// Four users cannot use all connections, but many can. Root gets one in any case.

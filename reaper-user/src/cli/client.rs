@@ -1,7 +1,5 @@
 //! Helpers for the commands that query the service.
 
-use std::fmt::Write as _;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -9,12 +7,11 @@ use anstyle::Style;
 use anyhow::anyhow;
 use serde::de::DeserializeOwned;
 
-use super::{Failure, ServiceArgs, user};
+use super::{Failure, ServiceArgs, sockets};
+use crate::api::Reloaded;
 use crate::api::client::{Client, ClientError, ServiceResponse};
 use crate::api::server::ServerError;
-use crate::api::{self, Reloaded};
 use crate::export::{self, printable};
-use reaper_host::sys::paths;
 
 pub(super) const BOLD: Style = Style::new().bold();
 pub(super) const DIM: Style = Style::new().dimmed();
@@ -23,11 +20,10 @@ impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Failure {
         let message = printable(&error.to_string(), 1000);
         match error {
-            ClientError::NoService { path, source } if source.kind() == ErrorKind::NotFound => {
-                Failure::NoService(message + &other_sockets(&path))
+            ClientError::NoService { path, .. } => {
+                Failure::NoService(message + &other_services(&path))
             }
-            ClientError::NoService { .. }
-            | ClientError::UnexpectedResponse { .. }
+            ClientError::UnexpectedResponse { .. }
             | ClientError::TimedOut { .. }
             | ClientError::ConnectionClosed(_) => Failure::NoService(message),
             ClientError::Refused(_) => Failure::Refused(message),
@@ -45,46 +41,24 @@ impl From<ServerError> for Failure {
     }
 }
 
-/// Returns the socket of the host's service, or of the user's own service if only that exists.
-pub(super) fn default_socket() -> PathBuf {
-    let host = Path::new(paths::RUNTIME).join(api::SOCKET);
-    let own = user::runtime_dir().map(|directory| directory.join(api::SOCKET));
-    match own {
-        Some(own) if !host.exists() && own.exists() => own,
-        _ => host,
-    }
-}
-
-/// Returns text that names the sockets of services with a scope in the directory of `path`; empty if none exist.
-fn other_sockets(path: &Path) -> String {
-    let entries = path
-        .parent()
-        .and_then(|directory| directory.read_dir().ok());
-    let paths = entries
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path());
-    let is_socket = |path: &PathBuf| {
-        let name = path
-            .file_name()
-            .and_then(|name| name.to_str())
-            .unwrap_or_default();
-        name.starts_with("reaper-") && name.ends_with(".sock")
+/// Returns lines that list the running services that this user may query instead of one on `path`. Empty if there are
+/// none.
+fn other_services(path: &Path) -> String {
+    let line = |socket: &PathBuf| {
+        let socket = printable(&socket.to_string_lossy(), usize::MAX);
+        format!("\n  {socket}")
     };
-    let mut sockets: Vec<_> = paths.filter(is_socket).collect();
-    sockets.sort_unstable();
-    let mut text = String::new();
-    for socket in sockets {
-        let _ = write!(text, "; another service uses {}", socket.display());
+    let list: String = sockets::live(path).iter().map(line).collect();
+    match list.is_empty() {
+        true => list,
+        false => format!("\nthese services answer; name one with --socket or REAPER_SOCKET:{list}"),
     }
-    text
 }
 
 /// Returns a client for the service that the arguments select.
 pub(super) fn client(service: &ServiceArgs) -> Client {
-    let socket = service.socket.clone();
-    Client::new(socket.unwrap_or_else(default_socket))
+    let named = sockets::named(service.socket.as_deref());
+    Client::new(named.unwrap_or_else(sockets::default))
 }
 
 /// Prints the service's answer: as it is with `--json`, otherwise as formatted by `table`.

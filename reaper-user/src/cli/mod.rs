@@ -27,6 +27,7 @@ mod runs;
 mod scan;
 mod scope;
 mod show;
+mod sockets;
 mod status;
 #[cfg(target_os = "linux")]
 mod stop;
@@ -352,8 +353,8 @@ fn time_with_unit(text: &str) -> Result<Duration, &'static str> {
 struct ServiceArgs {
     /// Socket of the service.
     ///
-    /// The default is /run/reaper/reaper.sock, or the socket of your own service (`reaper daemon --user`) if that is the only one. The
-    /// socket of a service with --scope has the scope in its name.
+    /// The default is the environment variable REAPER_SOCKET, then /run/reaper/reaper.sock, or the socket of your own
+    /// service (`reaper daemon --user`) if only that runs. The socket of a service with --scope has the scope in its name.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// Print the service's answer as JSON.
@@ -426,8 +427,8 @@ pub fn main() -> ExitCode {
         Err(failure) => {
             let text = format!("reaper: {failure}");
             match failure {
-                // One line per problem; names are already escaped.
-                Failure::Config(_) => text.lines().for_each(|line| message!("{line}")),
+                // One line per problem or socket; names are already escaped.
+                Failure::Config(_) | Failure::NoService(_) => text.lines().for_each(|line| message!("{line}")),
                 _ => message!("{text}"),
             }
             ExitCode::from(failure.status())

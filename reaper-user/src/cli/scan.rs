@@ -12,7 +12,7 @@ use hashbrown::HashSet;
 
 use super::client::client;
 use super::show::width;
-use super::{Failure, ServiceArgs, load, pid, scope, time_with_unit};
+use super::{Failure, ServiceArgs, load, pid, scope, sockets, time_with_unit};
 use crate::api::ScanReport;
 use crate::api::client::{ClientError, ServiceResponse};
 use crate::export::{self, to_json};
@@ -92,7 +92,8 @@ pub(super) fn run(args: &ScanArgs) -> Result<u8, Failure> {
     if args.config.is_none() && args.scope.is_none() {
         match query_service(args) {
             // Without a service, this process scans, unless the user has named a socket.
-            Err(ClientError::NoService { .. }) if args.socket.is_none() => {}
+            Err(ClientError::NoService { .. })
+                if sockets::named(args.socket.as_deref()).is_none() => {}
             Err(error) => return Err(error.into()),
             Ok(response) => return print(&response.read()?, args),
         }
