@@ -1,6 +1,7 @@
 //! Tests of the command line: bad input, missing privileges, and output that stays on one line.
 
 mod config;
+mod config_file;
 mod docs;
 mod escaped;
 mod explain;
@@ -68,6 +69,7 @@ pub fn privileged() -> Vec<Trial> {
     trials.extend(hostile::privileged());
     trials.extend(scan::privileged());
     trials.extend(socket::privileged());
+    trials.extend(config_file::privileged());
     trials.extend(explain::privileged());
     trials
 }

@@ -26,9 +26,12 @@ mod trees;
 mod world;
 
 use std::ffi::{OsStr, OsString};
+use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use libtest_mimic::{Arguments, Trial};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{SigHandler, SigSet, Signal};
 use nix::sys::stat::{Mode, umask};
 use trees::SourceKind;
@@ -51,6 +54,7 @@ fn main() -> ExitCode {
         process::main(words);
     }
     reset_inherited_state();
+    hide_config();
     report::collect_panics();
     let (mut args, wanted) = arguments();
     let doctor = doctor();
@@ -162,6 +166,31 @@ fn reset_inherited_state() {
     }) {
         // SAFETY: there is only this thread.
         unsafe { std::env::remove_var(name) };
+    }
+}
+
+/// Hides the configs of this machine and this user from the programs under test, and the socket of their service.
+///
+/// A config of the host is hidden in a mount namespace of its own.
+fn hide_config() {
+    // SAFETY: there is only this thread.
+    unsafe {
+        std::env::remove_var("REAPER_SOCKET");
+        std::env::set_var("XDG_CONFIG_HOME", "/nonexistent");
+    }
+    let none = None::<&str>;
+    if nix::unistd::geteuid().is_root() && Path::new("/etc/reaper").exists() {
+        unshare(CloneFlags::CLONE_NEWNS).expect("create a mount namespace");
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
+            .expect("make / private");
+        mount(
+            Some("tmpfs"),
+            "/etc/reaper",
+            Some("tmpfs"),
+            MsFlags::empty(),
+            Some("mode=755"),
+        )
+        .expect("hide /etc/reaper");
     }
 }
 

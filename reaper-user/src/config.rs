@@ -4,14 +4,12 @@
 //! rule language. Parsing reports the first problem of the settings and of each rule, with line and column.
 
 mod error;
+mod file;
 pub mod show;
 
 #[cfg(test)]
 mod tests;
 
-use std::fs::File;
-use std::io::Read;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -19,13 +17,17 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use toml::de::DeTable;
 
+use crate::export::ConfigFile;
 pub use error::{ConfigError, Diagnostic};
 use reaper_host::source::kind::SourceChoice;
 use reaper_host::source::scan;
-use reaper_host::sys::{owner, paths};
+use reaper_host::sys::paths;
 use reaper_model::rules::{self, Defaults, Rules, warn};
 use reaper_model::ruleset::{Action, Ruleset};
 use reaper_model::value::{self, choice, duration, number, show_duration, show_size, size, text};
+
+/// Config file in which every setting is a comment with its default.
+pub const EXAMPLE: &str = include_str!("config/example.toml");
 
 // Bounds of durations, in milliseconds.
 const HOUR: u64 = 3_600_000;
@@ -167,6 +169,9 @@ pub struct Config {
     /// Problems that do not prevent the use of the file.
     #[serde(skip)]
     pub warnings: Vec<Diagnostic>,
+    /// File that was read.
+    #[serde(skip)]
+    pub file: ConfigFile,
 }
 
 impl Default for Config {
@@ -179,45 +184,6 @@ impl Default for Config {
     }
 }
 
-/// Reads a regular file. As root, refuses a file that other users may change or replace, because it decides which
-/// processes are killed.
-fn read_trusted(path: &Path) -> Result<Vec<u8>, ConfigError> {
-    let unreadable = |e| ConfigError::unreadable(path, &e);
-    // `O_NONBLOCK`: the open of a pipe would wait for a writer.
-    let mut file = File::options()
-        .read(true)
-        .custom_flags(nix::libc::O_NONBLOCK)
-        .open(path)
-        .map_err(unreadable)?;
-    let metadata = file.metadata().map_err(unreadable)?;
-    if metadata.is_dir() {
-        return Err(unreadable(std::io::ErrorKind::IsADirectory.into()));
-    }
-    if !metadata.is_file() {
-        let error = std::io::Error::other("it is not a regular file");
-        return Err(unreadable(error));
-    }
-    if nix::unistd::geteuid().is_root() {
-        let directory = match path.parent() {
-            Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
-            Some(parent) => parent,
-            None => Path::new("/"),
-        };
-        if owner::is_writable_by_others(&metadata) {
-            let (uid, mode) = (metadata.uid(), metadata.mode());
-            return Err(ConfigError::not_trusted(path, uid, mode));
-        }
-        let metadata = directory.metadata().map_err(unreadable)?;
-        if owner::allows_replacement(&metadata) {
-            let (uid, mode) = (metadata.uid(), metadata.mode());
-            return Err(ConfigError::replaceable(path, directory, uid, mode));
-        }
-    }
-    let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes).map_err(unreadable)?;
-    Ok(bytes)
-}
-
 impl Config {
     /// Reads and checks a file.
     ///
@@ -226,10 +192,31 @@ impl Config {
     /// - This process runs as root, and other users may change the file.
     /// - The errors of [`Config::parse`].
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
-        let bytes = read_trusted(path)?;
-        let text = str::from_utf8(&bytes)
-            .map_err(|e| ConfigError::not_utf8(path, &bytes, e.valid_up_to()))?;
-        Config::parse(text, path)
+        Config::from_bytes(path, &file::read(path)?)
+    }
+
+    /// Reads and checks a file as [`Config::load`]. If it does not exist, returns the built-in settings.
+    ///
+    /// # Errors
+    /// As [`Config::load`]. Also if the file does not exist and this process runs as root, but other users could
+    /// create it.
+    pub fn load_if_exists(path: &Path) -> Result<Config, ConfigError> {
+        if let Some(bytes) = file::read_if_exists(path)? {
+            return Config::from_bytes(path, &bytes);
+        }
+        Ok(Config {
+            file: named(path, false),
+            ..Config::default()
+        })
+    }
+
+    fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Config, ConfigError> {
+        let text = str::from_utf8(bytes)
+            .map_err(|e| ConfigError::not_utf8(path, bytes, e.valid_up_to()))?;
+        Ok(Config {
+            file: named(path, true),
+            ..Config::parse(text, path)?
+        })
     }
 
     /// Parses and checks a text. `path` is only used in errors.
@@ -346,7 +333,17 @@ impl Config {
             defaults: Defaults::default(),
             rules: Ruleset::default(),
             warnings: Vec::new(),
+            file: ConfigFile::default(),
         }
+    }
+}
+
+/// Returns the description of a file. Services read it again later, so the path is absolute.
+fn named(path: &Path, exists: bool) -> ConfigFile {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
+    ConfigFile {
+        path: Some(path.to_string_lossy().into_owned()),
+        exists,
     }
 }
 

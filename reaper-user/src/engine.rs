@@ -94,6 +94,10 @@ pub struct EngineSettings {
     pub leave_pinned: bool,
     /// Higher-priority sources that could not be used.
     pub rejected_sources: Vec<RejectedSource>,
+    /// Socket on which the service answers requests.
+    pub socket: Option<PathBuf>,
+    /// Command that shows what the service watches.
+    pub next_command: Option<String>,
 }
 
 /// Reasons why the engine cannot start or continue.

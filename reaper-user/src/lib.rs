@@ -93,6 +93,7 @@ pub mod run;
 /// | `DELETE /v1/keeps/PID` | [`KeepResult`] |
 /// | `GET /v1/scan?min_age_s=N`, `POST` reaps | [`ScanReport`] |
 /// | `GET /v1/history?since_s=N&agent=NAME&session=NAME` | [`History`] |
+/// | `GET /v1/config` | [`ShownConfig`] |
 /// | `POST /v1/config/reload` | [`Reloaded`] |
 ///
 /// Fields named `_s` are whole seconds, `_ns` nanoseconds since boot (CLOCK_BOOTTIME). Memory is in bytes.
@@ -101,9 +102,10 @@ pub mod client {
     pub use crate::api::{
         AgentInfo, AgentsResponse, AncestorInfo, DecisionInfo, ErrorResponse, Explanation, Finding,
         History, KEEP_MAX_S, KeepInfo, KeepParams, KeepResult, KeepsResponse, NamedProcess,
-        ProcessInfo, Reloaded, ScanReport, SessionInfo, Status, TreeGroup, TreeResponse, TreeRow,
+        ProcessInfo, Reloaded, ScanReport, SessionInfo, ShownConfig, Status, TreeGroup,
+        TreeResponse, TreeRow,
     };
-    pub use crate::export::{ExitInfo, FreedMemory};
+    pub use crate::export::{ConfigFile, ExitInfo, FreedMemory};
     pub use crate::journal::history::{
         HistoryDecision, HistoryOutcome, HistoryProcess, HistorySession,
     };

@@ -10,6 +10,7 @@ use tokio::sync::oneshot;
 
 use super::peer::{Peer, SignalTarget};
 use super::{ErrorResponse, KeepResult, Status};
+use crate::config::Config;
 use crate::export::{EventRecord, EvidenceRef, SessionRef};
 use crate::reap::Times;
 use reaper_model::Scope;
@@ -58,6 +59,8 @@ pub enum RequestKind {
     ScanContext,
     /// Emits and counts records of leftovers that were reaped on another thread.
     Emit(Vec<EventRecord>),
+    /// Returns the config in force.
+    Config,
     /// Rereads the config file.
     Reload,
 }
@@ -81,6 +84,7 @@ pub enum EngineReply {
     Scan(Vec<ProcessSnapshot>, Box<ScanContext>),
     ScanContext(Box<ScanContext>),
     Emitted,
+    Config(Box<Config>),
     /// Summary of the new config, or why the old config stays.
     Reload(Result<String, String>),
     Refused(ErrorResponse),

@@ -19,6 +19,7 @@
 //! | `DELETE /v1/keeps/PID` | [`KeepResult`] |
 //! | `GET /v1/scan?min_age_s=N`, `POST` reaps | [`ScanReport`] |
 //! | `GET /v1/history?since_s=N&agent=NAME&session=NAME` | [`History`] |
+//! | `GET /v1/config` | [`ShownConfig`] |
 //! | `POST /v1/config/reload` | [`Reloaded`] |
 //!
 //! Refusals are answered by [`ErrorResponse`]. If the service is busy, `Retry-After` says when to try again.
@@ -40,7 +41,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::export::FreedMemory;
+use crate::export::{ConfigFile, FreedMemory};
 
 /// File name of the socket in the runtime directory, for a service without `--scope`.
 pub const SOCKET: &str = "reaper.sock";
@@ -135,6 +136,9 @@ pub struct Status {
     /// Reason why the service only observes although the config says otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode_reason: Option<String>,
+    /// Config file.
+    #[serde(flatten)]
+    pub config: ConfigFile,
     /// Source of events.
     pub source: String,
     /// Higher-priority sources that could not be used, each with the reason.
@@ -449,6 +453,9 @@ pub struct History {
     /// Number of older sessions that match but did not fit into the answer.
     pub omitted: u64,
 }
+
+/// `GET /v1/config`
+pub use crate::config::show::ShownConfig;
 
 /// `POST /v1/config/reload`
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

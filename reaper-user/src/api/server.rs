@@ -150,6 +150,11 @@ impl Socket {
         })
     }
 
+    /// Returns the path that was bound.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Serves requests on a new thread.
     ///
     /// # Errors

@@ -3,11 +3,14 @@
 use std::path::Path;
 
 use super::Failure;
+use super::user::ConfigOwner;
 use crate::config::Config;
 use crate::export::{message, print, printable};
 
-pub(super) fn run(file: &Path) -> Result<(), Failure> {
-    let config = Config::load(file)?;
+pub(super) fn run(file: Option<&Path>) -> Result<(), Failure> {
+    let default = || ConfigOwner::this_user().path();
+    let file = file.map_or_else(default, |file| Ok(file.to_owned()))?;
+    let config = Config::load(&file)?;
     let path = file.display();
     for warning in &config.warnings {
         let (line, column) = warning.place.unwrap_or((1, 1));

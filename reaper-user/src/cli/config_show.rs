@@ -1,19 +1,75 @@
-//! `reaper config show`: prints settings and rules.
+//! `reaper config show`: prints settings and rules, by default those of the running service.
 
-use std::path::Path;
+use std::path::PathBuf;
 
-use super::{Failure, load};
-use crate::config::show;
-use crate::export::{print, to_json};
+use clap::Args;
 
-pub(super) fn run(file: Option<&Path>, defaults: bool, json: bool) -> Result<(), Failure> {
-    let config = load(file)?;
-    let text = match (defaults, json) {
-        (true, true) => to_json(&show::json_defaults()),
-        (true, false) => show::toml_defaults().into_bytes(),
-        (false, true) => to_json(&show::json(&config)),
-        (false, false) => show::toml(&config).into_bytes(),
+use super::client::client;
+use super::{Failure, ServiceArgs, load, sockets};
+use crate::api::client::ClientError;
+use crate::config::show::{ShownConfig, toml_defaults};
+use crate::export::{message, print, printable, to_json};
+
+pub(super) const HELP: &str = "\
+Without a service, shows what a daemon that is started now would use.
+
+Examples:
+  # Show what the running service uses
+  sudo reaper config show
+
+  # Show all built-in rules, for example to copy one
+  reaper config show --defaults
+
+  # Show what a daemon with this file would use
+  reaper config show --config my.toml
+
+  reaper config show --json | jq '.rules[].name'";
+
+#[derive(Args)]
+pub(super) struct ShowArgs {
+    /// Show what a daemon with this file would use.
+    #[arg(long, value_name = "FILE", conflicts_with = "socket")]
+    config: Option<PathBuf>,
+    /// Show the built-in settings as written, including disabled rules.
+    #[arg(long, conflicts_with_all = ["config", "socket"])]
+    defaults: bool,
+    #[command(flatten)]
+    service: ServiceArgs,
+}
+
+pub(super) fn run(args: &ShowArgs) -> Result<(), Failure> {
+    let json = args.service.json;
+    let text = match (args.defaults, &args.config) {
+        (true, _) if json => to_json(&ShownConfig::defaults()),
+        (true, _) => toml_defaults().into_bytes(),
+        (false, Some(file)) => shown(&ShownConfig::new(&load(Some(file))?), json),
+        (false, None) => shown(&running(&args.service)?, json),
     };
-    let written = print(text);
-    written.map_err(Failure::stdout)
+    print(text).map_err(Failure::stdout)
+}
+
+/// Returns the config of the running service. Without one, returns that of a service that is started now, unless the
+/// user has named a socket.
+fn running(service: &ServiceArgs) -> Result<ShownConfig, Failure> {
+    match client(service).get("/v1/config") {
+        Err(error @ ClientError::NoService { .. })
+            if sockets::named(service.socket.as_deref()).is_none() =>
+        {
+            let config = load(None)?;
+            let text = format!("reaper: {}", Failure::from(error));
+            text.lines().for_each(|line| message!("{line}"));
+            message!("this is what a service that is started now would use");
+            Ok(ShownConfig::new(&config))
+        }
+        response => Ok(response?.read()?),
+    }
+}
+
+/// Returns a config as TOML, or as JSON.
+fn shown(config: &ShownConfig, json: bool) -> Vec<u8> {
+    if json {
+        return to_json(config);
+    }
+    let file = printable(&config.file.to_string(), usize::MAX);
+    format!("# Config file: {file}\n{}", config.toml()).into_bytes()
 }

@@ -3,7 +3,7 @@
 mod mode;
 
 use std::io::{self, IsTerminal};
-use std::path::{Path, PathBuf};
+use std::path::{self, Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
@@ -14,7 +14,8 @@ use tokio::sync::{mpsc, oneshot};
 use super::engine::{
     in_thread, kernel, names, open_source, options, runtime, settings, stop_signal, with_writer,
 };
-use super::{Failure, absolute, load, lock, scope, user};
+use super::user::{self, ConfigOwner};
+use super::{Failure, absolute, load_for, lock, scope, sockets};
 use crate::api::messages::{EngineRequest, RequestKind};
 use crate::api::peer::Peer;
 use crate::api::server::{self, Backend, Socket};
@@ -50,7 +51,7 @@ Restarts: probes, maps and ring buffer are pinned on a bpffs. If the daemon is k
 
 Examples:
   sudo reaper daemon --observe
-  sudo reaper daemon --config /etc/reaper.toml --events /var/log/reaper.jsonl
+  sudo reaper daemon --events /var/log/reaper.jsonl
 
   # Before an upgrade: the next daemon misses nothing
   sudo reaper daemon --leave-pinned
@@ -65,7 +66,9 @@ Examples:
 
 #[derive(Args)]
 pub(super) struct DaemonArgs {
-    /// Config file (TOML) [default: built-in settings and rules].
+    /// Config file (TOML) [default: /etc/reaper/config.toml, if it exists].
+    ///
+    /// With --user, the default is $XDG_CONFIG_HOME/reaper/config.toml. Without a file, the built-in settings apply.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Print decisions, but send no signal.
@@ -150,6 +153,10 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     }
     let socket = scope::socket(directory, scope_name.as_deref());
     let socket = config.socket.then(|| Socket::bind(&socket)).transpose()?;
+    let socket_path = socket.as_ref().map(Socket::path).map(path::absolute);
+    let socket_path = socket_path
+        .transpose()
+        .map_err(Failure::system("cannot find the working directory"))?;
     let options = ProbeOptions {
         log: args.bpf_log,
         object: args.bpf_object.clone(),
@@ -218,8 +225,12 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     ))?;
     let own = scope.uid.map(|uid| format!("uid:{uid}"));
     let names_of_scope = args.scope.iter().cloned().chain(own).collect();
+    let log = args.bpf_log;
+    let only_observes = mode_reason.is_some();
     let settings = EngineSettings {
         leave_pinned: args.leave_pinned,
+        next_command: socket_path.as_deref().map(sockets::tree_command),
+        socket: socket_path,
         rejected_sources: rejected,
         mode_reason,
         keeps: journal
@@ -228,16 +239,8 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
         keep_store: journal
             .as_ref()
             .map(|journal| Arc::new(journal.keep_writer()) as Arc<dyn KeepStore>),
+        load: Arc::new(move || reload(&args, only_observes)),
         ..settings(config, scope, names_of_scope)
-    };
-    let log = args.bpf_log;
-    let only_observes = settings.mode_reason.is_some();
-    let settings = match args.config {
-        Some(_) => EngineSettings {
-            load: Arc::new(move || reload(&args, only_observes)),
-            ..settings
-        },
-        None => settings,
     };
     let result = with_writer(outputs, |mut sink| {
         if let Some(journal) = &journal {
@@ -267,13 +270,16 @@ fn reload(args: &DaemonArgs, only_observes: bool) -> Result<LoadedConfig, String
 
 /// Loads the config and applies the arguments. The mode is observe if no signals can be sent.
 fn load_config(args: &DaemonArgs) -> Result<Config, Failure> {
-    let mut config = load(args.config.as_deref())?;
+    let owner = match args.user {
+        true => ConfigOwner::User,
+        false => ConfigOwner::Host,
+    };
+    let mut config = load_for(args.config.as_deref(), owner)?;
     for warning in &config.warnings {
-        let file = args.config.as_deref().unwrap_or(Path::new(""));
         let (line, column) = warning.place.unwrap_or((1, 1));
         tracing::warn!(
             "config {}:{line}:{column}: {}",
-            file.display(),
+            config.file,
             warning.message
         );
     }

@@ -140,6 +140,7 @@ pub fn examine<E: Display>(
     checks.push(features::bpffs(config, host, loads));
     checks.extend(features::kernel(btf, offsets.as_ref().ok()));
     checks.push(features::kernel_reap(config, btf, loads));
+    checks.push(Check::new("config", true, config.file.to_string()));
     let loaded = if loads { "loaded" } else { "refused" };
     let failure = probed.clone().err().unwrap_or_default();
     let advice = remedy(&checks, host);

@@ -90,14 +90,11 @@ pub(super) fn settings(config: Config, scope: Scope, scope_names: Vec<String>) -
         kernel_reap,
         running: config.clone(),
         config,
-        load: Arc::new(|| {
-            Err(
-                "the service was started without --config, so there is no file to reload; restart it with --config"
-                    .into(),
-            )
-        }),
+        load: Arc::new(|| Err("this program has no config file to reload".into())),
         keeps: Vec::new(),
         keep_store: None,
+        socket: None,
+        next_command: None,
     }
 }
 

@@ -5,6 +5,7 @@
 mod agents;
 mod client;
 mod config_check;
+mod config_init;
 mod config_show;
 mod daemon;
 mod demo;
@@ -49,11 +50,12 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::config::{Config, ConfigError};
+use crate::config::Config;
 use crate::export::{self, message, printable};
 use failure::Failure;
 use reaper_host::source::SourceKind;
 use reaper_host::sys;
+use user::ConfigOwner;
 
 /// Cleans up the processes that AI coding agents leave behind.
 ///
@@ -115,7 +117,7 @@ enum Command {
     #[command(after_long_help = "\
 Examples:
   reaper doctor
-  reaper doctor --config /etc/reaper.toml
+  reaper doctor --config my.toml
   reaper doctor --json | jq .source
 
 Exit status:
@@ -262,7 +264,7 @@ Examples:
     /// Find what agents have left behind; works without a service too.
     #[command(after_long_help = scan::HELP)]
     Scan(scan::ScanArgs),
-    /// Check, show or reload the config.
+    /// Create, check, show or reload the config.
     #[command(subcommand)]
     Config(ConfigCommand),
     /// Remove everything that a daemon has pinned in the kernel.
@@ -285,37 +287,30 @@ enum ConfigCommand {
     ///
     /// Also warns of rules that can never match, and of rules that an earlier rule makes unreachable.
     #[command(after_long_help = "\
-Example:
-  reaper config check /etc/reaper.toml
+Examples:
+  sudo reaper config check
+  reaper config check my.toml
 
 Exit status:
   0  the file can be used, perhaps with warnings
   2  it cannot be used")]
     Check {
-        /// Config file (TOML).
-        file: PathBuf,
+        /// Config file (TOML) [default: that of this user's service].
+        ///
+        /// For root /etc/reaper/config.toml, for other users $XDG_CONFIG_HOME/reaper/config.toml.
+        file: Option<PathBuf>,
     },
-    /// Show the settings and rules that a daemon would use, in the order of evaluation.
-    #[command(after_long_help = "\
-Examples:
-  # Show all built-in rules, for example to copy one
-  reaper config show --defaults
-
-  # Show what a daemon with this file would use
-  reaper config show --config /etc/reaper.toml
-
-  reaper config show --json | jq '.rules[].name'")]
-    Show {
-        /// Show the settings of this file instead of the built-in ones.
-        #[arg(long, value_name = "FILE")]
-        config: Option<PathBuf>,
-        /// Show the built-in settings as written, including disabled rules.
-        #[arg(long, conflicts_with = "config")]
-        defaults: bool,
-        /// Print one JSON object instead of TOML.
-        #[arg(long)]
-        json: bool,
+    /// Write a config file with all settings as comments.
+    #[command(after_long_help = config_init::HELP)]
+    Init {
+        /// File to create [default: /etc/reaper/config.toml for root].
+        ///
+        /// For other users, the default is $XDG_CONFIG_HOME/reaper/config.toml.
+        file: Option<PathBuf>,
     },
+    /// Show the settings and rules that the service uses, in the order of evaluation.
+    #[command(after_long_help = config_show::HELP)]
+    Show(config_show::ShowArgs),
     /// Make the service reread its config file.
     ///
     /// If the file has errors, they are printed and the old config stays in force. Only root may do this.
@@ -412,13 +407,14 @@ pub fn main() -> ExitCode {
         Command::Keep(args) => keep::run(&args).map(|()| 0),
         Command::Unkeep { pid, service } => keep::undo(pid, &service).map(|()| 0),
         Command::History(args) => history::run(args).map(|()| 0),
-        Command::Config(ConfigCommand::Check { file }) => config_check::run(&file).map(|()| 0),
+        Command::Config(ConfigCommand::Check { file }) => {
+            config_check::run(file.as_deref()).map(|()| 0)
+        }
+        Command::Config(ConfigCommand::Init { file }) => {
+            config_init::run(file.as_deref()).map(|()| 0)
+        }
         Command::Config(ConfigCommand::Reload(service)) => client::reload(&service).map(|()| 0),
-        Command::Config(ConfigCommand::Show {
-            config,
-            defaults,
-            json,
-        }) => config_show::run(config.as_deref(), defaults, json).map(|()| 0),
+        Command::Config(ConfigCommand::Show(args)) => config_show::run(&args).map(|()| 0),
         Command::DemoAgent => demo::agent().map(|()| 0),
     };
     match result {
@@ -428,7 +424,9 @@ pub fn main() -> ExitCode {
             let text = format!("reaper: {failure}");
             match failure {
                 // One line per problem or socket; names are already escaped.
-                Failure::Config(_) | Failure::NoService(_) => text.lines().for_each(|line| message!("{line}")),
+                Failure::Config(_) | Failure::NoService(_) => {
+                    text.lines().for_each(|line| message!("{line}"))
+                }
                 _ => message!("{text}"),
             }
             ExitCode::from(failure.status())
@@ -466,9 +464,17 @@ fn doctor(config: Option<&Path>, json: bool) -> Result<u8, Failure> {
     doctor::run(&load(config)?, json, SourceKind::probe).map_err(Failure::stdout)
 }
 
-/// Loads a config file, or the built-in settings without one.
-fn load(config: Option<&Path>) -> Result<Config, ConfigError> {
-    config.map_or_else(|| Ok(Config::default()), Config::load)
+/// Loads a config file, by default that of this user (see [`ConfigOwner`]). Without one, the built-in settings apply.
+fn load(config: Option<&Path>) -> Result<Config, Failure> {
+    load_for(config, ConfigOwner::this_user())
+}
+
+/// Loads a config file, by default that of `owner`. Without one, the built-in settings apply.
+fn load_for(config: Option<&Path>, owner: ConfigOwner) -> Result<Config, Failure> {
+    Ok(match config {
+        Some(file) => Config::load(file)?,
+        None => Config::load_if_exists(&owner.path()?)?,
+    })
 }
 
 /// Returns the absolute path of a directory given with `flag`.

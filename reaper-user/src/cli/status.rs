@@ -77,6 +77,7 @@ fn rows(status: &Status) -> Vec<(&'static str, String)> {
         ("mode", mode.to_owned()),
     ];
     rows.extend(status.mode_reason.iter().map(|why| ("", why.clone())));
+    rows.push(("config", status.config.to_string()));
     rows.push(("scope", scope));
     rows.push(("source", status.source.clone()));
     rows.extend(status.rejected_sources.iter().map(|why| ("", why.clone())));
@@ -150,6 +151,7 @@ fn freed(memory: &FreedMemory) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::export::ConfigFile;
 
     fn status(mode: &str) -> Status {
         Status {
@@ -157,6 +159,7 @@ mod tests {
             pid: 7,
             mode: mode.into(),
             mode_reason: None,
+            config: ConfigFile::default(),
             source: "ebpf".into(),
             rejected_sources: Vec::new(),
             scope: Vec::new(),

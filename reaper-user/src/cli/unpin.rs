@@ -20,10 +20,9 @@ struct UnpinReport<'a> {
 }
 
 pub(super) fn run(args: UnpinArgs) -> Result<(), Failure> {
-    let config = load(args.config.as_deref())?;
     let directory = match &args.pin_dir {
         Some(directory) => absolute("--pin-dir", directory)?,
-        None => config.pin_dir,
+        None => load(args.config.as_deref())?.pin_dir,
     };
     let removed = pins::remove(&directory)?;
     let written = if args.json {

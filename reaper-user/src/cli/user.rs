@@ -2,10 +2,12 @@
 
 use std::path::PathBuf;
 
+use nix::unistd::geteuid;
+
 use super::Failure;
 use crate::config::Config;
-use reaper_host::sys::paths::USER_RUNTIME;
-use reaper_host::sys::xdg::{absolute, state_home};
+use reaper_host::sys::paths::{self, USER_RUNTIME};
+use reaper_host::sys::xdg::{absolute, config_home, state_home};
 
 /// Returns the directory of the lock and the socket: `$XDG_RUNTIME_DIR/reaper` (on macOS `$TMPDIR/reaper`).
 ///
@@ -17,6 +19,41 @@ pub(super) fn runtime_dir() -> Option<PathBuf> {
 /// Returns the directory of the journal: `$XDG_STATE_HOME/reaper`, by default `~/.local/state/reaper`.
 pub(super) fn state_dir() -> Option<PathBuf> {
     Some(state_home()?.join("reaper"))
+}
+
+/// Config file of a service that is started without `--config`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ConfigOwner {
+    /// Of the service of the host.
+    Host,
+    /// Of a user's own service: `$XDG_CONFIG_HOME/reaper/config.toml`, by default in `~/.config`.
+    User,
+}
+
+impl ConfigOwner {
+    /// Returns the owner of the config that this user would edit: the host for root.
+    pub(super) fn this_user() -> ConfigOwner {
+        match geteuid().is_root() {
+            true => ConfigOwner::Host,
+            false => ConfigOwner::User,
+        }
+    }
+
+    /// Returns the path of the file, which need not exist.
+    ///
+    /// # Errors
+    /// The environment variables for a user's directory are not set.
+    pub(super) fn path(self) -> Result<PathBuf, Failure> {
+        if self == ConfigOwner::Host {
+            return Ok(paths::CONFIG.into());
+        }
+        let home = config_home().map(|home| home.join("reaper/config.toml"));
+        home.ok_or_else(|| {
+            let what = "there is no directory for the config, as neither XDG_CONFIG_HOME nor HOME is set; set one of them to \
+                        an absolute path, or name a file";
+            Failure::Usage(what.into())
+        })
+    }
 }
 
 /// Sets the directories to those of a user, unless the config names others.

@@ -1,62 +1,87 @@
-//! Writes a config as equivalent TOML, or as JSON, for `reaper config show`.
+//! Writes a config as JSON, and that as equivalent TOML, for `reaper config show`.
 
 use std::fmt::Write;
 use std::time::Duration;
 
-use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use super::Config;
+use crate::export::ConfigFile;
+use reaper_model::rules::read::program_keys;
 use reaper_model::rules::{catalogue, conversation};
 use reaper_model::ruleset::{Action, Condition, Pattern, Rule, SessionCondition, Syntax};
 use reaper_model::value::show_duration;
 
-/// Returns the settings, and the rules in force in the order of their evaluation, as TOML.
-pub fn toml(config: &Config) -> String {
-    let mut out = toml_settings(config);
-    out.push_str("# All rules in force follow, so the built-in ones are switched off here.\n");
-    out.push_str("defaults = { agents = false, boundaries = false, keeps = false }\n");
-    for rule in config.rules.rules() {
-        let (table, keys) = (table_of(rule), keys_of(rule));
-        let _ = write!(out, "\n[[{table}]]\n");
-        for (key, value) in keys {
-            let _ = writeln!(out, "{key} = {}", toml_value(&value));
+/// Settings and rules of a config.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShownConfig {
+    /// Config file.
+    #[serde(flatten)]
+    pub file: ConfigFile,
+    /// Settings by key, with values as in a config file.
+    pub settings: Map<String, Value>,
+    /// Rules in the order of their evaluation, each with its action and the keys that it has in a config file.
+    pub rules: Vec<Map<String, Value>>,
+}
+
+impl ShownConfig {
+    /// Returns the settings, and the rules in force.
+    pub fn new(config: &Config) -> ShownConfig {
+        let rules = config.rules.rules().iter();
+        ShownConfig {
+            file: config.file.clone(),
+            settings: fields(config),
+            rules: rules.map(|rule| shown_rule(rule, true)).collect(),
         }
     }
-    out
+
+    /// Returns the default settings and all built-in rules. Those that are off by default have `"enabled": false`.
+    pub fn defaults() -> ShownConfig {
+        let rules = catalogue::entries();
+        let rules = rules
+            .iter()
+            .map(|entry| shown_rule(&entry.rule, entry.enabled));
+        ShownConfig {
+            settings: fields(Config::default()),
+            rules: rules.collect(),
+            ..ShownConfig::default()
+        }
+    }
+
+    /// Returns the same as an equivalent config file.
+    pub fn toml(&self) -> String {
+        let mut out = toml_settings(&self.settings);
+        out.push_str("# All rules in force follow, so the built-in ones are switched off here.\n");
+        out.push_str("defaults = { agents = false, boundaries = false, keeps = false }\n");
+        for rule in &self.rules {
+            let table = table_of(rule);
+            let _ = write!(out, "\n[[{table}]]\n");
+            let has_action = table == "rule";
+            let keys = rule.iter();
+            for (key, value) in keys.filter(|(key, _)| has_action || *key != "action") {
+                if key != "enabled" {
+                    let _ = writeln!(out, "{key} = {}", toml_value(value));
+                }
+            }
+        }
+        out
+    }
 }
 
 /// Returns the default settings as TOML, with the text of the built-in rules.
 pub fn toml_defaults() -> String {
-    format!("{}\n{}", toml_settings(&Config::default()), catalogue::TEXT)
-}
-
-/// Returns the same as [`toml`], as JSON.
-pub fn json(config: &Config) -> Value {
-    let rules = config
-        .rules
-        .rules()
-        .iter()
-        .map(|rule| json_rule(rule, true));
-    json!({ "settings": fields(config), "rules": rules.collect::<Vec<_>>() })
-}
-
-/// Returns the default settings and all built-in rules. Those that are off by default have `"enabled": false`.
-pub fn json_defaults() -> Value {
-    let rules = catalogue::entries();
-    let rules = rules
-        .iter()
-        .map(|entry| json_rule(&entry.rule, entry.enabled));
-    json!({ "settings": fields(Config::default()), "rules": rules.collect::<Vec<_>>() })
+    let settings = toml_settings(&fields(Config::default()));
+    format!("{settings}\n{}", catalogue::TEXT)
 }
 
 /// Returns a rule with the keys that it has in a file.
-fn json_rule(rule: &Rule, enabled: bool) -> Value {
+fn shown_rule(rule: &Rule, enabled: bool) -> Map<String, Value> {
     let mut all = Map::new();
     all.insert("action".into(), rule.action.name().into());
     all.extend(keys_of(rule));
     all.insert("enabled".into(), enabled.into());
-    Value::Object(all)
+    all
 }
 
 /// Returns the serialized fields of a struct, without null values and empty arrays.
@@ -69,33 +94,24 @@ pub(super) fn fields(value: impl Serialize) -> Map<String, Value> {
     fields
 }
 
-fn toml_settings(config: &Config) -> String {
-    let line = |(key, value): (String, Value)| format!("{key} = {}\n", toml_value(&value));
-    fields(config).into_iter().map(line).collect()
+fn toml_settings(settings: &Map<String, Value>) -> String {
+    let line = |(key, value): (&String, &Value)| format!("{key} = {}\n", toml_value(value));
+    settings.iter().map(line).collect()
 }
 
-/// Returns whether a rule can be written as `[[keep]]`.
-fn is_plain_keep(rule: &Rule) -> bool {
-    let when = &rule.when;
-    rule.action == Action::Keep
-        && rule.delay_ns == 0
-        && when.session == SessionCondition::Any
-        && when.agents.is_empty()
-        && when.inferred.is_none()
-        && when.is_lasting()
-}
-
-fn table_of(rule: &Rule) -> &'static str {
-    match rule.action {
-        Action::Agent => "agent",
-        Action::Server => "server",
-        Action::Boundary => "boundary",
-        Action::Keep if is_plain_keep(rule) => "keep",
-        Action::Keep | Action::Reap | Action::Report => "rule",
+/// Returns the name of the table in which a rule is written.
+fn table_of(rule: &Map<String, Value>) -> &str {
+    let others = ["action", "enabled", "name", "any", "uid"];
+    let program = program_keys();
+    let is_keep_key = |key: &String| others.contains(&&**key) || program.contains(&&**key);
+    match rule.get("action").and_then(Value::as_str) {
+        Some(table @ ("agent" | "server" | "boundary")) => table,
+        Some("keep") if rule.keys().all(is_keep_key) => "keep",
+        _ => "rule",
     }
 }
 
-/// Returns the keys in the table of a rule, without those that have their default value.
+/// Returns the keys of a rule besides its action, without those that have their default value.
 fn keys_of(rule: &Rule) -> Map<String, Value> {
     let mut keys = fields(&rule.when);
     let default = match rule.action {
@@ -106,9 +122,6 @@ fn keys_of(rule: &Rule) -> Map<String, Value> {
         keys.remove("session");
     }
     keys.insert("name".into(), (&*rule.name).into());
-    if table_of(rule) == "rule" {
-        keys.insert("action".into(), rule.action.name().into());
-    }
     if rule.delay_ns > 0 {
         let after = show_duration(Duration::from_nanos(rule.delay_ns));
         keys.insert("after".into(), after.into());

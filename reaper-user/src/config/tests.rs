@@ -1,8 +1,12 @@
 mod rules;
 mod wrong;
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
+use super::file::Trust;
+use super::show::ShownConfig;
 use super::*;
 use reaper_model::event::Image;
 use reaper_model::ruleset::{Action, Class};
@@ -255,4 +259,112 @@ fn pipe_is_refused_without_waiting() {
         error.contains("c.toml") && error.contains("not a regular file"),
         "{error}"
     );
+}
+
+/// Permissions of a file and its directory, as octal modes, and whether the file is refused: as an explicit file of
+/// root, and as the default one.
+#[test]
+fn file_that_others_can_change_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let directory = dir.path().join("reaper");
+    std::fs::create_dir(&directory).unwrap();
+    let path = directory.join("config.toml");
+    let chmod = |path: &Path, mode| {
+        std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    };
+    for (file_mode, directory_mode, kept, private) in [
+        (0o600, 0o700, true, true),
+        (0o644, 0o755, true, true),
+        (0o664, 0o755, false, false),
+        (0o646, 0o755, false, false),
+        (0o644, 0o775, false, false),
+        (0o644, 0o777, false, false),
+        // Others can create files in this directory, but not replace this one.
+        (0o644, 0o1777, true, false),
+    ] {
+        std::fs::write(&path, "").unwrap();
+        chmod(&path, file_mode);
+        chmod(&directory, directory_mode);
+        for (trust, accepted) in [(Trust::Kept, kept), (Trust::Private, private)] {
+            let read = file::read_as(&path, trust);
+            let case = format!("{file_mode:o} in {directory_mode:o}: {read:?}");
+            assert_eq!(read.is_ok(), accepted, "{case}");
+            let said = read.err().map_or(String::new(), |error| error.to_string());
+            assert!(accepted || said.contains("users other than root"), "{case}");
+        }
+        assert!(file::read_as(&path, Trust::Any).is_ok());
+        std::fs::remove_file(&path).unwrap();
+        let absent = file::check_directory(&path, &path, Trust::Private);
+        assert_eq!(
+            absent.is_ok(),
+            directory_mode & 0o022 == 0,
+            "{directory_mode:o}"
+        );
+    }
+}
+
+#[test]
+fn link_is_as_safe_as_the_directory_of_its_target() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = dir.path().join("open");
+    std::fs::create_dir(&open).unwrap();
+    std::fs::write(open.join("real.toml"), "").unwrap();
+    let link = dir.path().join("config.toml");
+    std::os::unix::fs::symlink(open.join("real.toml"), &link).unwrap();
+    assert!(file::read_as(&link, Trust::Private).is_ok());
+    std::fs::set_permissions(&open, Permissions::from_mode(0o777)).unwrap();
+    assert!(file::read_as(&link, Trust::Private).is_err());
+}
+
+#[test]
+fn missing_default_file_means_built_in_settings() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("none/config.toml");
+    let config = Config::load_if_exists(&path).unwrap();
+    let shown = path.display();
+    assert_eq!(config.file.to_string(), format!("built-in (no {shown})"));
+    assert_eq!(
+        config.rules.rules().len(),
+        Config::default().rules.rules().len()
+    );
+    std::fs::create_dir(path.parent().unwrap()).unwrap();
+    std::fs::write(&path, "mode = 'observe'\n").unwrap();
+    let config = Config::load_if_exists(&path).unwrap();
+    assert_eq!(config.mode, Mode::Observe);
+    assert_eq!(config.file.to_string(), shown.to_string());
+    std::fs::remove_file(&path).unwrap();
+    std::os::unix::fs::symlink("nowhere", &path).unwrap();
+    assert!(
+        Config::load_if_exists(&path).is_err(),
+        "a dangling link is an error"
+    );
+}
+
+#[test]
+fn example_shows_each_setting_with_its_default() {
+    let example = parse(EXAMPLE).unwrap();
+    assert_eq!(
+        ShownConfig::new(&example),
+        ShownConfig::new(&Config::default())
+    );
+    let is_setting = |line: &&str| !line.is_empty() && !line.starts_with("# ") && *line != "#";
+    let settings: Vec<_> = EXAMPLE.lines().filter(is_setting).collect();
+    assert!(
+        settings.iter().all(|line| line.starts_with('#')),
+        "{settings:?}"
+    );
+    let uncommented: Vec<_> = settings.iter().map(|line| &line[1..]).collect();
+    let config = parse(&uncommented.join("\n")).unwrap();
+    assert_eq!(config.warnings, []);
+    assert!(names(&config, Action::Keep).contains(&"my-database"));
+    let shown = ShownConfig::new(&config).settings;
+    assert_eq!(shown, ShownConfig::new(&Config::default()).settings);
+    for key in shown.keys() {
+        let line = format!("{key} = ");
+        assert!(
+            uncommented.iter().any(|text| text.starts_with(&line)),
+            "{key}"
+        );
+    }
+    assert!(EXAMPLE.lines().all(|line| line.len() <= 80));
 }

@@ -10,7 +10,8 @@ use std::process::{Command, Stdio};
 use clap::error::ErrorKind;
 use serde_json::Value;
 
-use crate::config::{Config, show};
+use crate::config::Config;
+use crate::config::show::ShownConfig;
 use snippets::{blocks, calls, page};
 
 /// Events of the stream, one sample of each.
@@ -90,10 +91,10 @@ fn docs_settings_are_complete_with_defaults() {
         .iter()
         .find(|block| block.text.contains("\nscan_min_interval"));
     let all = &all.expect("a block with all settings").text;
-    let settings = show::json(&Config::default())["settings"].clone();
+    let settings = ShownConfig::new(&Config::default()).settings;
     let shown = Config::parse(all, Path::new("configuration.md")).expect("valid settings");
-    assert_eq!(show::json(&shown)["settings"], settings);
-    for key in settings.as_object().expect("an object").keys() {
+    assert_eq!(ShownConfig::new(&shown).settings, settings);
+    for key in settings.keys() {
         let (line, row) = (format!("\n{key} = "), format!("\n| `{key}` |"));
         assert!(format!("\n{all}").contains(&line), "no default of {key}");
         assert!(text.contains(&row), "no row for {key}");
@@ -103,13 +104,13 @@ fn docs_settings_are_complete_with_defaults() {
 #[test]
 fn docs_list_each_builtin_rule_with_its_times() {
     let text = page("reaper-user/docs/rules.md");
-    for rule in show::json_defaults()["rules"].as_array().expect("a list") {
+    for rule in ShownConfig::defaults().rules {
         let name = format!("`{}`", rule["name"].as_str().expect("a name"));
         let row = text.lines().find(|line| line.contains(&name));
         let row = row.unwrap_or_else(|| panic!("rules.md lacks {name}"));
         for time in ["after", "idle"]
             .iter()
-            .filter_map(|key| rule[key].as_str())
+            .filter_map(|key| rule.get(*key)?.as_str())
         {
             let words = in_words(time);
             assert!(row.contains(&words), "rules.md: {name}: no {words:?}");

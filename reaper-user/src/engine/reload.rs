@@ -86,15 +86,45 @@ impl Engine {
         read
     }
 
+    /// Returns the config in force: of a reloaded one, only what does not wait for a restart.
+    pub(super) fn config_in_force(&self) -> Config {
+        let Config {
+            grace,
+            kill_timeout,
+            honor_keep,
+            defaults,
+            rules,
+            file,
+            ..
+        } = self.settings.config.clone();
+        Config {
+            grace,
+            kill_timeout,
+            honor_keep,
+            defaults,
+            rules,
+            file,
+            ..self.settings.running.clone()
+        }
+    }
+
     /// Applies a new config, and queues the members whose decision it may change. Returns a text for the user, which
     /// names the settings that wait for a restart.
     ///
     /// # Errors
-    /// The probes cannot get the new names. The old rules stay in force.
+    /// The config file is gone, or the probes cannot get the new names. The old rules stay in force.
     fn change_rules(
         &mut self,
         LoadedConfig { config, names }: LoadedConfig,
     ) -> Result<String, String> {
+        if let (Some(path), false) = (&config.file.path, config.file.exists)
+            && self.settings.config.file.exists
+        {
+            return Err(format!(
+                "{path}: no such file, so the old config stays in force; restore the file, or restart the service to use the \
+                 built-in settings"
+            ));
+        }
         // The probes must know which names are kept before members are evaluated by the new rules.
         let maps = self.source.maps_mut();
         let written = maps.map_or(Ok(()), |maps| maps.set_names(&names));
@@ -133,7 +163,7 @@ impl Engine {
             }
         }
         let restart = self.settings.running.restart_only_changes(&config);
-        let rules = config.summary();
+        let rules = format!("{}: {}", config.file, config.summary());
         self.settings.config = config;
         Ok(match restart.as_slice() {
             [] => format!("{rules} are in force"),

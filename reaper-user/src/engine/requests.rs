@@ -99,6 +99,7 @@ impl Engine {
                 self.emit_all(records);
                 EngineReply::Emitted
             }
+            RequestKind::Config => EngineReply::Config(Box::new(self.config_in_force())),
             // Handled by the caller, as the reply comes later.
             RequestKind::Reload => {
                 return Err(ErrorResponse::new(
@@ -117,6 +118,7 @@ impl Engine {
             pid: self.kernel.processes.own_pid(),
             mode: self.settings.mode.name().into(),
             mode_reason: self.settings.mode_reason.clone(),
+            config: self.settings.config.file.clone(),
             source: self.source.name().into(),
             rejected_sources: self
                 .settings

@@ -109,9 +109,13 @@ impl Engine {
         let replaced_other_abi = probes.is_some_and(|probes| probes.replaced_other_abi());
         let can_signal = probes.is_some_and(|probes| probes.can_signal());
         let ring_size = probes.map(|probes| probes.ring().size());
+        let socket = self.settings.socket.as_ref();
         self.emit(EventBody::Ready {
             mode: self.settings.mode.name(),
             mode_reason: self.settings.mode_reason.clone(),
+            config: self.settings.config.file.clone(),
+            socket: socket.map(|path| path.display().to_string()),
+            next_command: self.settings.next_command.clone(),
             source: self.source.name(),
             rejected_sources: self.settings.rejected_sources.clone(),
             processes: self.model.tree.len(),

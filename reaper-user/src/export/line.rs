@@ -26,6 +26,9 @@ const PATH_MAX: usize = 128;
 /// Maximum number of characters of the reason for a mode.
 const REASON_MAX: usize = 512;
 
+/// Separator of rows: the next one stands below the event.
+const NEXT_ROW: &str = "\n              ";
+
 const PLAIN: Style = Style::new();
 const DIM: Style = Style::new().dimmed();
 const GOOD: Style = AnsiColor::Green.on_default();
@@ -44,7 +47,7 @@ pub fn is_shown(record: &EventRecord, lifecycle: bool) -> bool {
     }
 }
 
-/// Writes a record as one line with colours, which the writer may remove.
+/// Writes a record as one line with colours, which the writer may remove. `ready` has several rows.
 pub fn write(out: &mut impl Write, record: &EventRecord) -> io::Result<()> {
     let time = time_of_day(record.boot_ns);
     let (style, event, subject, detail) = columns(&record.body);
@@ -53,6 +56,12 @@ pub fn write(out: &mut impl Write, record: &EventRecord) -> io::Result<()> {
     let (agent, pid, command) = match subject {
         LineSubject::None => {
             return writeln!(out, "{DIM}{time}{DIM:#}  {style}{event}{style:#}  {detail}");
+        }
+        LineSubject::Rows(rows) => {
+            write!(out, "{DIM}{time}{DIM:#}  {style}{event}{style:#}  ")?;
+            let rows = rows.iter().map(|row| printable(row, usize::MAX));
+            let rows: Vec<String> = rows.collect();
+            return writeln!(out, "{}", rows.join(NEXT_ROW));
         }
         LineSubject::Root(agent, root) => (agent, root.pid, String::new()),
         LineSubject::Process(process) => (
@@ -76,6 +85,8 @@ pub fn write(out: &mut impl Write, record: &EventRecord) -> io::Result<()> {
 /// Subject of a line.
 enum LineSubject<'a> {
     None,
+    /// None, and the detail has several rows.
+    Rows(Vec<String>),
     /// Root of a session, which may have exited, after the name of its agent.
     Root(&'a str, ProcessKey),
     Process(&'a ProcessRef),
@@ -83,33 +94,36 @@ enum LineSubject<'a> {
 
 /// Returns the columns of a record: style and word of the event, its subject, and the detail, which is not escaped.
 fn columns(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
-    use LineSubject::{None as NoSubject, Process, Root};
+    use LineSubject::{None as NoSubject, Process, Root, Rows};
     match body {
         EventBody::Ready {
             mode,
             mode_reason,
             source,
             processes,
+            config,
+            socket,
+            next_command,
             scope,
             resumed,
             pin_dir,
             ..
         } => {
-            let scope = if scope.is_empty() {
-                "the whole host".to_owned()
-            } else {
-                scope.join(", ")
+            let mut rows = vec![format!("mode {mode}, config {config}")];
+            let scope = match scope.as_slice() {
+                [] => "the whole host".to_owned(),
+                names => names.join(", "),
             };
+            rows.push(format!(
+                "watching {scope} through {source}, {processes} processes found"
+            ));
             let reason = mode_reason.as_ref();
-            let reason = reason.map(|reason| format!(" ({})", printable(reason, REASON_MAX)));
-            let mut detail = format!(
-                "watching {scope} through {source}, {processes} processes found, mode {mode}{}; ",
-                reason.unwrap_or_default()
-            );
-            detail += &match pin_dir {
+            let reason = reason.map(|reason| printable(reason, REASON_MAX));
+            rows.extend(reason.map(|reason| format!("only observes: {reason}")));
+            rows.push(match pin_dir {
                 Some(directory) => format!("pinned in {}", printable(directory, PATH_MAX)),
                 None => "tracking ends with this program".into(),
-            };
+            });
             if let Some(Resumed {
                 sessions,
                 backlog,
@@ -117,12 +131,13 @@ fn columns(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
             }) = *resumed
             {
                 let backlog = size(backlog);
-                let _ = write!(
-                    detail,
-                    "; resumed {sessions} sessions and {backlog} of queued events, {lost} events lost"
-                );
+                rows.push(format!(
+                    "resumed {sessions} sessions and {backlog} of queued events, {lost} events lost"
+                ));
             }
-            (GOOD, "ready", NoSubject, detail)
+            rows.extend(socket.iter().map(|socket| format!("socket {socket}")));
+            rows.extend(next_command.iter().map(|next| format!("next: {next}")));
+            (GOOD, "ready", Rows(rows), String::new())
         }
         EventBody::Lifecycle { event, process, .. } => match event {
             Lifecycle::Fork => match &process.evidence {

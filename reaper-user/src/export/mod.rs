@@ -4,6 +4,7 @@
 //! formats and writes them. If it falls behind it drops records and reports their number, but it never blocks the engine.
 
 mod clock;
+mod config_file;
 mod consumer;
 mod encode;
 mod json;
@@ -20,6 +21,7 @@ mod text;
 mod words;
 
 pub use clock::wall_time;
+pub use config_file::ConfigFile;
 pub use consumer::Consumer;
 pub use encode::{ExitInfo, command_args};
 pub use json::{to_json, write_object};

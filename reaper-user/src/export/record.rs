@@ -7,6 +7,7 @@ use serde::ser::{SerializeMap, Serializer};
 use serde::{Deserialize, Serialize};
 
 use super::clock::{EntityId, wall_time};
+use super::config_file::ConfigFile;
 use super::encode;
 use crate::reap::{ReapOutcome, SentSignal};
 use reaper_host::source::kind::RejectedSource;
@@ -366,6 +367,14 @@ pub enum EventBody {
         /// Reason why the service only observes although the config says otherwise.
         #[serde(skip_serializing_if = "Option::is_none")]
         mode_reason: Option<String>,
+        #[serde(flatten)]
+        config: ConfigFile,
+        /// Socket on which the service answers requests.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        socket: Option<String>,
+        /// Command that shows what the service watches.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        next_command: Option<String>,
         source: &'static str,
         /// Higher-priority sources that cannot be used.
         rejected_sources: Vec<RejectedSource>,

@@ -79,6 +79,7 @@ const SHOWN: &[(&str, &[&str])] = &[
     ("cli::forged", &["stream"]),
     ("cli::requests-of-other-users", &["isolation"]),
     ("cli::runtime-dir-of-others", &["isolation"]),
+    ("cli::config-of-others", &["isolation"]),
     ("cli::history-of-its-owner", &["isolation"]),
     ("cli::kept-by-user", &["kept"]),
     ("cli::keep", &["kept"]),

@@ -240,7 +240,7 @@ fn matchers(table: &DeTable<'_>, is_member_rule: bool) -> Result<Vec<Matcher>, P
 }
 
 /// Returns the keys for conditions on a program and for the syntax of its arguments.
-fn program_keys() -> Vec<&'static str> {
+pub fn program_keys() -> Vec<&'static str> {
     let conditions = CONDITIONS.iter().map(|(key, ..)| *key);
     conditions.chain(SYNTAX).collect()
 }

@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use super::{BODY_MAX, Shared};
 use crate::api::messages::{EngineReply, EngineRequest, RequestKind};
 use crate::api::peer::{Peer, SignalTarget};
-use crate::api::{ErrorResponse, show};
+use crate::api::{ErrorResponse, ShownConfig, show};
 use crate::export::to_json;
 use parse::{methods, parse_request, segments};
 use scan::{ScanParams, scanned};
@@ -233,6 +233,7 @@ async fn to_response(reply: EngineReply) -> ApiResult<Vec<u8>> {
         EngineReply::Agents(agents) => Ok(to_json(&show::agents(agents))),
         EngineReply::Keeps(keeps) => Ok(to_json(&show::keeps(keeps))),
         EngineReply::Keep(done) => Ok(to_json(&done)),
+        EngineReply::Config(config) => Ok(to_json(&ShownConfig::new(&config))),
         EngineReply::Reload(Ok(message)) => Ok(to_json(&crate::api::Reloaded { message })),
         EngineReply::Reload(Err(message)) => Err(ErrorResponse::new("conflict", message)),
         EngineReply::Refused(refusal) => Err(refusal),

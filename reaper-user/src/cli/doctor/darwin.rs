@@ -49,11 +49,11 @@ struct Report {
 /// # Errors
 /// Standard output cannot be written.
 pub fn run<E: Display>(
-    _: &Config,
+    config: &Config,
     json: bool,
     probe: impl Fn(SourceKind) -> Result<(), E>,
 ) -> io::Result<u8> {
-    let report = examine(&Host::read(), probe(SourceKind::Scan));
+    let report = examine(config, &Host::read(), probe(SourceKind::Scan));
     match json {
         true => print(to_json(&report))?,
         false => print(render(&report, width()))?,
@@ -61,10 +61,11 @@ pub fn run<E: Display>(
     Ok(if report.usable { 0 } else { 3 })
 }
 
-fn examine<E: Display>(host: &Host, probed: Result<(), E>) -> Report {
+fn examine<E: Display>(config: &Config, host: &Host, probed: Result<(), E>) -> Report {
     let checks =
         vec![
         result_of("system", Ok::<_, io::Error>(format!("Darwin {}", host.release))),
+        result_of("config", Ok::<_, io::Error>(config.file.to_string())),
         needed(result_of("source opens", probed.map(|()| "opened".into()))),
         needed(result_of("process table", process_table())),
         needed(result_of("names of processes", identity())),

@@ -1,4 +1,5 @@
 use super::*;
+use crate::config::show::ShownConfig;
 use reaper_model::ruleset::{SessionCondition, UidCondition};
 
 fn named<'a>(config: &'a Config, name: &str) -> &'a reaper_model::ruleset::Rule {
@@ -94,8 +95,8 @@ fn enable_and_enabled_switch_built_in_rules() {
     };
     assert!(has("", "asked-for-servers") && !has("", "busy-loops"));
     assert!(has("enable = ['busy-loops']", "busy-loops"));
-    assert!(has(
     assert!(!has("enable = []", "busy-loops") && has("enable = []", "asked-for-servers"));
+    assert!(has(
         "enable = 'busy-loops'\ndefaults = { keeps = false }",
         "busy-loops"
     ));
@@ -328,23 +329,22 @@ fn shown_config_parses_to_the_same_config() {
     "#;
     for text in ["", own] {
         let config = parse(text).unwrap();
-        let shown = show::toml(&config);
+        let shown = ShownConfig::new(&config).toml();
         let again = parse(&shown).unwrap_or_else(|error| panic!("{error}\n{shown}"));
         let rules = |config: &Config| format!("{:#?}", config.rules);
-        assert_eq!(show::toml(&again), shown);
-        assert_eq!(show::json(&again), show::json(&config));
+        assert_eq!(ShownConfig::new(&again).toml(), shown);
+        assert_eq!(ShownConfig::new(&again), ShownConfig::new(&config));
         assert_eq!(again.rules.rules().len(), config.rules.rules().len());
         assert!(text.is_empty() || rules(&again).contains("busy-loops"));
         assert_eq!(shown.contains("inferred = true"), !text.is_empty());
     }
     let defaults = parse(&show::toml_defaults()).unwrap();
-    assert_eq!(show::toml(&defaults), show::toml(&Config::default()));
-    let all = show::json_defaults();
-    let off = all["rules"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter(|rule| rule["enabled"] == false);
+    assert_eq!(
+        ShownConfig::new(&defaults).toml(),
+        ShownConfig::new(&Config::default()).toml()
+    );
+    let all = ShownConfig::defaults().rules;
+    let off = all.iter().filter(|rule| rule["enabled"] == false);
     let off: Vec<_> = off.map(|rule| rule["name"].as_str().unwrap()).collect();
     assert_eq!(off, ["idle-tool-shells", "busy-loops"]);
 }

@@ -89,6 +89,8 @@ fn run_until(
         kernel_reap: false,
         leave_pinned: false,
         rejected_sources: Vec::new(),
+        socket: None,
+        next_command: None,
     };
     let (mut sink, writer) = Writer::start(Vec::new()).unwrap();
     let (stop, stopped) = oneshot::channel();

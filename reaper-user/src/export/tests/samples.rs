@@ -156,6 +156,9 @@ fn service() -> Vec<EventBody> {
         EventBody::Ready {
             mode: "enforce",
             mode_reason: None,
+            config: ConfigFile::default(),
+            socket: None,
+            next_command: None,
             source: "ebpf",
             rejected_sources: Vec::new(),
             processes: 3,
@@ -169,6 +172,12 @@ fn service() -> Vec<EventBody> {
         EventBody::Ready {
             mode: "observe",
             mode_reason: Some("no right\nto signal".to_owned()),
+            config: ConfigFile {
+                path: Some("/etc/reaper/config.toml".to_owned()),
+                exists: true,
+            },
+            socket: Some("/run/reaper/r\n.sock".to_owned()),
+            next_command: Some("reaper tree".to_owned()),
             source: "proc_connector",
             rejected_sources: vec![rejected],
             processes: 3,

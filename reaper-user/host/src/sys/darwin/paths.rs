@@ -1,5 +1,7 @@
 //! Default paths of the service.
 
+/// Config file of the service that root runs.
+pub const CONFIG: &str = "/etc/reaper/config.toml";
 /// Directory of the lock and the socket.
 pub const RUNTIME: &str = "/var/run/reaper";
 /// Directory of the journal.

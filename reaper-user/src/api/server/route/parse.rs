@@ -17,7 +17,7 @@ const NAME_MAX: usize = 64;
 /// Returns the methods that a path accepts, as for the `Allow` header. Empty for an unknown path.
 pub(super) fn methods(path: &str) -> &'static str {
     match segments(path).as_slice() {
-        ["v1", "status" | "tree" | "agents" | "history"] | ["v1", "explain", _] => "GET",
+        ["v1", "status" | "tree" | "agents" | "history" | "config"] | ["v1", "explain", _] => "GET",
         ["v1", "keeps" | "scan"] => "GET, POST",
         ["v1", "keeps", _] => "DELETE",
         ["v1", "config", "reload"] => "POST",
@@ -61,6 +61,11 @@ pub(super) fn parse_request(
                 min_age: query.seconds("min_age_s")?,
                 reap,
             }
+        }
+        ("GET", ["v1", "config"]) => {
+            // The file may be readable for root alone.
+            only_root(peer, "see the config")?;
+            RequestKind::Config
         }
         ("POST", ["v1", "config", "reload"]) => {
             only_root(peer, "reload the config")?;
@@ -234,6 +239,7 @@ mod tests {
             (Method::POST, "/v1/keeps", &*body),
             (Method::DELETE, &*path, ""),
             (Method::POST, "/v1/scan", ""),
+            (Method::GET, "/v1/config", ""),
             (Method::POST, "/v1/config/reload", ""),
         ] {
             let refused = parse(method.clone(), path, body, unprivileged);
