@@ -33,11 +33,19 @@ const FIRST_RETRY_MS: u8 = 200;
 /// Limit on the number of concurrent runs of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConcurrencyLimit {
-    /// Name of the group: letters, digits, `.`, `_` and `-`.
+    /// Name of the group, for which [`is_name`] holds.
     pub group: String,
-    /// Maximum number of concurrent runs. All runs of a group should use the same number: a waiting run blocks those
+    /// Maximum number of concurrent runs, at least 1. All runs of a group should use the same number: a waiting run blocks those
     /// behind it, whatever their number is.
     pub runs: usize,
+}
+
+/// Returns whether a text can name a run or a group: up to 64 letters, digits, `.`, `_` and `-`, with a letter or digit
+/// first. Such a name is also valid as a file name.
+pub fn is_name(text: &str) -> bool {
+    let is_valid = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let starts_alphanumeric = text.starts_with(|c: char| c.is_ascii_alphanumeric());
+    starts_alphanumeric && text.len() <= 64 && text.chars().all(is_valid)
 }
 
 /// A slot of a group, released on drop.
@@ -57,6 +65,10 @@ impl Runs {
         id: &str,
         on_wait: impl FnOnce(),
     ) -> Result<Slot, RecordError> {
+        if !is_name(&limit.group) || limit.runs == 0 {
+            let ConcurrencyLimit { group, runs } = limit.clone();
+            return Err(RecordError::Limit { group, runs });
+        }
         let dir = self.dir().join("limits").join(&limit.group);
         let slots = Slots {
             runs: self,

@@ -58,7 +58,7 @@ pub use nix::sys::signal::Signal;
 pub use crate::reap::Times;
 pub use cgroup::CgroupError;
 use cgroup::RunCgroup;
-pub use limit::ConcurrencyLimit;
+pub use limit::{ConcurrencyLimit, is_name};
 pub use outcome::{CommandExit, RunOutcome, RunState, outcome};
 use reaper_host::advice::Advised as _;
 use reaper_host::sys;

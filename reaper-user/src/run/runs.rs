@@ -138,6 +138,17 @@ pub enum RecordError {
         /// Id of the other run.
         id: String,
     },
+    /// The limit on concurrent runs is not valid.
+    #[error(
+        "cannot limit concurrent runs to {runs} of the group {group:?}: expected at least 1, and as a name up to 64 letters, digits, \
+         `.`, `_` and `-`, with a letter or digit first"
+    )]
+    Limit {
+        /// Name of the group.
+        group: String,
+        /// Maximum number of concurrent runs.
+        runs: usize,
+    },
     /// No run has this id or name.
     #[error(
         "there is no run {0}: no id begins with that, and no run has that name; `reaper ps --all` lists your runs"

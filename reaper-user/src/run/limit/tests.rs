@@ -96,3 +96,26 @@ fn slot_of_a_killed_run_is_free() {
     assert_eq!(fs::read_to_string(group.join("0.slot")).unwrap(), OWN);
     drop(slot);
 }
+
+#[test]
+fn group_that_is_no_name_is_refused_and_creates_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let runs = Runs::open(&dir.path().join("runs")).unwrap();
+    let long = "x".repeat(65);
+    for (group, count) in [
+        ("../x", 1),
+        ("/tmp/x", 1),
+        ("..", 1),
+        ("", 1),
+        (".x", 1),
+        ("a/b", 1),
+        (&long, 1),
+        ("x", 0),
+    ] {
+        let group = group.to_owned();
+        let limit = ConcurrencyLimit { group, runs: count };
+        let refused = runs.take_slot(&limit, OWN, must_not_wait).unwrap_err();
+        assert!(matches!(refused, RecordError::Limit { .. }), "{refused}");
+    }
+    assert!(!runs.dir().join("limits").exists());
+}
