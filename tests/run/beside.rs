@@ -13,8 +13,8 @@ const ALIKE: &str = r#"
     for n in 0 1 77 255; do ./bin/reaper run -- sh -c 'exit $0' $n; said $? $n exit; done
     for n in 1 9 15 34; do ./bin/reaper run -- sh -c 'kill -$0 $$' $n; said $? $((128 + n)) signal; done
     ./bin/reaper run -- ./absent 2> /dev/null; said $? 127 absent
-    ./bin/reaper run --timeout 200ms -- sh -c 'setsid sleep 60 & exec sleep 60'; said $? 124 timeout
-    ./bin/reaper run --idle 200ms -- sleep 60; said $? 124 idle
+    ./bin/reaper run -q --timeout 200ms -- sh -c 'setsid sleep 60 & exec sleep 60'; said $? 124 timeout
+    ./bin/reaper run -q --idle 200ms -- sleep 60; said $? 124 idle
     ./bin/reaper run --report report -- sh -c 'for i in $(seq 30); do (setsid sleep 60 &); done; exit 3'; said $? 3 orphans
     grep -q '"survivors":\[\]' report || echo "left: $(cat report)"
     drains='sleep 0.5; echo drained > drained; exit'

@@ -242,6 +242,7 @@ fn time_is_up(place: &RunWorld, home: &DelegatedCgroup) {
         "-c",
         script,
     ];
+    let words = [&["-q"], &words[..]].concat();
     let said = home.run(place, &words);
     assert_eq!((said.code, said.err.as_str()), (Some(124), ""));
 }

@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use serde_json::Value;
+
 use super::{RunWorld, ScenarioFn};
 
 pub const SCENARIOS: &[(&str, ScenarioFn)] = &[
@@ -9,6 +11,7 @@ pub const SCENARIOS: &[(&str, ScenarioFn)] = &[
     ("status-of-signals", status_of_signals),
     ("cannot-be-run", cannot_be_run),
     ("time-runs-out", time_runs_out),
+    ("ends-told", ends_told),
     ("no-proc", no_proc),
 ];
 
@@ -63,8 +66,14 @@ fn time_runs_out(place: &RunWorld) {
     let silent = "echo said; exec sleep 60";
     // A shell that waits for its child would print "Terminated".
     let works = "(while :; do :; done) & exec sleep 60";
-    for (words, status) in [
-        (&["--timeout", "200ms", "--", "sleep", "60"][..], 124),
+    let timeout = "reaper run: ended after --timeout 200ms, ";
+    let idle = "reaper run: ended after --idle 300ms, ";
+    for (words, status, line) in [
+        (
+            &["--timeout", "200ms", "--", "sleep", "60"][..],
+            124,
+            timeout,
+        ),
         (
             &[
                 "--timeout",
@@ -75,15 +84,61 @@ fn time_runs_out(place: &RunWorld) {
                 "trap 'exit 3' TERM; sleep 60 & wait",
             ],
             124,
+            timeout,
         ),
-        (&["--timeout", "60s", "--", "sh", "-c", "exit 3"], 3),
-        (&["--idle", "300ms", "--", "sh", "-c", silent], 124),
-        (&["--idle", "300ms", "--", "sh", "-c", works], 124),
+        (&["--timeout", "60s", "--", "sh", "-c", "exit 3"], 3, ""),
+        (&["--idle", "300ms", "--", "sh", "-c", silent], 124, idle),
+        (&["--idle", "300ms", "--", "sh", "-c", works], 124, idle),
     ] {
         let said = place.run(words);
         assert_eq!(said.code, Some(status), "{words:?}: {}", said.err);
-        assert_eq!(said.err, "", "{words:?}");
+        assert!(said.err.starts_with(line), "{words:?}: {}", said.err);
+        let lines = usize::from(!line.is_empty());
+        assert_eq!(said.err.lines().count(), lines, "{words:?}: {}", said.err);
     }
+}
+
+/// A limit that ends the run is told in one line. `-q` omits it, `-v` adds a line for each process, and `--json` has the
+/// same facts instead.
+fn ends_told(place: &RunWorld) {
+    let script = "sleep 60 & setsid sleep 60 & wait";
+    let limited = |options: &[&str]| {
+        let words = [options, &["--timeout", "300ms", "--", "sh", "-c", script]].concat();
+        let said = place.run(&words);
+        assert_eq!(said.code, Some(124), "{options:?}: {}", said.err);
+        said.err
+    };
+    let line = |reaped| match reaped {
+        1 => "reaper run: ended after --timeout 300ms, 1 process reaped".to_owned(),
+        n => format!("reaper run: ended after --timeout 300ms, {n} processes reaped"),
+    };
+    let plain = limited(&[]);
+    assert!((1..=3).any(|n| plain == line(n) + "\n"), "{plain}");
+    assert_eq!(limited(&["-q"]), "");
+    for options in [&["-v"][..], &["-v", "--leader-first"]] {
+        let all = limited(options);
+        let reaped = all.lines().count() - 1;
+        assert!(reaped > 0 && all.ends_with(&(line(reaped) + "\n")), "{all}");
+        assert!(all.contains(" (sh): SIGTERM\n"), "{all}");
+        assert_eq!(all.matches(": SIGTERM\n").count(), reaped, "{all}");
+    }
+    let report: Value = serde_json::from_str(&limited(&["--json", "-v"])).expect("JSON");
+    let (outcome, limit) = (&report["outcome"], &report["limit_ms"]);
+    assert_eq!((outcome, limit), (&"timeout".into(), &300.into()));
+    assert_eq!(report["processes"][0]["pid"], report["pid"]);
+
+    let left = ["--", "sh", "-c", "setsid sleep 60 & exit 3"];
+    let said = place.run(&left);
+    assert_eq!((said.code, said.err.as_str()), (Some(3), ""));
+    let said = place.run(&[&["--verbose"], &left[..]].concat());
+    assert!(
+        said.err
+            .ends_with(" (sleep): SIGTERM\nreaper run: 1 process reaped\n"),
+        "{}",
+        said.err
+    );
+    let said = place.run(&["-q", "-v", "true"]);
+    assert_eq!(said.code, Some(125), "{}", said.err);
 }
 
 /// The command is not started if leftovers could not be found: /proc of another PID namespace shows other processes.

@@ -1,28 +1,29 @@
 //! `reaper run`: runs a command and leaves nothing of it behind.
 
 mod detach;
+mod report;
 
 use std::ffi::OsString;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::Context;
 use clap::Args;
 use nix::sys::signal::{Signal, raise};
 
 use super::{Failure, OWN_FAILURE, time_with_unit};
-use crate::export::{message, to_json};
+use crate::export::message;
 use crate::run::{
-    CommandExit, ConcurrencyLimit, DoneWhen, Progress, Role, Run, RunError, RunOutcome, RunReport,
-    Runs, role,
+    CommandExit, ConcurrencyLimit, DoneWhen, Progress, Role, Run, RunError, RunOutcome, Runs,
+    is_name, role,
 };
 pub(super) use detach::SUPERVISE;
 use detach::{Side, StartNotifier};
 use reaper_host::advice::Advised as _;
 use reaper_host::sys::child;
-use reaper_host::sys::held_path::{self, HeldFile, HeldPath, HeldPathError, has_parent_component};
+use reaper_host::sys::held_path::{HeldPathError, has_parent_component};
+use report::{OutputArgs, ReportOutput};
 
 pub(super) const HELP: &str = "\
 The command keeps the terminal, stdin, signals and exit status as if it had been started directly. When it exits, all \
@@ -34,7 +35,7 @@ Signals: signals sent to `reaper run` are passed on to the command. While the de
     Ctrl-C skips the grace. A signal that another process sends to the whole process group reaches the command twice, \
     because it is a member of the group; one from the terminal reaches it once.
 
-Time limits: when --timeout or --idle ends the run, the whole tree is ended. If stdout or stderr is a terminal, output \
+Time limits: when --timeout or --idle ends the run, the whole tree is ended, and one line on stderr says so. If stdout or stderr is a terminal, output \
     of any process to that terminal resets --idle, except through /dev/tty. If it is a file or a pipe, only output of the \
     run does.
 
@@ -56,6 +57,7 @@ Examples:
   reaper run --timeout 45min --grace 30s -- claude -p 'fix the build'
   reaper run --idle 10min -- ./nightly.sh > nightly.log
   reaper run --done-when 'test -e done' --every 5s -- ./agent.sh
+  reaper run -v --timeout 10min -- npm test
   reaper run --report run.json -- cargo test; jq .outcome run.json
 
   # Remove a worktree after a success, keep it after a failure
@@ -145,12 +147,8 @@ pub(super) struct RunArgs {
     /// Output is kept for `reaper logs`.
     #[arg(long)]
     detach: bool,
-    /// Write the outcome to this file as one JSON object.
-    #[arg(long, value_name = "FILE")]
-    report: Option<PathBuf>,
-    /// Write the outcome to stderr as one JSON object.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
     /// Command and its arguments.
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -164,49 +162,6 @@ pub(super) struct SuperviseArgs {
     tell: Option<i32>,
     #[command(flatten)]
     run: RunArgs,
-}
-
-/// Destinations of the report.
-struct ReportOutput {
-    report: Option<ReportFile>,
-    json: bool,
-}
-
-/// File for the report, resolved before the command starts.
-struct ReportFile {
-    /// Path from the command line.
-    path: PathBuf,
-    file: TargetFile,
-}
-
-enum TargetFile {
-    /// Replaced by a new file.
-    Regular(HeldPath),
-    /// A device, a pipe or the target of a link: written to, not replaced.
-    Special(HeldFile),
-}
-
-impl ReportFile {
-    fn resolve(path: PathBuf) -> Result<ReportFile, HeldPathError> {
-        let file = match HeldFile::open(&path)? {
-            Some(file) => TargetFile::Special(file),
-            None => {
-                TargetFile::Regular(HeldPath::resolve(&held_path::without_dangling_link(&path))?)
-            }
-        };
-        Ok(ReportFile { path, file })
-    }
-
-    fn write(&self, line: &[u8]) -> anyhow::Result<()> {
-        let written = match &self.file {
-            TargetFile::Regular(path) => path.replace(line),
-            TargetFile::Special(file) => file.write(line),
-        };
-        written.with_context(|| {
-            let path = self.path.display();
-            format!("the run has ended, but --report {path} cannot be written")
-        })
-    }
 }
 
 /// Runs the command, with `--detach` in a child process, and returns the exit status.
@@ -244,19 +199,10 @@ pub(super) fn supervise_detached(args: SuperviseArgs) -> u8 {
 
 /// Prepares a run, and closes runs whose `reaper run` was killed. On an error, prints it and returns the exit status.
 fn prepare(args: RunArgs) -> Result<(Run, ReportOutput), u8> {
-    let report = args.report.clone().map(ReportFile::resolve).transpose();
-    let report = report.map_err(|error| {
-        let file = args.report.as_deref().unwrap_or(Path::new(""));
-        message!(
-            "reaper: the command was not started, because --report {} cannot be written: {error}",
-            file.display()
-        );
+    let report = ReportOutput::resolve(args.output.clone()).map_err(|error| {
+        message!("reaper: {error}");
         OWN_FAILURE
     })?;
-    let report = ReportOutput {
-        report,
-        json: args.json,
-    };
     let mut run = build_run(args);
     match Runs::of_user() {
         Ok(runs) => {
@@ -289,10 +235,9 @@ fn supervise(mut run: Run, report: &ReportOutput, notifier: &StartNotifier) -> u
     }
 }
 
-/// Supervises the run in this process, and writes the report. Prints errors and surviving processes. Returns the exit
-/// status.
+/// Supervises the run in this process, and writes its report. Returns the exit status.
 fn run_and_report(mut run: Run, output: &ReportOutput, notifier: &StartNotifier) -> u8 {
-    run.progress = Some(Box::new(progress_handler(&run, notifier.clone())));
+    run.progress = Some(Box::new(progress_handler(&run, output, notifier.clone())));
     let report = match run.supervise() {
         Ok(report) => report,
         Err(error) => {
@@ -307,14 +252,7 @@ fn run_and_report(mut run: Run, output: &ReportOutput, notifier: &StartNotifier)
             return error.status();
         }
     };
-    for left in &report.survivors {
-        let (pid, command, why) = (left.pid, &left.command, &left.reason);
-        message!("reaper: left behind: pid {pid} ({command}): {why}");
-    }
-    for error in &report.errors {
-        message!("reaper: {error}");
-    }
-    if let Err(error) = write_report(&report, output.report.as_ref(), output.json) {
+    if let Err(error) = output.write(&report) {
         message!("reaper: {}", Failure::Other(error));
         return OWN_FAILURE;
     }
@@ -357,10 +295,15 @@ fn build_run(args: RunArgs) -> Run {
 }
 
 /// Returns the handler of progress. It redirects the output of a detached run to its log, reports the start to
-/// `notifier`, and prints that the run waits for a slot. It prints that only on a terminal.
-fn progress_handler(run: &Run, notifier: StartNotifier) -> impl FnMut(Progress<'_>) + use<> {
-    let group = run.limit.as_ref().map(|limit| limit.group.clone());
-    let group = group.filter(|_| std::io::stderr().is_terminal() && !run.detached);
+/// `notifier`, and prints that the run waits for a slot. It prints that only on a terminal, and not if it is quiet.
+fn progress_handler(
+    run: &Run,
+    output: &ReportOutput,
+    notifier: StartNotifier,
+) -> impl FnMut(Progress<'_>) + use<> {
+    let is_told = std::io::stderr().is_terminal() && !run.detached && !output.is_quiet();
+    let group = run.limit.as_ref().filter(|_| is_told);
+    let group = group.map(|limit| limit.group.clone());
     let mut id = String::new();
     move |progress| match progress {
         Progress::Recorded(recording) => {
@@ -377,15 +320,6 @@ fn progress_handler(run: &Run, notifier: StartNotifier) -> impl FnMut(Progress<'
         }
         Progress::Started(_) => notifier.started(&id),
     }
-}
-
-fn write_report(report: &RunReport, target: Option<&ReportFile>, json: bool) -> anyhow::Result<()> {
-    let line = to_json(report);
-    if json {
-        let written = std::io::stderr().write_all(&line);
-        written.context("the run has ended, but its --json report cannot be written to stderr")?;
-    }
-    target.map_or(Ok(()), |target| target.write(&line))
 }
 
 /// Parses a number of seconds, or a time with its unit.
@@ -408,9 +342,7 @@ fn limit(text: &str) -> Result<Duration, String> {
 
 /// Parses the name of a run, which must also be valid as a file name.
 fn name(text: &str) -> Result<String, String> {
-    let is_valid = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    let starts_alphanumeric = text.starts_with(|c: char| c.is_ascii_alphanumeric());
-    if !starts_alphanumeric || text.len() > 64 || !text.chars().all(is_valid) {
+    if !is_name(text) {
         return Err(
             "expected up to 64 letters, digits, `.`, `_` and `-`, with a letter or digit first"
                 .to_owned(),

@@ -3,28 +3,33 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use hashbrown::HashSet;
+use hashbrown::{HashMap, HashSet};
 
 use super::cgroup::RunCgroup;
 use super::received_signal::ReceivedSignal;
-use super::report::{children, ended};
+use super::report::{EndedProcess, LISTED_MAX, children, ended};
 use super::supervise::SupervisedCommand;
 use super::{RunOutcome, RunReport, Survivor};
-use crate::reap::{Due, PollingReaper, ReapResult};
+use crate::reap::{Due, PollingReaper, ReapOutcome, ReapResult};
 use reaper_host::source::procfs::descendants::Descendant;
 use reaper_host::source::procfs::{Procfs, ProcfsError};
 use reaper_host::sys;
 use reaper_model::event::ProcessKey;
+
+/// Names (`comm`) of the processes of a tree, read before they are signalled. At most [`LISTED_MAX`].
+pub(super) type Names = HashMap<ProcessKey, String>;
 
 /// Number of living processes, forked during the grace, above which SIGKILL follows at once: that many are no clean-up.
 const FORKS_MAX: usize = 256;
 
 impl SupervisedCommand<'_> {
     /// Ends the command, all other descendants of this process, and the processes in the command's cgroup. Returns the
-    /// result for each process that it signalled or tried to signal; nothing if none is left.
-    pub(super) fn end_tree(&mut self) -> Vec<ReapResult> {
+    /// result for each process that it signalled or tried to signal, and the names of the processes; nothing if none is
+    /// left.
+    pub(super) fn end_tree(&mut self) -> (Vec<ReapResult>, Names) {
+        let mut names = Names::new();
         if !self.has_processes() {
-            return Vec::new();
+            return (Vec::new(), names);
         }
         // Each process takes a pidfd.
         let _files = sys::many_files();
@@ -47,6 +52,11 @@ impl SupervisedCommand<'_> {
                     Ok(inside.ok().flatten().unwrap_or_default())
                 };
                 let mut all = procfs.descendants(own, inside)?;
+                for process in &all {
+                    if names.len() < LISTED_MAX && !names.contains_key(&process.key) {
+                        names.insert(process.key, process.comm());
+                    }
+                }
                 if gentle && !signalled.is_empty() {
                     forks.set(remove_forked_since(&mut all, signalled));
                 }
@@ -76,7 +86,7 @@ impl SupervisedCommand<'_> {
                 reaper.end_grace();
             }
         }
-        reaper.results()
+        (reaper.results(), names)
     }
 
     /// Reaps exited children. Returns whether this process has other children or the command's cgroup has processes.
@@ -86,9 +96,14 @@ impl SupervisedCommand<'_> {
         self.wait_children() || self.cgroup.as_ref().is_some_and(is_occupied)
     }
 
-    /// Creates the report. `results` are those of [`Self::end_tree`]. Processes that still live are survivors. The
-    /// counts of ended processes leave out the command itself.
-    pub(super) fn report(&mut self, outcome: RunOutcome, results: &[ReapResult]) -> RunReport {
+    /// Creates the report. `results` and `names` are those of [`Self::end_tree`]. Processes that still live are
+    /// survivors. The counts of ended processes leave out the command itself.
+    pub(super) fn report(
+        &mut self,
+        outcome: RunOutcome,
+        results: &[ReapResult],
+        names: &Names,
+    ) -> RunReport {
         let mut living = HashSet::new();
         if self.has_processes() {
             living = children();
@@ -113,12 +128,39 @@ impl SupervisedCommand<'_> {
             outcome,
             end: self.end,
             duration: self.age(),
+            limit: match outcome {
+                RunOutcome::Timeout => self.run.timeout,
+                RunOutcome::Idle => self.run.idle,
+                _ => None,
+            },
             ended: count,
             killed,
+            processes: self.listed(results, names),
             memory_rss: memory.map(|memory| memory.rss).sum(),
             survivors: Survivor::all(results, living),
             errors: Vec::new(),
         }
+    }
+
+    /// Returns the processes that were ended, the command first. With `leader_first` the command may have been ended
+    /// before there were results.
+    fn listed(&self, results: &[ReapResult], names: &Names) -> Vec<EndedProcess> {
+        let one = |result: &ReapResult| {
+            let is_exited = matches!(result.outcome, ReapOutcome::Exited(_));
+            let signal = result.signal.filter(|_| is_exited)?;
+            Some(EndedProcess {
+                pid: result.key.pid,
+                command: names.get(&result.key).cloned().unwrap_or_default(),
+                signal: signal.as_str(),
+            })
+        };
+        let (command, others): (Vec<_>, Vec<_>) = results
+            .iter()
+            .filter_map(one)
+            .partition(|process| process.pid == self.pid);
+        let alone = self.leader.clone().filter(|_| command.is_empty());
+        let all = alone.into_iter().chain(command).chain(others);
+        all.take(LISTED_MAX).collect()
     }
 }
 

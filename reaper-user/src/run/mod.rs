@@ -70,7 +70,7 @@ pub use record::{
     CgroupCreated, Claim, CommandStarted, RecordedProcess, RunHeader, RunRecord, RunResult,
 };
 pub use record_writer::RecordWriter;
-pub use report::{RunReport, Survivor};
+pub use report::{EndedProcess, LISTED_MAX, RunReport, Survivor};
 pub use runs::{CLOSED_AGE, CLOSED_MAX, RecordError, RecordedRun, Runs};
 pub use stand_in::{Role, Supervisor, role};
 pub use stop::StopError;
@@ -88,8 +88,9 @@ pub struct Run {
     pub leader_first: bool,
     /// Time limit for the command, counted from its start. `None` for no limit.
     pub timeout: Option<Duration>,
-    /// Time limit without output on the stdout and stderr of this process, which the command must inherit. `None` for
-    /// no limit.
+    /// Time limit without output on the stdout and stderr of this process. `None` for no limit. With a limit, the command
+    /// writes to these streams: a stdout or stderr that was set on [`Run::command`] is replaced, except where this process
+    /// has a terminal.
     pub idle: Option<Duration>,
     /// Probe that tests whether the run is done.
     pub done_when: Option<DoneWhen>,

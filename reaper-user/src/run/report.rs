@@ -39,10 +39,19 @@ pub struct RunReport {
     /// Time from the start until no process of the run was left.
     #[serde(rename = "duration_ms", serialize_with = "as_millis")]
     pub duration: Duration,
+    /// `--timeout` or `--idle`, if it ended the run.
+    #[serde(
+        rename = "limit_ms",
+        serialize_with = "as_optional_millis",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub limit: Option<Duration>,
     /// Number of processes besides the command that were ended.
     pub ended: usize,
     /// Number of these that were ended by SIGKILL.
     pub killed: usize,
+    /// Processes that were ended, at most [`LISTED_MAX`]. Includes the command if it had to be ended.
+    pub processes: Vec<EndedProcess>,
     /// Sum of the resident memory of these processes right after their first signal, in bytes. Leaves out those that
     /// could not be measured.
     #[serde(rename = "memory.rss")]
@@ -66,6 +75,26 @@ impl RunReport {
             RunOutcome::Failed | RunOutcome::Death => own.max(1),
         }
     }
+
+    /// Returns the number of processes that were ended, including the command if it had to be ended.
+    pub fn reaped(&self) -> usize {
+        let is_command = |process: &EndedProcess| process.pid == self.pid;
+        self.ended + usize::from(self.processes.iter().any(is_command))
+    }
+}
+
+/// Maximum number of processes that a report lists.
+pub const LISTED_MAX: usize = 1000;
+
+/// A process that was ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct EndedProcess {
+    /// Pid in the PID namespace of the run.
+    pub pid: u32,
+    /// Kernel's short name (`comm`) before the first signal; empty if unknown.
+    pub command: String,
+    /// Name of the strongest signal that it was sent.
+    pub signal: &'static str,
 }
 
 /// A process that could not be ended.
@@ -93,6 +122,13 @@ impl Serialize for CommandExit {
 
 fn as_millis<S: serde::Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_u64(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+}
+
+fn as_optional_millis<S: serde::Serializer>(
+    time: &Option<Duration>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    as_millis(&time.unwrap_or_default(), serializer)
 }
 
 impl Survivor {

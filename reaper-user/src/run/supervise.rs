@@ -15,9 +15,11 @@ use super::cgroup::RunCgroup;
 use super::output_monitor::OutputMonitor;
 use super::probe::DoneProbe;
 use super::received_signal::ReceivedSignal;
+use super::report::EndedProcess;
 use super::stand_in::Supervisor;
 use super::{CommandExit, Progress, Run, RunError, RunOutcome, RunReport, RunState, outcome};
 use crate::reap;
+use reaper_host::source::procfs::Procfs;
 use reaper_host::sys;
 use reaper_host::sys::child::{self, BlockedSignals, ChildChange};
 use reaper_host::sys::exit_poll::ExitPoll;
@@ -40,6 +42,8 @@ pub(super) struct SupervisedCommand<'a> {
     pub(super) cgroup: Option<RunCgroup>,
     /// Exit of the command; `None` while it runs.
     pub(super) end: Option<CommandExit>,
+    /// The command, if it was signalled alone and has exited.
+    pub(super) leader: Option<EndedProcess>,
     /// Time of the last stop or exit of the command (`CLOCK_MONOTONIC`, ns).
     ended_ns: u64,
     /// Numbers of the received termination signals, each with the time of its last arrival (`CLOCK_MONOTONIC`, ns).
@@ -104,6 +108,7 @@ pub(super) fn supervise_command(
         exits,
         cgroup,
         end: None,
+        leader: None,
         ended_ns: 0,
         stop_signals: Vec::new(),
         stop_requested: Cell::new(false),
@@ -118,7 +123,7 @@ pub(super) fn supervise_command(
         Some(recording) => recording.claim(outcome),
         None => outcome,
     };
-    let results = supervised.end_tree();
+    let (results, names) = supervised.end_tree();
     if let Some(output) = supervised.output.take() {
         output.finish(|| {
             supervised
@@ -127,7 +132,7 @@ pub(super) fn supervise_command(
                 .any(ReceivedSignal::requests_termination)
         });
     }
-    let report = supervised.report(outcome, &results);
+    let report = supervised.report(outcome, &results, &names);
     // With survivors it cannot be removed. They are in the report already.
     let cgroup = supervised
         .cgroup
@@ -350,14 +355,23 @@ impl SupervisedCommand<'_> {
     /// further termination signal ends the wait.
     pub(super) fn end_leader(&mut self) -> bool {
         let until = sys::after(self.run.times.grace);
+        let leader = EndedProcess {
+            pid: self.pid,
+            command: Procfs::default().comm(self.pid).unwrap_or_default(),
+            signal: self.run.signal.as_str(),
+        };
         if let Err(error) = reap::terminate_own(&self.pidfd, self.pid, self.run.signal) {
             tracing::debug!("pid {}: cannot send {}: {error}", self.pid, self.run.signal);
         }
         loop {
             self.wait_children();
             let left = until.saturating_sub(sys::monotonic());
-            if self.end.is_some() || left == 0 {
-                return self.end.is_some();
+            if self.end.is_some() {
+                self.leader = Some(leader);
+                return true;
+            }
+            if left == 0 {
+                return false;
             }
             self.wait(Some(Duration::from_nanos(left)));
             if self

@@ -15,6 +15,19 @@ pub struct Descendant {
     pub key: ProcessKey,
     /// Pid of its parent.
     pub parent: u32,
+    /// Kernel's short name, padded with zeros.
+    comm: [u8; COMM_MAX],
+}
+
+/// Maximum length of a name, as of `TASK_COMM_LEN` in the kernel.
+const COMM_MAX: usize = 16;
+
+impl Descendant {
+    /// Returns the kernel's short name (`comm`).
+    pub fn comm(&self) -> String {
+        let bytes = self.comm.split(|byte| *byte == 0).next();
+        String::from_utf8_lossy(bytes.unwrap_or_default()).into_owned()
+    }
 }
 
 /// A process, and whether it is alive (not a zombie).
@@ -105,9 +118,13 @@ impl Procfs {
     fn rows(&self) -> Result<Vec<Row>, ProcfsError> {
         let row = |pid| {
             self.stat(pid, |stat: Stat<'_>| {
+                let mut comm = [0; COMM_MAX];
+                let length = stat.comm.len().min(COMM_MAX);
+                comm[..length].copy_from_slice(&stat.comm[..length]);
                 let descendant = Descendant {
                     key: stat.key(pid),
                     parent: stat.parent,
+                    comm,
                 };
                 (descendant, !stat.has_exited())
             })
