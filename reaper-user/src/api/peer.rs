@@ -37,6 +37,24 @@ impl Peer {
         Ok(Peer { uid: cred.uid() })
     }
 
+    /// Checks that pids mean the same processes for the client and for this service.
+    ///
+    /// # Errors
+    /// The client has connected from another pid namespace, or its namespace is unknown. The message says what to do.
+    pub fn check_pid_namespace(stream: &UnixStream) -> Result<(), &'static str> {
+        match target::shares_pid_namespace(stream.peer_cred().ok().and_then(|cred| cred.pid())) {
+            Some(true) => Ok(()),
+            Some(false) => Err(
+                "this client is in another pid namespace than the service, where pids mean other processes: run the \
+                 command where the service runs, or start the container with `--pid=host`",
+            ),
+            None => Err(
+                "the service cannot tell whether pids mean the same processes for this client: it may not read the client \
+                 in /proc (mount option hidepid); run the command as the user of the service",
+            ),
+        }
+    }
+
     /// Returns whether the client is root.
     pub fn is_root(self) -> bool {
         self.uid == 0

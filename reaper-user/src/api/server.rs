@@ -327,7 +327,8 @@ async fn accept(listener: UnixListener, backend: Backend, timeouts: Timeouts) {
 /// Serves one connection: one request, one response.
 async fn serve_connection(stream: UnixStream, peer: Peer, slot: ConnectionSlot) {
     let shared = &slot.shared;
-    let service = service_fn(|request| route::answer(request, peer, shared));
+    let namespace = Peer::check_pid_namespace(&stream);
+    let service = service_fn(|request| route::answer(request, peer, namespace, shared));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(shared.timeouts.request)

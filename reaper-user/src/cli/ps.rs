@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::Failure;
 use super::client::{BOLD, DIM};
-use super::runs::{open, redacted_command};
+use super::runs::{open, redacted_command, shown_here};
 use super::show::{count, fit, time, width};
 use crate::export::{print, printable, to_json};
 use crate::run::{RecordedRun, RunHeader, RunRecord, RunResult};
@@ -19,7 +19,8 @@ Needs no service. Lists the commands that you have started with `reaper run`. Ru
     killed are closed first, and what is left of them is ended: the command, if its pid still belongs to it, its \
     descendants and the processes in its cgroup. Runs from before the last boot are only closed.
 
-Columns: AGE is the time since the start, LEFT what remains of --timeout.
+Columns: AGE is the time since the start, LEFT what remains of --timeout. PID is `-` for a run of another pid \
+    namespace, such as a container.
 
 Examples:
   reaper ps
@@ -52,7 +53,7 @@ struct ListedRun<'a> {
     start: RunHeader,
     /// `waiting`, `running`, `ending`, `closed`, or `lost` if its `reaper run` was killed and it cannot be closed here.
     state: &'static str,
-    /// Pid of the command, once it has started.
+    /// Pid of the command, once it has started. `None` too if it belongs to another pid namespace.
     pid: Option<u32>,
     /// Time since the record was created. Of a closed run its duration, if a supervisor has observed that.
     age_ms: u64,
@@ -77,6 +78,7 @@ pub(super) fn run(args: &PsArgs) -> Result<(), Failure> {
         args.all || known.record.result.is_none()
     });
     runs.prune();
+    let known: Vec<RecordedRun> = known.into_iter().map(shown_here).collect();
     let output = PsOutput {
         schema: 1,
         runs: known.iter().map(ListedRun::of).collect(),
@@ -115,7 +117,7 @@ impl ListedRun<'_> {
         let budget = start.timeout_ms.filter(|_| result.is_none());
         ListedRun {
             state,
-            pid: first.map(|first| first.process.pid),
+            pid: first.map(|first| first.process.pid).filter(|pid| *pid != 0),
             age_ms: duration.unwrap_or(since.as_millis() as u64),
             remaining_ms: budget.map(|budget| budget.saturating_sub(spent())),
             log: start.detached.then(|| known.log().display().to_string()),

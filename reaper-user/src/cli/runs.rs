@@ -4,6 +4,7 @@ use super::Failure;
 use super::show::count;
 use crate::export::{message, printable, redact};
 use crate::run::{RecordError, RecordedRun, Runs, StopError, Survivor};
+use reaper_host::sys;
 
 /// Longest command line in a message, in characters.
 const COMMAND_MAX: usize = 200;
@@ -62,15 +63,22 @@ pub(super) fn close_dead(runs: &Runs, verbose: bool) {
     }
 }
 
+/// Returns the run without pids of another pid namespace, where they mean other processes: they are 0.
+pub(super) fn shown_here(mut run: RecordedRun) -> RecordedRun {
+    run.record = run.record.shown_in(sys::non_initial_pid_namespace().ok());
+    run
+}
+
 /// Prints the processes of a run that could not be ended.
 pub(super) fn print_survivors(run: &RecordedRun, all: &[Survivor]) {
     for left in all {
-        let (pid, why) = (left.pid, &left.reason);
+        let why = &left.reason;
         let command = printable(&left.command, COMMAND_MAX);
-        message!(
-            "reaper: run {}: left behind: pid {pid} ({command}): {why}",
-            run.id()
-        );
+        let process = match left.pid {
+            0 => format!("a process of another pid namespace ({command})"),
+            pid => format!("pid {pid} ({command})"),
+        };
+        message!("reaper: run {}: left behind: {process}: {why}", run.id());
     }
 }
 

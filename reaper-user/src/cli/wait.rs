@@ -1,6 +1,6 @@
 //! `reaper wait`: waits for a run.
 
-use super::runs::{open, print_survivors};
+use super::runs::{open, print_survivors, shown_here};
 use super::{Failure, OWN_FAILURE};
 use crate::export::message;
 
@@ -27,7 +27,7 @@ pub(super) fn run(name: &str) -> u8 {
 
 fn wait(name: &str) -> Result<u8, Failure> {
     let runs = open()?;
-    let recorded = runs.wait(&runs.find(name)?)?;
+    let recorded = shown_here(runs.wait(&runs.find(name)?)?);
     let Some(result) = &recorded.record.result else {
         return Ok(OWN_FAILURE);
     };

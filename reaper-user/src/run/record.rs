@@ -268,6 +268,24 @@ impl RunRecord {
         Ok(record)
     }
 
+    /// Returns the record as a process in the PID namespace with this inode may show it (0 for the initial one, `None` if
+    /// it is unknown). Pids of another namespace become 0, because they mean other processes.
+    pub fn shown_in(mut self, namespace: Option<u32>) -> RunRecord {
+        if namespace != Some(self.header.pid_namespace) {
+            let commands = self
+                .commands
+                .iter_mut()
+                .map(|command| &mut command.process.pid);
+            let claim = self.claim.iter_mut().map(|claim| &mut claim.by);
+            let left = self.result.iter_mut().flat_map(|result| &mut result.left);
+            let left = left.map(|survivor| &mut survivor.pid);
+            let pids = commands.chain(claim).chain(left);
+            pids.chain([&mut self.header.supervisor.pid])
+                .for_each(|pid| *pid = 0);
+        }
+        self
+    }
+
     /// Returns the outcome of the result or, without one, of the claim. Returns `None` if the record has neither.
     pub fn outcome(&self) -> Option<RunOutcome> {
         let outcome = self.result.as_ref().map(|result| result.outcome);

@@ -43,15 +43,19 @@ pub enum StopError {
         source: io::Error,
     },
     /// The supervisor must not or cannot be signalled.
-    #[error("run {id}: its supervisor, the `reaper run` with pid {pid}, {reason}")]
+    #[error("run {id}: its supervisor, the `reaper run`{}, {reason}", with_pid(*pid))]
     Supervisor {
         /// Id of the run.
         id: String,
-        /// Pid of the supervisor, as the record gives it.
-        pid: u32,
+        /// Pid of the supervisor, as the record gives it. `None` if it is in another PID namespace.
+        pid: Option<u32>,
         /// Predicate that completes the message, such as `is in another pid namespace`.
         reason: &'static str,
     },
+}
+
+fn with_pid(pid: Option<u32>) -> String {
+    pid.map_or(String::new(), |pid| format!(" with pid {pid}"))
 }
 
 fn failed(known: &RecordedRun, action: &'static str) -> impl Fn(io::Error) -> StopError {
@@ -63,9 +67,11 @@ fn failed(known: &RecordedRun, action: &'static str) -> impl Fn(io::Error) -> St
 }
 
 fn refused(known: &RecordedRun, reason: &'static str) -> StopError {
+    let header = &known.record.header;
+    let own = runs::pid_namespace().is_ok_and(|own| own == header.pid_namespace);
     StopError::Supervisor {
         id: known.id().to_owned(),
-        pid: known.record.header.supervisor.pid,
+        pid: own.then_some(header.supervisor.pid),
         reason,
     }
 }

@@ -28,3 +28,8 @@ impl SignalTarget {
         }))
     }
 }
+
+/// Returns true, because macOS has no pid namespaces.
+pub(super) fn shares_pid_namespace(_pid: Option<i32>) -> Option<bool> {
+    Some(true)
+}

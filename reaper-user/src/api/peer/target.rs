@@ -5,6 +5,7 @@ use std::io;
 
 use super::SignalTarget;
 use reaper_host::source::procfs::Procfs;
+use reaper_host::sys::proc_file;
 use reaper_model::event::{ProcessKey, TICK_NS};
 
 impl SignalTarget {
@@ -41,6 +42,18 @@ impl SignalTarget {
     }
 }
 
+/// Returns whether the process with this pid is in the pid namespace of this one. The kernel translates the pid of a
+/// client, and gives 0 for a client outside of this namespace. `None` if that is unknown.
+pub(super) fn shares_pid_namespace(pid: Option<i32>) -> Option<bool> {
+    match pid? {
+        0 => Some(false),
+        pid => {
+            let status = fs::read(format!("/proc/{pid}/status")).ok()?;
+            Some(!proc_file::is_nested(&status))
+        }
+    }
+}
+
 /// Returns the real and saved user id from the text of a `status` file, `None` if it is incomplete.
 fn ids(status: &str) -> Option<(u32, u32)> {
     let field = |name| status.lines().find_map(|line| line.strip_prefix(name));
@@ -53,6 +66,19 @@ fn ids(status: &str) -> Option<(u32, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_visible_client_outside_of_inner_namespaces_shares_pids() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        for (pid, expected) in [
+            (Some(own), Some(true)),
+            (Some(0), Some(false)),
+            (Some(i32::MAX), None),
+            (None, None),
+        ] {
+            assert_eq!(shares_pid_namespace(pid), expected, "{pid:?}");
+        }
+    }
 
     #[test]
     fn incomplete_status_file_has_no_ids() {

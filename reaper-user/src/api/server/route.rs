@@ -65,14 +65,20 @@ impl ErrorResponse {
     }
 }
 
-/// Handles one request. Errors become responses too.
+/// Handles one request. Errors become responses too. Each answer contains pids, so a client for which they would mean
+/// other processes gets none: `namespace` is the result of [`Peer::check_pid_namespace`].
 pub(super) async fn answer(
     request: Request<Incoming>,
     peer: Peer,
+    namespace: Result<(), &str>,
     shared: &Shared,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     let allowed = methods(request.uri().path());
-    Ok(match handle(request, peer, shared).await {
+    let answered = match namespace {
+        Ok(()) => handle(request, peer, shared).await,
+        Err(why) => Err(ErrorResponse::new("eperm", why)),
+    };
+    Ok(match answered {
         Ok(body) => response(StatusCode::OK, body),
         Err(refusal) => {
             let mut response = response(refusal.status(), to_json(&refusal));

@@ -128,3 +128,26 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn pids_are_shown_only_in_the_pid_namespace_of_the_run() {
+    let mut record = RunRecord::parse(&text(&sample_lines())).unwrap();
+    let left = Survivor {
+        pid: 702,
+        command: "cc".to_owned(),
+        reason: "x".to_owned(),
+    };
+    record.result.as_mut().unwrap().left.push(left);
+    assert_eq!(record.clone().shown_in(Some(0)), record);
+    for elsewhere in [Some(4_026_531_999), None] {
+        let shown = record.clone().shown_in(elsewhere);
+        let pids = [
+            shown.header.supervisor.pid,
+            shown.commands[0].process.pid,
+            shown.claim.unwrap().by,
+            shown.result.as_ref().unwrap().left[0].pid,
+        ];
+        assert_eq!(pids, [0; 4]);
+        assert_eq!(shown.outcome(), record.outcome());
+    }
+}

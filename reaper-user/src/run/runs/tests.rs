@@ -425,6 +425,20 @@ fn record_reserves_blocks_for_later_lines() {
     }
 }
 
+#[test]
+fn refused_stop_names_no_pid_of_another_pid_namespace() {
+    let dir = tempfile::tempdir().unwrap();
+    let runs = runs(&dir);
+    write_dead_run(&runs, None, |header| {
+        header.pid_namespace ^= 1;
+        header.supervisor.pid = 4_190_001;
+    });
+    let error = runs.stop(&runs.find("left22").unwrap()).unwrap_err();
+    let error = error.to_string();
+    assert!(error.contains("another pid namespace"), "{error}");
+    assert!(!error.contains("4190001"), "{error}");
+}
+
 /// The run was killed with its container, and cannot be closed from here.
 #[test]
 fn name_of_a_run_without_supervisor_is_free() {
