@@ -7,6 +7,7 @@ mod escaped;
 mod explain;
 pub mod hostile;
 mod keeper;
+mod readers;
 mod scan;
 mod service_requests;
 mod socket;
@@ -70,6 +71,7 @@ pub fn privileged() -> Vec<Trial> {
     trials.extend(scan::privileged());
     trials.extend(socket::privileged());
     trials.extend(config_file::privileged());
+    trials.extend(readers::privileged());
     trials.extend(explain::privileged());
     trials
 }

@@ -86,6 +86,8 @@ pub(super) struct DaemonArgs {
     #[arg(long, value_name = "FILE|-")]
     events: Option<PathBuf>,
     /// Print the event stream to stdout as JSON lines instead of text.
+    ///
+    /// The daemon stops when the reader closes stdout, as in a pipeline.
     #[arg(long)]
     json: bool,
     /// Run as your own service, for your own processes only.
@@ -226,6 +228,7 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     let own = scope.uid.map(|uid| format!("uid:{uid}"));
     let names_of_scope = args.scope.iter().cloned().chain(own).collect();
     let log = args.bpf_log;
+    let needs_reader = writes_json(&args);
     let only_observes = mode_reason.is_some();
     let settings = EngineSettings {
         leave_pinned: args.leave_pinned,
@@ -246,7 +249,10 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
         if let Some(journal) = &journal {
             sink.set_consumer(journal.feed());
         }
-        in_thread(move || watch(source, settings, sink, (requests, request_receiver), log))
+        in_thread(move || {
+            let requests = (requests, request_receiver);
+            watch(source, settings, sink, requests, log, needs_reader)
+        })
     });
     if let Some(journal) = journal {
         journal.close();
@@ -377,6 +383,16 @@ fn warn_of_missing(host: &sys::host::Host) {
     }
 }
 
+/// Returns whether stdout gets the event stream as JSON lines.
+fn writes_json(args: &DaemonArgs) -> bool {
+    args.json || args.events.as_deref().is_some_and(is_stdout)
+}
+
+/// Returns whether the argument of `--events` stands for stdout.
+fn is_stdout(events: &Path) -> bool {
+    events.as_os_str() == "-"
+}
+
 /// Opens the outputs of the event stream: stdout, and the file `events` unless that is `-`. With `lifecycle`, lines for
 /// people include lifecycle records.
 fn outputs(
@@ -384,7 +400,7 @@ fn outputs(
     json: bool,
     lifecycle: bool,
 ) -> Result<Vec<StreamOutput>, Failure> {
-    let to_stdout = events.is_some_and(|path| path.as_os_str() == "-");
+    let to_stdout = events.is_some_and(is_stdout);
     let format = if json || to_stdout {
         Format::Json
     } else {
@@ -403,17 +419,34 @@ fn outputs(
     Ok(outputs)
 }
 
-/// Runs the engine until a stop signal arrives. With `log` it also prints the messages of the probes.
+/// Runs the engine until a stop signal arrives. With `log` it also prints the messages of the probes. With
+/// `needs_reader` it also ends when the reader of stdout closes it.
 fn watch(
     mut source: Box<dyn Source + Send>,
     settings: EngineSettings,
     sink: Sink,
     (requests, request_receiver): (mpsc::Sender<EngineRequest>, mpsc::Receiver<EngineRequest>),
     log: bool,
+    needs_reader: bool,
 ) -> Result<(), Failure> {
     runtime()?.block_on(async {
         // In a terminal, the service stops when the terminal closes.
         let stop = stop_signal(io::stdout().is_terminal())?;
+        let unread = needs_reader.then(|| sys::unread(io::stdout()));
+        let unread = unread.transpose();
+        let unread = unread.map_err(Failure::system("cannot wait for the reader of stdout"))?;
+        let stop = async {
+            match unread {
+                None => stop.await,
+                Some(unread) => tokio::select! {
+                    signal = stop => signal,
+                    () = unread => {
+                        tracing::warn!("stdout was closed by its reader; the service stops");
+                        "stdout_closed"
+                    }
+                },
+            }
+        };
         reload_at_hangup(requests)?;
         if log {
             let mut logger = source

@@ -46,7 +46,7 @@ use nix::time::ClockId;
 pub(crate) use memory::{Counters, RingMemory, RingRecord, bytes_of, page_size};
 pub use memory::{fix_mmap_threshold, is_swap_used, trim};
 pub use proc::{is_visible, lock_holder, non_initial_pid_namespace, thread_group};
-pub use ready::{readable, wait_for};
+pub use ready::{readable, unread, wait_for};
 #[cfg(target_os = "linux")]
 pub use thread::{await_probes, many_files};
 pub use thread::{
