@@ -72,7 +72,7 @@ impl Engine {
     /// `tries` is the number of these. With `rereads`, the facts of an earlier search are read again.
     fn search_successor(&mut self, (id, tries): (SessionId, u32), now: u64, rereads: bool) {
         let state = self.model.succession(id);
-        if state.is_none_or(|state| state == Succession::Excluded) {
+        if !state.is_some_and(Succession::is_open) {
             return;
         }
         if rereads {

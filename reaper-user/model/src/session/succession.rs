@@ -53,7 +53,7 @@ impl Succession {
     }
 
     /// Returns whether another agent may still continue the session.
-    pub(super) fn is_open(self) -> bool {
+    pub fn is_open(self) -> bool {
         matches!(self, Succession::Awaited | Succession::Unknown)
     }
 }
@@ -149,24 +149,24 @@ impl Model {
         }
     }
 
-    /// Makes `root` the root of a session whose succession is not [`Succession::Excluded`]. Otherwise, or if the
-    /// session is closed, does nothing and returns no events.
+    /// Makes `root` the root of a session whose succession is open. Otherwise, or if the session is closed, does nothing
+    /// and returns no events.
     pub fn set_successor(&mut self, id: SessionId, root: ProcessKey) -> Vec<SessionEvent> {
         let mut session_events = Vec::new();
-        if self
-            .succession(id)
-            .is_some_and(|state| state != Succession::Excluded)
-        {
+        if self.succession(id).is_some_and(Succession::is_open) {
             self.sessions
                 .set_successor(&mut self.tree, id, root, &mut session_events);
         }
         session_events
     }
 
-    /// Sets the result of a search that has found no successor. Does nothing if the session is not open.
+    /// Sets the result of a search that has found no successor. Does nothing if the session or its succession is not
+    /// open.
     pub fn set_succession(&mut self, id: SessionId, state: Succession) {
-        let sessions = &mut self.sessions.open;
-        sessions.update(id, |session| session.succession = state);
+        if self.succession(id).is_some_and(Succession::is_open) {
+            let sessions = &mut self.sessions.open;
+            sessions.update(id, |session| session.succession = state);
+        }
     }
 
     /// Forgets the conversations of all processes that a search reads, so that the next search reads them again.

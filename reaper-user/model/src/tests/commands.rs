@@ -4,6 +4,7 @@ use super::rules::{read, set_markers, world};
 use super::world::{INIT, World};
 use crate::event::{ExitStatus, ProcessKey};
 use crate::facts::Fact;
+use crate::session::Succession;
 
 /// A run whose command is an agent with a shell, below which a nested agent has a shell too.
 fn tree() -> (World, [ProcessKey; 5]) {
@@ -34,6 +35,27 @@ fn leftovers_of_a_command_are_due_when_its_run_exits() {
     for key in [shell, nested, inside] {
         assert_eq!(w.why(key), "reap root_exited");
     }
+}
+
+#[test]
+fn command_of_a_run_gets_no_successor() {
+    let (mut w, [run, agent, shell, ..]) = tree();
+    let other = w.spawn(INIT, "claude");
+    let id = w
+        .model
+        .tree
+        .get(shell)
+        .unwrap()
+        .state
+        .member
+        .session
+        .unwrap();
+    w.exit_with(agent, ExitStatus::Exited(0), Some(run));
+    assert_eq!(w.model.succession(id), Some(Succession::LeftToRun));
+    assert!(w.model.set_successor(id, other).is_empty());
+    w.model.set_succession(id, Succession::Excluded);
+    assert_eq!(w.model.succession(id), Some(Succession::LeftToRun));
+    assert!(w.why(shell).starts_with("keep "), "{}", w.why(shell));
 }
 
 #[test]
