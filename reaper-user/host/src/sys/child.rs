@@ -82,8 +82,6 @@ impl BlockedSignals {
         for fault in FAULTS {
             held.remove(fault);
         }
-        let mut blocked = SigSet::empty();
-        pthread_sigmask(SigmaskHow::SIG_BLOCK, Some(&held), Some(&mut blocked))?;
         let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
         let signals = SignalFd::with_flags(&held, flags)?;
         let pipe = match PIPE_IGNORED.load(Ordering::Relaxed) {
@@ -93,6 +91,9 @@ impl BlockedSignals {
         // SIGCHLD must not be ignored, because the kernel then reports no exit statuses of children.
         // SAFETY: no handler is installed.
         let child = unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl) }?;
+        // Last, so that an error leaves no signal blocked.
+        let mut blocked = SigSet::empty();
+        pthread_sigmask(SigmaskHow::SIG_BLOCK, Some(&held), Some(&mut blocked))?;
         let inherited = InheritedSignals {
             blocked,
             pipe,
