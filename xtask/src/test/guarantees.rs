@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use anyhow::{Result, ensure};
 
 use super::binaries::{Binaries, TestBinary};
+use super::promises;
 
 /// Name and text of each guarantee, one per line.
 const GUARANTEES: &str = "\
@@ -98,6 +99,7 @@ const SHOWN: &[(&str, &[&str])] = &[
     ("clock::", &["budgets"]),
     ("tests::restart", &["restart"]),
     ("tests::survival", &["restart"]),
+    ("tests::promises", &["orphans", "kept"]),
     ("tests::successors", &["agents"]),
     ("tests::sessions", &["agents"]),
     ("reap::", &["escalation", "identity"]),
@@ -164,14 +166,16 @@ pub fn list(binaries: &Binaries, names: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Checks that each test shows a guarantee, and that each guarantee is shown by a test.
+/// Checks that each test shows a guarantee, that each guarantee is shown by a test, and that the tests of each promise of
+/// the README exist.
 ///
 /// # Errors
 /// Lists the tests and guarantees for which this is not so.
 pub fn check(binaries: &Binaries) -> Result<()> {
     let (mut unnamed, mut unseen) = (Vec::new(), names_of_guarantees());
-    for test in all(binaries)? {
-        match shown(&test) {
+    let tests = all(binaries)?;
+    for test in &tests {
+        match shown(test) {
             Some(shown) => shown.iter().for_each(|name| {
                 unseen.remove(name);
             }),
@@ -182,7 +186,7 @@ pub fn check(binaries: &Binaries) -> Result<()> {
         unnamed.is_empty() && unseen.is_empty(),
         "xtask/src/test/guarantees.rs: tests without a guarantee: {unnamed:?}; guarantees without a test: {unseen:?}"
     );
-    Ok(())
+    promises::check(&tests)
 }
 
 fn names_of_guarantees() -> BTreeSet<&'static str> {

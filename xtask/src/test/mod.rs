@@ -3,6 +3,7 @@
 mod binaries;
 mod guarantees;
 mod preflight;
+mod promises;
 mod repeat;
 
 use std::io::Write;

@@ -42,7 +42,7 @@ fn set_activity(w: &mut World, key: ProcessKey, activity: Activity) {
 }
 
 /// Delivers the activity of a whole tree without work and clients.
-fn set_tree_idle(w: &mut World, keys: &[ProcessKey]) {
+pub(super) fn set_tree_idle(w: &mut World, keys: &[ProcessKey]) {
     w.model.forget_activity_within(keys[0]);
     keys.iter()
         .for_each(|key| set_activity(w, *key, Activity::default()));

@@ -1,0 +1,400 @@
+//! The section "What it kills, and what it never kills" of the README, by the built-in rules. A test fails if a default
+//! changes so that a sentence there is no longer true. `xtask/src/test/promises.rs` names the tests of each sentence.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use reaper_common::MEMBER_UNCERTAIN;
+use toml::de::DeTable;
+
+use super::idle::set_tree_idle;
+use super::rules::{MINUTE, advance, set_facts, world};
+use super::survival::{exact_row, membership};
+use super::world::{INIT, OWN_PID, World};
+use crate::event::{ExitStatus, Image, ProcessKey, Uids};
+use crate::facts::{Fact, FactSet, Facts, KernelSession, Stdio};
+use crate::rules::Rules;
+use crate::ruleset::{Action, SessionCondition};
+use crate::user_keep::UserKeep;
+
+const CLAUDE: &str = "/usr/lib/node_modules/@anthropic-ai/claude-code/bin/claude.exe";
+const CODEX: &str = "/usr/local/bin/codex";
+const REAPED: &str = "reap root_exited";
+
+/// A host with the built-in rules and an agent in a shell. Each process has ordinary facts, unless a test sets others.
+struct Host {
+    w: World,
+    agent: ProcessKey,
+    facts: HashMap<ProcessKey, Facts>,
+}
+
+/// Returns facts of a process without a marker, a unit of its own, a socket, a client or a terminal.
+fn ordinary() -> Facts {
+    Facts {
+        markers: Fact::Known(0),
+        unit: Fact::Known("session-1.scope".into()),
+        listening: Fact::Known(false),
+        cpu: Fact::Known(0),
+        kernel_session: Fact::Known(KernelSession { sid: 1, tty: 0 }),
+        stdin_is_terminal: Fact::Known(false),
+        inherited: Fact::Known(Arc::default()),
+        conversations: Fact::Known(Arc::default()),
+        activity: Fact::Known(Arc::default()),
+        stdio: Fact::Known(Stdio::Other),
+        ..Facts::unreadable()
+    }
+}
+
+impl Host {
+    fn new(agent: &str) -> Host {
+        Host::with_rules(agent, "")
+    }
+
+    /// Adds rules of a user to the built-in ones.
+    fn with_rules(agent: &str, rules: &str) -> Host {
+        let root = DeTable::parse(rules).unwrap();
+        let rules = Rules::read(root.get_ref()).unwrap().in_force;
+        let mut host = Host {
+            w: world(rules),
+            agent: INIT,
+            facts: HashMap::new(),
+        };
+        let shell = host.start(INIT, "/bin/bash");
+        host.agent = host.start(shell, agent);
+        advance(&mut host.w, 0);
+        host
+    }
+
+    /// Starts a program, given by its path and arguments.
+    fn start(&mut self, parent: ProcessKey, command: &str) -> ProcessKey {
+        self.start_in_cgroup(parent, command, 7)
+    }
+
+    fn start_in_cgroup(&mut self, parent: ProcessKey, command: &str, cgroup_id: u64) -> ProcessKey {
+        let child = self.w.fork(parent);
+        self.exec(child, command, cgroup_id);
+        child
+    }
+
+    fn exec(&mut self, key: ProcessKey, command: &str, cgroup_id: u64) {
+        let exe = command.split(' ').next().unwrap_or_default();
+        let comm = exe.rsplit('/').next().unwrap_or_default();
+        let image = Image {
+            comm: comm[..comm.len().min(15)].into(),
+            exe: exe.into(),
+            argv: format!("{}\0", command.replace(' ', "\0")).into(),
+            cgroup_id,
+            ..Image::default()
+        };
+        self.w.exec_image(key, image);
+    }
+
+    /// Returns the decision about a process, after all facts that it needs were read.
+    fn why(&mut self, key: ProcessKey) -> String {
+        for _ in 0..20 {
+            let decision = self.w.decide(key);
+            if decision.needs.is_empty() {
+                return self.w.why(key);
+            }
+            let of = decision.relative.unwrap_or(key);
+            let found = self.facts.get(&of).cloned().unwrap_or_else(ordinary);
+            set_facts(&mut self.w, of, decision.needs, found);
+        }
+        panic!("the decision needs facts again and again");
+    }
+
+    fn assert_all(&mut self, keys: &[ProcessKey], expected: &str) {
+        for key in keys {
+            assert_eq!(self.why(*key), expected, "{}", key.pid);
+        }
+    }
+}
+
+#[test]
+fn descendants_are_reaped_once_the_agent_has_exited() {
+    for agent in [CLAUDE, CODEX] {
+        let mut h = Host::new(agent);
+        let shell = h.start(h.agent, "/bin/bash");
+        let tool = h.start(shell, "/usr/bin/make");
+        let below = h.start(tool, "/usr/bin/cc");
+        h.assert_all(&[shell, tool, below], "keep root_alive");
+        h.w.kill(h.agent);
+        h.assert_all(&[shell, tool, below], REAPED);
+        let late = h.w.fork(below);
+        h.assert_all(&[late], "reap forked_after_root_exit");
+    }
+}
+
+#[test]
+fn double_fork_and_another_name_do_not_change_descent() {
+    let mut h = Host::new(CLAUDE);
+    let middle = h.w.fork(h.agent);
+    let daemon = h.w.fork(middle);
+    h.w.exit(middle);
+    h.exec(daemon, "/opt/other/name", 7);
+    let sibling = h.w.clone_parent(daemon, INIT);
+    h.w.kill(h.agent);
+    h.assert_all(&[daemon, sibling], REAPED);
+}
+
+#[test]
+fn orphan_of_a_living_agent_stays_without_a_time_limit() {
+    let mut h = Host::new(CLAUDE);
+    let shell = h.start(h.agent, "/bin/bash");
+    let [server, busy] = ["/usr/bin/vite", "/usr/bin/yes"].map(|it| h.start(shell, it));
+    h.facts.insert(
+        busy,
+        Facts {
+            cpu: Fact::Known(100),
+            ..ordinary()
+        },
+    );
+    h.w.exit(shell);
+    for days in [0, 1, 30] {
+        advance(&mut h.w, days * 24 * 60 * MINUTE);
+        h.assert_all(&[server, busy], "keep detached");
+    }
+}
+
+#[test]
+fn only_two_rules_reap_while_the_agent_lives() {
+    let rules = crate::rules::built_in();
+    let reaps = |session| [SessionCondition::Alive, SessionCondition::Any].contains(&session);
+    let all = rules
+        .rules()
+        .iter()
+        .filter(|rule| rule.action == Action::Reap && reaps(rule.when.session));
+    let names: Vec<&str> = all.map(|rule| &*rule.name).collect();
+    assert_eq!(names, ["agents-without-client", "unused-managed-servers"]);
+}
+
+/// Returns the decision about a living root that had no use for some time.
+fn why_idle(h: &mut Host, root: ProcessKey, stdio: Stdio, time: u64) -> String {
+    let found = Facts {
+        stdio: Fact::Known(stdio),
+        ..ordinary()
+    };
+    h.facts.insert(root, found.clone());
+    set_facts(&mut h.w, root, FactSet::STDIO, found);
+    set_tree_idle(&mut h.w, &[root]);
+    advance(&mut h.w, time);
+    set_tree_idle(&mut h.w, &[root]);
+    h.why(root)
+}
+
+#[test]
+fn idle_agent_is_reaped_only_if_its_client_is_gone() {
+    for (stdio, command, expected) in [
+        (Stdio::HungUp, "acp", "reap reap_rule agents-without-client"),
+        (Stdio::Connected, "acp", "keep detached"),
+        (Stdio::HungUp, "session", "keep root_alive"),
+    ] {
+        let mut h = Host::new(CLAUDE);
+        let client = h.start(INIT, "/usr/bin/editor-client");
+        let agent = h.start(client, &format!("/home/u/.local/bin/goose {command}"));
+        h.w.exit(client);
+        let kept = why_idle(&mut h, agent, stdio, MINUTE / 4);
+        assert!(kept.starts_with("keep"), "{kept}");
+        let why = why_idle(&mut h, agent, stdio, MINUTE / 2);
+        assert!(
+            why == expected || !expected.starts_with("reap") && why.starts_with("keep"),
+            "{why}"
+        );
+    }
+}
+
+#[test]
+fn idle_server_is_reaped_only_if_codex_started_it() {
+    for (command, expected) in [
+        (
+            "app-server --listen unix:// --managed-daemon",
+            "reap reap_rule unused-managed-servers",
+        ),
+        (
+            "app-server --listen unix://",
+            "report report_rule unused-servers",
+        ),
+    ] {
+        let mut h = Host::new(CODEX);
+        let server = h.start(h.agent, &format!("{CODEX} {command}"));
+        let kept = why_idle(&mut h, server, Stdio::Other, 29 * MINUTE);
+        assert_eq!(kept, "keep root_alive", "{command}");
+        assert_eq!(why_idle(&mut h, server, Stdio::Other, MINUTE), expected);
+    }
+}
+
+#[test]
+fn server_that_listens_has_10_minutes_after_status_0() {
+    for (status, listening, waits) in [(0, true, true), (0, false, false), (1, true, false)] {
+        let mut h = Host::new(CODEX);
+        let server = h.start(h.agent, "/usr/bin/vite");
+        h.facts.insert(
+            server,
+            Facts {
+                listening: Fact::Known(listening),
+                ..ordinary()
+            },
+        );
+        h.w.exit_with(h.agent, ExitStatus::Exited(status), Some(INIT));
+        advance(&mut h.w, 0);
+        if waits {
+            h.assert_all(&[server], "wait rule_delay asked-for-servers");
+            advance(&mut h.w, 10 * MINUTE - 1_000_000_000);
+            h.assert_all(&[server], "wait rule_delay asked-for-servers");
+            advance(&mut h.w, 1_000_000_000);
+            h.assert_all(&[server], "reap root_exited asked-for-servers");
+        } else {
+            h.assert_all(&[server], REAPED);
+        }
+    }
+}
+
+#[test]
+fn never_list_holds_after_the_agent_has_exited() {
+    let mut h = Host::new(CLAUDE);
+    let outside = h.start(INIT, "/usr/bin/make");
+    let host = h.start(h.agent, "/bin/bash");
+    let own = ProcessKey {
+        pid: OWN_PID,
+        ..h.w.new_key()
+    };
+    h.w.fork_as(own, host, host);
+    let thread = h.w.new_key();
+    let parent = h.agent.pid;
+    let thread =
+        h.w.row_with(thread, parent, "kthread", |row| row.kernel_thread = true);
+    h.w.kill(h.agent);
+    h.assert_all(&[outside], "keep not_a_member");
+    h.assert_all(&[INIT], "keep never_pid1");
+    h.assert_all(&[thread], "keep never_kernel_thread");
+    h.assert_all(&[own, host], "keep never_self");
+}
+
+#[test]
+fn boundary_and_what_runs_in_it_is_never_reaped_with_the_agent() {
+    for program in [
+        "/usr/bin/tmux",
+        "/usr/bin/docker run x",
+        "/usr/share/code/code",
+        "/usr/bin/vim notes",
+        "/usr/bin/xterm",
+        "/opt/google/chrome/chrome",
+    ] {
+        let mut h = Host::new(CLAUDE);
+        let wall = h.start(h.agent, program);
+        let shell = h.start(wall, "/bin/bash");
+        let tool = h.start(shell, "/usr/bin/make");
+        let inner = h.start(shell, CODEX);
+        let inner_tool = h.start(inner, "/usr/bin/make");
+        h.w.kill(h.agent);
+        h.assert_all(&[wall, shell, tool], "keep not_a_member");
+        h.assert_all(&[inner, inner_tool], "keep root_alive");
+        h.w.kill(inner);
+        h.assert_all(&[inner_tool], REAPED);
+        h.assert_all(&[wall, shell, tool], "keep not_a_member");
+    }
+}
+
+#[test]
+fn programs_that_the_readme_names_are_kept_by_rules() {
+    for (command, expected) in [
+        ("/usr/bin/ssh-agent -s", "ssh-agent"),
+        (
+            "/usr/bin/java x org.gradle.launcher.daemon.bootstrap.GradleDaemon 9",
+            "gradle",
+        ),
+        ("/usr/bin/sccache", "sccache"),
+        ("/usr/bin/apt-get install x", "package-managers"),
+    ] {
+        let mut h = Host::new(CLAUDE);
+        let tool = h.start(h.agent, command);
+        h.w.kill(h.agent);
+        h.assert_all(&[tool], &format!("keep keep_rule {expected}"));
+    }
+}
+
+#[test]
+fn other_users_process_and_systemd_unit_are_kept() {
+    let mut h = Host::new(CLAUDE);
+    h.w.uids = Uids {
+        real: 0,
+        effective: 0,
+    };
+    let other = h.start(h.agent, "/usr/bin/make");
+    h.w.uids = super::world::USER;
+    let service = h.start_in_cgroup(h.agent, "/usr/bin/make", 8);
+    h.facts.insert(
+        service,
+        Facts {
+            unit: Fact::Known("run-u12.service".into()),
+            ..ordinary()
+        },
+    );
+    h.w.kill(h.agent);
+    h.assert_all(&[other], "keep other_uid other-uid");
+    h.assert_all(&[service], "keep keep_rule own-unit");
+}
+
+#[test]
+fn marker_request_and_rule_of_a_user_keep_a_process() {
+    let rule = "[[keep]]\nname = 'mine'\nexe = '**/bin/mine'\n";
+    let mut h = Host::with_rules(CLAUDE, rule);
+    let [marked, requested, ruled, plain] = ["node1", "node2", "mine", "make"]
+        .map(|name| h.start(h.agent, &format!("/opt/bin/{name}")));
+    h.facts.insert(
+        marked,
+        Facts {
+            markers: Fact::Known(1),
+            ..ordinary()
+        },
+    );
+    let keep = UserKeep {
+        until_monotonic_ns: None,
+        with_descendants: false,
+        by_uid: 1000,
+        made_at: 1,
+    };
+    assert_eq!(h.w.model.keep(requested, keep), 1);
+    h.w.kill(h.agent);
+    h.assert_all(&[marked], "keep keep_marker");
+    h.assert_all(&[requested], "keep kept_by_user");
+    h.assert_all(&[ruled], "keep keep_rule mine");
+    h.assert_all(&[plain], REAPED);
+}
+
+#[test]
+fn unknown_facts_and_lost_events_keep_a_process() {
+    let mut h = Host::new(CLAUDE);
+    let unread = h.start(h.agent, "/usr/bin/make");
+    h.facts.insert(unread, Facts::unreadable());
+    let lost = h.w.new_key();
+    let uncertain = membership(Some(h.agent), MEMBER_UNCERTAIN);
+    exact_row(&mut h.w, lost, 1, "make", uncertain);
+    h.w.kill(h.agent);
+    let why = h.why(unread);
+    assert!(why.starts_with("keep unreadable"), "{why}");
+    h.assert_all(&[lost], "keep lineage_uncertain");
+}
+
+#[test]
+fn readme_counts_the_recognised_agents() {
+    let rules = crate::rules::built_in();
+    let agents = rules
+        .rules()
+        .iter()
+        .filter(|rule| rule.action == Action::Agent);
+    // `reaper run` is no agent.
+    let names: Vec<&str> = agents
+        .map(|rule| &*rule.name)
+        .filter(|name| *name != "reaper-run")
+        .collect();
+    let named = [
+        "claude-code",
+        "codex",
+        "gemini-cli",
+        "copilot-cli",
+        "opencode",
+    ];
+    assert_eq!(names[..5], named);
+    assert_eq!(names.len() - named.len(), 27);
+}
