@@ -46,7 +46,7 @@ const CHILDREN: [(&str, &str); 4] = [
     ("a new session (setsid)", system::OWN_SESSION),
     ("a double fork, orphaned already", "(sleep 62 & echo $!)"),
     (
-        "ignores SIGTERM",
+        "a shell that ignores SIGTERM, and starts one sleep after another",
         "trap '' TERM; echo $$; n=0; while [ $n -lt 60 ]; do sleep 1; n=$((n+1)); done",
     ),
 ];
@@ -72,7 +72,7 @@ pub(super) fn run() -> Result<u8, Failure> {
     let mut agent = Agent::start()?;
     let pid = agent.child.id();
     print_line!("Started a stand-in for a coding agent as pid {pid}. Only its tree is watched.");
-    print_line!("It starts four processes that try to escape in different ways:");
+    print_line!("It starts four commands that try to escape in different ways:");
     for (what, _) in CHILDREN {
         print_line!("  - {what}");
     }
@@ -99,7 +99,7 @@ pub(super) fn run() -> Result<u8, Failure> {
     let (reaped, survivors) = with_writer(outputs, work)?;
     if survivors.is_empty() {
         print_line!(
-            "\nNothing is left: {reaped} processes were reaped, each exit confirmed by a pidfd."
+            "\nNothing is left: {reaped} processes were reaped, the four and what they had started."
         );
         return Ok(0);
     }

@@ -133,8 +133,8 @@ Exit status:
     },
     /// Demonstrate reaper on a small process tree.
     ///
-    /// Starts a stand-in for an agent with four child processes, kills it, and shows how they are reaped. Only processes
-    /// that the demo has started are signalled.
+    /// Starts a stand-in for an agent with four commands, kills it, and shows how they and what they have started are
+    /// reaped. Only processes that the demo has started are signalled.
     #[command(after_long_help = "\
 Example:
   sudo reaper demo")]
