@@ -6,6 +6,7 @@
 pub mod catalogue;
 pub mod conversation;
 pub mod read;
+pub mod suggest;
 #[cfg(test)]
 mod tests;
 pub mod warn;

@@ -40,6 +40,7 @@ pub use matcher::{Condition, Field, Matcher};
 pub use names::NameTable;
 pub use pattern::{COMM_MAX, Pattern, PatternError};
 pub use script::path as script_path;
+pub(crate) use script::{is_interpreter, of as script_of};
 pub(crate) use when::LONGEST;
 pub use when::{SessionCondition, UidCondition, When};
 

@@ -124,6 +124,7 @@ const SHOWN: &[(&str, &[&str])] = &[
     ("journal::", &["journal"]),
     ("config::", &["input"]),
     ("rules::tests", &["input"]),
+    ("rules::suggest", &["kept"]),
     ("session::", &["members"]),
     ("rules::catalogue::", &["agents", "kept"]),
     ("run::", &["run"]),

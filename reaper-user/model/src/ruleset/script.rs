@@ -31,11 +31,11 @@ pub(super) const VERSION: &[u8] = b"0123456789.-";
 
 /// Script or module that an interpreter runs.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Script<'a> {
+pub(crate) struct Script<'a> {
     /// Index of the argument that names the script. The arguments after it are the script's own.
-    pub(super) at: usize,
+    pub(crate) at: usize,
     /// Path as it was given, or `-m NAME` for a python module.
-    pub(super) name: Cow<'a, [u8]>,
+    pub(crate) name: Cow<'a, [u8]>,
 }
 
 /// Returns the file name of an interpreter without its version.
@@ -45,7 +45,7 @@ fn unversioned(exe_name: &[u8]) -> &[u8] {
 }
 
 /// Returns whether the file name is that of node, bun or python, in any version.
-pub(super) fn is_interpreter(exe_name: &[u8]) -> bool {
+pub(crate) fn is_interpreter(exe_name: &[u8]) -> bool {
     INTERPRETERS.contains(&unversioned(exe_name))
 }
 
@@ -61,7 +61,7 @@ pub fn path(image: &Image) -> Option<&[u8]> {
 }
 
 /// Returns what an interpreter runs, `None` if the program is no interpreter or runs no script.
-pub(super) fn of<'a>(exe_name: &[u8], image: &'a Image) -> Option<Script<'a>> {
+pub(crate) fn of<'a>(exe_name: &[u8], image: &'a Image) -> Option<Script<'a>> {
     match unversioned(exe_name) {
         PYTHON => of_python(image),
         name if INTERPRETERS.contains(&name) => of_node(image),
