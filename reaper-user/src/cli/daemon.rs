@@ -406,7 +406,7 @@ fn outputs(
     } else {
         Format::Lines { lifecycle }
     };
-    let mut outputs = vec![StreamOutput::stdout(format)];
+    let mut outputs = vec![StreamOutput::stdout(format).with_hints()];
     if let Some(path) = events.filter(|_| !to_stdout) {
         let file = StreamOutput::file(path).map_err(|error| {
             Failure::Usage(format!(

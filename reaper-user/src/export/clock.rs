@@ -41,9 +41,15 @@ pub fn time_of_day(boot_ns: u64) -> impl Display {
 /// Process id that is never reused: boot id, start time, pid.
 pub struct EntityId(pub ProcessKey);
 
+impl Display for EntityId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let ProcessKey { pid, start } = self.0;
+        write!(f, "{}-{start}-{pid}", BOOT.id)
+    }
+}
+
 impl Serialize for EntityId {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let ProcessKey { pid, start } = self.0;
-        serializer.collect_str(&format_args!("{}-{start}-{pid}", BOOT.id))
+        serializer.collect_str(self)
     }
 }

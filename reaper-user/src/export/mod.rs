@@ -7,10 +7,13 @@ mod clock;
 mod config_file;
 mod consumer;
 mod encode;
+mod hint;
 mod json;
+mod keep_advice;
 mod leftover;
 mod line;
 pub(crate) mod names;
+mod recent;
 mod record;
 pub(crate) mod redact;
 mod sink;
@@ -20,18 +23,24 @@ mod tests;
 mod text;
 mod words;
 
-pub use clock::wall_time;
+pub use clock::{EntityId, wall_time};
 pub use config_file::ConfigFile;
 pub use consumer::Consumer;
 pub use encode::{ExitInfo, command_args};
 pub use json::{to_json, write_object};
+pub use keep_advice::{KeepAdvice, keep_rule};
 pub use leftover::leftover_text;
+#[cfg(test)]
+pub use recent::RecentOutcome;
+pub use recent::{RecentProcess, RecentSession, RootExit};
 pub use record::{
     Adopter, DecisionNames, EventBody, EventRecord, EvidenceRef, FreedMemory, KeepDuration,
     Lifecycle, NestedSummary, ProcessRef, Resumed, ResumedRoot, SessionIdText, SessionRef, Totals,
 };
 pub use sink::{Format, Sink, StreamOutput, Writer};
+#[cfg(target_os = "linux")]
+pub use terminal::for_terminal;
 pub(crate) use terminal::message;
 pub use terminal::{Log, print, stderr, stdout, write_message};
 pub use text::{command_line, duration, exit_status_text, printable, size};
-pub use words::{evidence_ref_text, evidence_text, reason_text};
+pub use words::{evidence_ref_text, evidence_text, failure_text, reason_text};

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use regex::bytes::Regex;
 
 /// Replacement for a secret.
-const REDACTED: &[u8] = b"[redacted]";
+pub(super) const REDACTED: &str = "[redacted]";
 
 /// `--token=…`, `API_KEY=…`, `"password": "…"`, `?token=…`, anywhere in an argument. The value is redacted.
 static NAMED: LazyLock<Regex> = LazyLock::new(|| {
@@ -51,7 +51,7 @@ pub fn arguments<'a>(args: impl Iterator<Item = &'a [u8]>) -> impl Iterator<Item
     let mut secret_follows = false;
     args.map(move |arg| {
         if std::mem::replace(&mut secret_follows, OPTION.is_match(arg)) && !arg.starts_with(b"-") {
-            return Cow::Borrowed(REDACTED);
+            return Cow::Borrowed(REDACTED.as_bytes());
         }
         let mut arg = Cow::Borrowed(arg);
         for (pattern, kept) in [
@@ -60,7 +60,7 @@ pub fn arguments<'a>(args: impl Iterator<Item = &'a [u8]>) -> impl Iterator<Item
             (&WITHIN, "${1}"),
             (&SHAPED, "${1}${2}${3}"),
         ] {
-            let with = [kept.as_bytes(), REDACTED].concat();
+            let with = [kept, REDACTED].concat().into_bytes();
             if let Cow::Owned(redacted) = pattern.replace_all(&arg, with) {
                 arg = Cow::Owned(redacted);
             }

@@ -13,6 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::consumer::Consumer;
+use super::hint::Hints;
+use super::recent::Recent;
 use super::{EventBody, EventRecord, json, line};
 use reaper_host::sys;
 
@@ -45,6 +47,8 @@ pub struct StreamOutput {
     writer: Box<dyn Write + Send>,
     /// Whether a write has failed. Nothing more is written then.
     closed: bool,
+    /// Hints between the lines for people; `None` for no hints.
+    hints: Option<Hints>,
 }
 
 impl StreamOutput {
@@ -55,6 +59,15 @@ impl StreamOutput {
             format,
             writer: Box::new(super::terminal::stdout()),
             closed: false,
+            hints: None,
+        }
+    }
+
+    /// Adds hints between the lines for people, which name commands that query this service.
+    pub fn with_hints(self) -> StreamOutput {
+        StreamOutput {
+            hints: Some(Hints::default()),
+            ..self
         }
     }
 
@@ -79,6 +92,7 @@ impl StreamOutput {
             format: Format::Json,
             writer: Box::new(BufWriter::new(file)),
             closed: false,
+            hints: None,
         })
     }
 }
@@ -157,9 +171,15 @@ pub struct Sink {
     /// Number of records that may be queued in addition to [`QUEUED_MAX`], until the queue is shorter than that.
     backlog_allowance: usize,
     journal: Option<Box<dyn Consumer>>,
+    recent: Recent,
 }
 
 impl Sink {
+    /// Returns what was decided about the last processes and how they ended.
+    pub fn recent(&self) -> &Recent {
+        &self.recent
+    }
+
     /// Passes each later batch to the journal too.
     pub fn set_consumer(&mut self, journal: impl Consumer + 'static) {
         self.journal = Some(Box::new(journal));
@@ -167,6 +187,7 @@ impl Sink {
 
     /// Adds a record to the batch that [`Sink::flush`] passes on.
     pub fn push(&mut self, record: EventRecord) {
+        self.recent.on_record(&record);
         self.batch.push(record);
     }
 
@@ -249,6 +270,7 @@ impl Writer {
             shared: Arc::clone(&shared),
             backlog_allowance: 0,
             journal: None,
+            recent: Recent::default(),
         };
         let work = move || {
             let mut outputs = StreamOutputs {
@@ -333,6 +355,12 @@ impl StreamOutput {
             Format::Lines { .. } => line::write(&mut self.writer, record),
             Format::Json => json::write(&mut self.writer, record, seq),
         };
+        let written = written.and_then(|()| match &mut self.hints {
+            Some(hints) if self.format != Format::Json => {
+                hints.write_after(&mut self.writer, record)
+            }
+            _ => Ok(()),
+        });
         self.check(written);
     }
 

@@ -37,6 +37,18 @@ pub fn print(text: impl AsRef<[u8]>) -> io::Result<()> {
     out.flush()
 }
 
+/// Returns text as [`print`] would write it, for another program that shows it on this terminal.
+///
+/// # Errors
+/// Never, as memory can be written to.
+#[cfg(target_os = "linux")]
+pub fn for_terminal(text: &[u8]) -> io::Result<Vec<u8>> {
+    let choice = AutoStream::choice(&io::stdout());
+    let mut out = TerminalWriter(AutoStream::new(Vec::new(), choice));
+    out.write_all(text)?;
+    Ok(out.0.into_inner())
+}
+
 /// Formats a message as `format!` does, and writes it as one line to standard error. Line breaks and other control
 /// characters in it are escaped.
 macro_rules! message {

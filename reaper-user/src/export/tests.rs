@@ -1,6 +1,6 @@
 //! The exact JSON and text line of each kind of event: `tests/golden.jsonl` and `tests/golden.txt`, in the order of `samples`.
 
-mod samples;
+pub(super) mod samples;
 
 use jiff::Timestamp;
 use regex::{Captures, Regex};

@@ -53,3 +53,19 @@ pub fn reason_text(reason: &str) -> &str {
         other => other,
     }
 }
+
+/// Describes the reason why a process was not ended or not signalled, given by its name in the stream. Returns an
+/// unknown name unchanged.
+pub fn failure_text(reason: &str) -> &str {
+    match reason {
+        "reaper_stopped" => "the service stopped first",
+        "EPERM" => "the service may not signal it",
+        "uninterruptible_sleep" => "it waits in the kernel (state D) and cannot be killed",
+        "uid_unreadable" => "its user could not be read",
+        "observe_mode" => "the service only observes",
+        "already_exited" => "it exited before a signal was sent",
+        "pid_reused" => "its pid belongs to another process now",
+        other if other.starts_with("not_exiting_state_") => "it does not exit after SIGKILL",
+        other => reason_text(other),
+    }
+}

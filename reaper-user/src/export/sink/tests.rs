@@ -23,6 +23,7 @@ impl BlockableOutput {
             format: Format::Json,
             writer: Box::new(BufWriter::new(self.clone())),
             closed: false,
+            hints: None,
         };
         Writer::start(vec![output]).unwrap()
     }
@@ -190,6 +191,7 @@ fn on_written_runs_after_drops_and_with_a_closed_output() {
         format: Format::Json,
         writer: Box::new(io::sink()),
         closed: true,
+        hints: None,
     };
     let (mut sink, _writer) = Writer::start(vec![closed]).unwrap();
     let (sender, ran) = channel();
@@ -209,6 +211,7 @@ fn empty_batches_are_not_sent_and_memory_is_bounded() {
         shared: Arc::clone(&shared),
         backlog_allowance: 0,
         journal: None,
+        recent: Default::default(),
     };
     for _ in 0..2 * BATCH {
         sink.push(record());

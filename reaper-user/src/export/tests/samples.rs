@@ -38,7 +38,7 @@ const MEMORY: FreedMemory = FreedMemory {
 };
 
 /// Returns all samples, one second apart.
-pub(super) fn records() -> Vec<EventRecord> {
+pub fn records() -> Vec<EventRecord> {
     let bodies = [
         service(),
         lifecycle(),

@@ -1,0 +1,94 @@
+//! Hint in the stream for people: how to keep what an agent leaves behind.
+
+use std::io::{self, Write};
+
+use anstyle::Style;
+use hashbrown::HashSet;
+
+use super::clock::time_of_day;
+use super::record::{EventBody, EventRecord};
+use crate::reap::ReapOutcome;
+use reaper_model::event::ProcessKey;
+
+const DIM: Style = Style::new().dimmed();
+
+/// Number of remembered sessions. All are forgotten at the limit.
+const SESSIONS_MAX: usize = 1024;
+
+/// Writer of at most one hint for each session.
+#[derive(Default)]
+pub struct Hints {
+    /// Whether the service only observes.
+    observes: bool,
+    /// First roots of the sessions with a hint.
+    given: HashSet<ProcessKey>,
+}
+
+impl Hints {
+    /// Writes a hint after the line of a record, if it is the first in its session about a process that was reaped. In
+    /// observe mode: about one that would be.
+    pub fn write_after(&mut self, out: &mut impl Write, record: &EventRecord) -> io::Result<()> {
+        let process = match &record.body {
+            EventBody::Ready { mode, .. } => {
+                self.observes = *mode == "observe";
+                return Ok(());
+            }
+            EventBody::Decision { process, decision }
+                if self.observes && decision.verdict == "reap" =>
+            {
+                process
+            }
+            EventBody::Outcome {
+                process,
+                outcome: ReapOutcome::Exited(_),
+                signal: Some(_),
+                ..
+            } => process,
+            _ => return Ok(()),
+        };
+        let Some(session) = &process.session else {
+            return Ok(());
+        };
+        if self.given.len() == SESSIONS_MAX {
+            self.given.clear();
+        }
+        if !self.given.insert(session.first_root) {
+            return Ok(());
+        }
+        let (time, pid) = (time_of_day(record.boot_ns), process.key.pid);
+        writeln!(
+            out,
+            "{DIM}{time}  hint  to keep one: REAPER_KEEP=1; more ways: reaper explain {pid}{DIM:#}"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::samples;
+    use super::*;
+
+    #[test]
+    fn each_session_has_at_most_one_hint() {
+        let lines = |observes: bool| {
+            let (mut out, mut hints) = (Vec::new(), Hints::default());
+            for record in samples::records() {
+                let is_ready = matches!(record.body, EventBody::Ready { .. });
+                hints.write_after(&mut out, &record).unwrap();
+                if is_ready {
+                    hints.observes = observes;
+                }
+            }
+            let mut plain = anstream::StripStream::new(Vec::new());
+            plain.write_all(&out).unwrap();
+            String::from_utf8(plain.into_inner()).unwrap()
+        };
+        for observes in [false, true] {
+            let lines = lines(observes);
+            assert_eq!(lines.lines().count(), 1, "{lines}");
+            let expected = "  hint  to keep one: REAPER_KEEP=1; more ways: reaper explain 42\n";
+            assert!(lines.ends_with(expected), "{lines}");
+            assert!(lines.len() < 80, "{lines}");
+        }
+    }
+}
