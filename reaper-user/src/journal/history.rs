@@ -1,5 +1,6 @@
 //! Reads a journal, also while a service writes to it.
 
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,9 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use super::NewerSchema;
 use super::schema::{APPLICATION_ID, SCHEMA};
-use crate::export::{ExitInfo, FreedMemory, SessionIdText, SessionRef};
+use crate::export::{ExitInfo, FreedMemory, SessionIdText, SessionRef, keep_rule};
 use reaper_host::advice::Advised as _;
-use reaper_model::event::ProcessKey;
+use reaper_model::event::{Image, ProcessKey};
 
 /// Filter for sessions.
 #[derive(Clone, Debug, Default)]
@@ -25,6 +26,10 @@ pub struct HistoryQuery {
     pub session: Option<String>,
     /// Only sessions whose root this user owns, with the user's processes in them.
     pub uid: Option<u32>,
+    /// Only sessions of the agent with this pid, and other sessions with the process with this pid alone.
+    pub pid: Option<u32>,
+    /// Only the newest sessions, at most this many.
+    pub limit: Option<usize>,
 }
 
 /// A session with its decisions and outcomes.
@@ -38,6 +43,9 @@ pub struct HistorySession {
     /// Pid of the first root.
     #[serde(rename = "process.pid")]
     pub pid: u32,
+    /// Pid of the last root. `None` if it is unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root_pid: Option<u32>,
     /// Uid of the root. `None` if it is unknown.
     #[serde(rename = "process.user.id", skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
@@ -97,6 +105,39 @@ pub struct HistoryProcess {
     pub decisions: Vec<HistoryDecision>,
     /// Results of the signals to it, the oldest first.
     pub outcomes: Vec<HistoryOutcome>,
+    /// `[[keep]]` table that keeps each such process. `None` if it was not to be reaped, or if none can be suggested.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_rule: Option<String>,
+}
+
+impl HistoryProcess {
+    /// Returns its start time in ns since boot; `None` if it started in another boot than `boot_id`.
+    pub fn start_in(&self, boot_id: &str) -> Option<u64> {
+        let rest = self.entity_id.strip_prefix(boot_id)?.strip_prefix('-')?;
+        rest.split('-').next()?.parse().ok()
+    }
+
+    /// Returns whether its last decision was to reap it.
+    pub fn is_reaped(&self) -> bool {
+        let last = self.decisions.last();
+        last.is_some_and(|last| last.decision == "reap")
+    }
+
+    /// Sets [`HistoryProcess::keep_rule`].
+    fn suggest_rule(&mut self) {
+        if self.is_reaped() {
+            let argv = self
+                .args
+                .iter()
+                .flat_map(|arg| [arg.as_bytes(), &[0]].concat());
+            self.keep_rule = keep_rule(&Image {
+                comm: self.comm.clone().into_bytes(),
+                exe: self.exe.clone().into_bytes(),
+                argv: argv.collect(),
+                ..Image::default()
+            });
+        }
+    }
 }
 
 /// Decision about a member.
@@ -193,6 +234,40 @@ pub fn read(
     Ok(result?)
 }
 
+/// Returns the latest session of the boot `boot_id` with a decision about or an outcome of the process with this pid, and
+/// that process. With `uid`, only a process and a session of this user.
+///
+/// # Errors
+/// Fails as [`read`].
+pub fn last_with_pid(
+    path: &Path,
+    boot_id: &str,
+    pid: u32,
+    uid: Option<u32>,
+) -> Result<Option<(HistorySession, HistoryProcess)>, HistoryError> {
+    let query = HistoryQuery {
+        pid: Some(pid),
+        uid,
+        ..HistoryQuery::default()
+    };
+    let mut last: Option<(HistorySession, HistoryProcess)> = None;
+    read(path, &query, |mut session| {
+        let processes = std::mem::take(&mut session.processes).into_iter();
+        let of_boot =
+            |process: &HistoryProcess| process.pid == pid && process.start_in(boot_id).is_some();
+        let newest = processes.filter(of_boot).max_by_key(HistoryProcess::first);
+        if let Some(process) = newest
+            && last
+                .as_ref()
+                .is_none_or(|(_, last)| last.first() <= process.first())
+        {
+            last = Some((session, process));
+        }
+        Ok(())
+    })?;
+    Ok(last)
+}
+
 /// Opens a journal read-only and passes a consistent snapshot of it to `work`. Returns the result of `work`.
 ///
 /// # Errors
@@ -278,20 +353,35 @@ fn sessions(
     let mut statement = connection.prepare(
         "SELECT s.id, s.agent, s.pid, s.start, s.uid, root.args, o.agent, o.pid, o.start, s.opened, s.gone,
              s.exit_code, s.exit_signal, s.closed, s.reaped, s.kept, s.failed, s.lost_before, s.rss, s.swap,
-             s.unread
+             s.unread, root.pid
          FROM session s LEFT JOIN process root ON root.id = s.root LEFT JOIN session o ON o.id = s.outer
          WHERE s.seen >= ?1 AND (?2 IS NULL OR s.agent = ?2) AND (?3 IS NULL OR s.uid = ?3)
+             AND (?4 IS NULL OR ?4 IN (s.pid, root.pid)
+                 OR EXISTS (SELECT 1 FROM process p
+                     WHERE (p.session, p.pid) = (s.id, ?4) AND (?3 IS NULL OR p.uid = ?3)
+                         AND (EXISTS (SELECT 1 FROM decision WHERE process = p.id)
+                             OR EXISTS (SELECT 1 FROM outcome WHERE process = p.id))))
          ORDER BY s.opened, s.id",
     )?;
     let since = query.since.map_or(i64::MIN, nanoseconds);
-    let mut rows = statement.query(params![since, query.agent, query.uid])?;
+    let mut rows = statement.query(params![since, query.agent, query.uid, query.pid])?;
+    let mut found = VecDeque::new();
     while let Some(row) = rows.next()? {
-        let (id, mut session) = (row.get::<_, i64>(0)?, session(row)?);
+        let (id, session) = (row.get::<_, i64>(0)?, session(row)?);
         let wanted = |name: &String| session.name.starts_with(name);
         if !query.session.as_ref().is_none_or(wanted) {
             continue;
         }
-        session.processes = processes(connection, id, query.uid)?;
+        found.push_back((id, session));
+        if query.limit.is_some_and(|limit| found.len() > limit) {
+            found.pop_front();
+        }
+    }
+    for (id, mut session) in found {
+        // The pid of an agent selects the whole session.
+        let is_root = [Some(session.pid), session.root_pid].contains(&query.pid);
+        let process = query.pid.filter(|_| !is_root);
+        session.processes = processes(connection, id, query.uid, process)?;
         on_session(session).map_err(ReadError::Callback)?;
     }
     Ok(())
@@ -316,6 +406,7 @@ fn session(row: &Row<'_>) -> rusqlite::Result<HistorySession> {
         name: name(1)?.unwrap_or_default(),
         agent: row.get(1)?,
         pid: row.get(2)?,
+        root_pid: row.get(21)?,
         uid: row.get(4)?,
         args: args(row.get(5)?),
         // From the same three columns of the outer session.
@@ -342,23 +433,24 @@ fn session(row: &Row<'_>) -> rusqlite::Result<HistorySession> {
 }
 
 /// Returns the members of a session with decisions or outcomes, ordered by the time of the first one. With `uid`, only
-/// those of this user.
+/// those of this user; with `pid`, only those with this pid.
 fn processes(
     connection: &Connection,
     session: i64,
     uid: Option<u32>,
+    pid: Option<u32>,
 ) -> rusqlite::Result<Vec<HistoryProcess>> {
     let mut statement = connection.prepare_cached(
         "SELECT p.id, boot.uuid, p.pid, p.start, p.uid, p.comm, p.exe, p.args
          FROM process p JOIN boot ON boot.id = p.boot
-         WHERE p.session = ?1 AND (?2 IS NULL OR p.uid = ?2)",
+         WHERE p.session = ?1 AND (?2 IS NULL OR p.uid = ?2) AND (?3 IS NULL OR p.pid = ?3)",
     )?;
-    let mut rows = statement.query(params![session, uid])?;
+    let mut rows = statement.query(params![session, uid, pid])?;
     let mut processes = Vec::new();
     while let Some(row) = rows.next()? {
         let id: i64 = row.get(0)?;
         let (boot, pid, start): (String, u32, u64) = (row.get(1)?, row.get(2)?, unsigned(row, 3)?);
-        let process = HistoryProcess {
+        let mut process = HistoryProcess {
             entity_id: format!("{boot}-{start}-{pid}"),
             pid,
             uid: row.get(4)?,
@@ -367,7 +459,9 @@ fn processes(
             args: args(row.get(7)?),
             decisions: decisions(connection, id)?,
             outcomes: outcomes(connection, id)?,
+            keep_rule: None,
         };
+        process.suggest_rule();
         if !process.decisions.is_empty() || !process.outcomes.is_empty() {
             processes.push(process);
         }

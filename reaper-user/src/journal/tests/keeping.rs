@@ -172,6 +172,70 @@ fn query_filters_by_time_agent_name_and_user() {
 }
 
 #[test]
+fn history_of_a_pid_and_of_the_newest_sessions() {
+    let world = World::new();
+    let now = sys::boot_time();
+    let mut records = lifecycle(now, 100, 1000);
+    records.extend(lifecycle(now + 5_000_000_000, 200, 1000));
+    // The same pid in another session, later.
+    let again = || ProcessRef {
+        key: ProcessKey {
+            start: 7,
+            ..key(101)
+        },
+        ..process(101, 200, 1000)
+    };
+    records.push(decided(now + 6_000_000_000, again(), "reap"));
+    records.push(decided(now, process(102, 100, 1000), "keep"));
+    world.store(&records);
+    let found = |pid, limit| {
+        let sessions = world.history(&HistoryQuery {
+            pid,
+            limit,
+            ..HistoryQuery::default()
+        });
+        let pids = |session: &HistorySession| session.processes.iter().map(|p| p.pid).collect();
+        let found = sessions.iter().map(|session| (session.pid, pids(session)));
+        found.collect::<Vec<(u32, Vec<u32>)>>()
+    };
+    assert_eq!(found(Some(101), None), [(100, vec![101]), (200, vec![101])]);
+    assert_eq!(found(Some(101), Some(1)), [(200, vec![101])]);
+    assert_eq!(found(None, Some(1)), [(200, vec![101, 201])]);
+    assert_eq!(
+        found(Some(100), None),
+        [(100, vec![102, 101])],
+        "the agent's whole session"
+    );
+    assert_eq!(found(Some(999), None), []);
+
+    let last = |pid, uid| history::last_with_pid(&world.path(), BOOT, pid, uid).unwrap();
+    let (session, process) = last(101, None).unwrap();
+    assert_eq!((session.pid, process.start_in(BOOT)), (200, Some(7)));
+    assert_eq!(
+        last(101, Some(1000)).map(|(session, _)| session.pid),
+        Some(200)
+    );
+    assert!(last(101, Some(1001)).is_none() && last(999, None).is_none());
+    let other_boot = history::last_with_pid(&world.path(), "another", 101, None);
+    assert!(other_boot.unwrap().is_none());
+}
+
+#[test]
+fn reaped_process_has_a_rule_that_keeps_it() {
+    let world = World::new();
+    let mut records = lifecycle(sys::boot_time(), 100, 1000);
+    records.push(decided(sys::boot_time(), process(102, 100, 1000), "keep"));
+    world.store(&records);
+    let rules = world.all()[0]
+        .processes
+        .iter()
+        .map(|p| (p.pid, p.keep_rule.clone()))
+        .collect::<Vec<_>>();
+    let rule = "[[keep]]\nname = \"my-sh\"\ncomm = \"sh\"\n";
+    assert_eq!(rules, [(102, None), (101, Some(rule.into()))]);
+}
+
+#[test]
 fn history_has_outer_session_and_relaunched_root() {
     let world = World::new();
     let mut inner = opened(2, 200, 0);
