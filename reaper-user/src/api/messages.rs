@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use super::peer::{Peer, SignalTarget};
 use super::{ErrorResponse, KeepResult, Status};
 use crate::config::Config;
-use crate::export::{EventRecord, EvidenceRef, SessionRef};
+use crate::export::{EventRecord, EvidenceRef, RecentProcess, RecentSession, SessionRef};
 use crate::reap::Times;
 use reaper_model::Scope;
 use reaper_model::event::{ExitStatus, Image, ProcessKey, Uids};
@@ -77,6 +77,8 @@ pub enum EngineReply {
     },
     Tree(TreeSnapshot),
     Explain(Box<ExplainSnapshot>),
+    /// Answer to a request to explain a process that has exited.
+    ExplainExited(Box<ExitedSnapshot>),
     Agents(Vec<AgentSnapshot>),
     Keeps(Vec<KeepSnapshot>),
     Keep(KeepResult),
@@ -229,6 +231,21 @@ pub struct ExplainSnapshot {
     pub gap: bool,
     /// Whether it is older than a service that reaps leftovers.
     pub predates_service: bool,
+    /// Signal and outcome, if it was signalled.
+    pub signalled: Option<RecentProcess>,
+    /// Whether a process with `REAPER_KEEP=1` in its environment is kept.
+    pub honors_keep: bool,
+}
+
+/// Data for `reaper explain` about a process that has exited, from the memory of the engine.
+#[derive(Clone, Debug)]
+pub struct ExitedSnapshot {
+    pub recent: RecentProcess,
+    pub session: RecentSession,
+    /// Whether the service sends signals.
+    pub enforce: bool,
+    /// Whether a process with `REAPER_KEEP=1` in its environment is kept.
+    pub honors_keep: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -18,7 +18,7 @@
 //! | `POST /v1/keeps` | [`KeepParams`] → [`KeepResult`] |
 //! | `DELETE /v1/keeps/PID` | [`KeepResult`] |
 //! | `GET /v1/scan?min_age_s=N`, `POST` reaps | [`ScanReport`] |
-//! | `GET /v1/history?since_s=N&agent=NAME&session=NAME` | [`History`] |
+//! | `GET /v1/history?since_s=N&agent=NAME&session=NAME&pid=N&limit=N` | [`History`] |
 //! | `GET /v1/config` | [`ShownConfig`] |
 //! | `POST /v1/config/reload` | [`Reloaded`] |
 //!
@@ -41,7 +41,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::export::{ConfigFile, FreedMemory};
+use crate::export::{ConfigFile, FreedMemory, KeepAdvice};
+use crate::journal::history::HistoryOutcome;
 
 /// File name of the socket in the runtime directory, for a service without `--scope`.
 pub const SOCKET: &str = "reaper.sock";
@@ -241,7 +242,7 @@ pub struct TreeRow {
 }
 
 /// `GET /v1/explain/PID`
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Explanation {
     /// Process that is explained.
     pub process: ProcessInfo,
@@ -259,6 +260,15 @@ pub struct Explanation {
     pub next: String,
     /// Facts from /proc that rules have requested; `"unreadable"` if reading failed.
     pub facts: BTreeMap<String, Value>,
+    /// Whether it has exited. The answer then comes from the service's memory or from the journal.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub exited: bool,
+    /// Outcome of the signals to it, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outcome: Option<HistoryOutcome>,
+    /// Ways to keep such a process. Absent if it is kept already, was not to be reaped, or is untracked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_with: Option<KeepAdvice>,
 }
 
 /// Process of which only the name is shown.

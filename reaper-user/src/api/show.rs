@@ -1,5 +1,6 @@
 //! Turns the engine's copies into responses: adds text and memory, removes secrets.
 
+pub(super) mod exited;
 mod sentence;
 #[cfg(test)]
 mod tests;
@@ -10,8 +11,8 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::messages::{
-    AgentSnapshot, Ancestor, ExplainSnapshot, KeepSnapshot, ProcessName, ProcessSnapshot,
-    SessionSnapshot, TreeSnapshot,
+    AgentSnapshot, Ancestor, DecisionSnapshot, ExplainSnapshot, KeepSnapshot, ProcessName,
+    ProcessSnapshot, SessionSnapshot, TreeSnapshot,
 };
 use super::{
     AgentInfo, AgentsResponse, AncestorInfo, DecisionInfo, Explanation, Finding, KeepInfo,
@@ -19,7 +20,8 @@ use super::{
     TreeRow,
 };
 use crate::export::{
-    SessionIdText, SessionRef, command_line, exit_status_text, reason_text, wall_time,
+    KeepAdvice, SessionIdText, SessionRef, command_line, exit_status_text, keep_rule, reason_text,
+    wall_time,
 };
 use reaper_host::source::procfs::{Procfs, Zombie};
 use reaper_host::sys;
@@ -113,7 +115,15 @@ fn zombie_info(zombie: Zombie) -> ProcessInfo {
 }
 
 pub(super) fn explanation(snapshot: ExplainSnapshot) -> Explanation {
+    let image = &snapshot.row.image;
+    let advice = || {
+        let pid = Some(snapshot.row.key.pid).filter(|_| snapshot.signalled.is_none());
+        KeepAdvice::new(pid, snapshot.honors_keep, keep_rule(image))
+    };
     Explanation {
+        exited: false,
+        outcome: None,
+        keep_with: may_be_reaped(&snapshot).then(advice),
         why: sentence::why(&snapshot),
         next: sentence::next(&snapshot),
         process: process(&snapshot.row, LONG, &Procfs::default()),
@@ -122,6 +132,16 @@ pub(super) fn explanation(snapshot: ExplainSnapshot) -> Explanation {
         session: snapshot.session.as_ref().map(session),
         facts: facts(&snapshot),
     }
+}
+
+/// Returns whether a process is to be reaped, waits for that, or would be reaped if its agent were killed.
+fn may_be_reaped(snapshot: &ExplainSnapshot) -> bool {
+    let Some(decision) = &snapshot.row.decision else {
+        return false;
+    };
+    let is_due = |decision: &DecisionSnapshot| matches!(decision.decision, "reap" | "wait");
+    let if_killed = snapshot.if_killed.as_ref().filter(|_| !snapshot.row.root);
+    snapshot.untracked_reason.is_none() && (is_due(decision) || if_killed.is_some_and(is_due))
 }
 
 fn ancestor_info(ancestor: &Ancestor) -> AncestorInfo {

@@ -64,21 +64,7 @@ impl Engine {
             RequestKind::Tree { agent, all } => {
                 EngineReply::Tree(view.tree(agent.as_deref(), all)?)
             }
-            RequestKind::Explain { pid } => {
-                let snapshot = view.explain(pid)?;
-                let node = self.model.tree.get(snapshot.row.key);
-                let escalation = node.and_then(|node| self.model.escalation_of(node));
-                let grace = self.ingest.reaper.grace(escalation, self.settings.times);
-                EngineReply::Explain(Box::new(crate::api::messages::ExplainSnapshot {
-                    enforce: self.settings.mode == Mode::Enforce,
-                    mode_reason: self.settings.mode_reason.clone(),
-                    grace,
-                    gap: self.gap.is_some(),
-                    predates_service: self.settings.config.reap_leftovers
-                        && snapshot.row.key.start < self.started_at,
-                    ..snapshot
-                }))
-            }
+            RequestKind::Explain { pid } => self.explain(&view, pid)?,
             RequestKind::Agents => EngineReply::Agents(view.agents()),
             RequestKind::Keeps => EngineReply::Keeps(view.keeps()),
             RequestKind::Keep {

@@ -1,5 +1,6 @@
 //! Routes a request to the engine, the journal or a scan, and builds the response.
 
+mod explain;
 mod history;
 mod parse;
 mod scan;
@@ -16,7 +17,7 @@ use tokio::time::timeout;
 
 use super::{BODY_MAX, Shared};
 use crate::api::messages::{EngineReply, EngineRequest, RequestKind};
-use crate::api::peer::{Peer, SignalTarget};
+use crate::api::peer::Peer;
 use crate::api::{ErrorResponse, ShownConfig, show};
 use crate::export::to_json;
 use parse::{methods, parse_request, segments};
@@ -144,12 +145,10 @@ async fn handle(request: Request<Incoming>, peer: Peer, shared: &Shared) -> ApiR
         RequestKind::Scan { min_age, reap } => Some((min_age, reap)),
         _ => None,
     };
-    let explained = match kind {
-        RequestKind::Explain { pid } => Some(pid),
-        _ => None,
-    };
-    let reply = ask(kind, peer, shared).await;
-    let reply = reply.map_err(|refusal| explain_untracked(refusal, explained))?;
+    if let RequestKind::Explain { pid } = kind {
+        return explain::explain(pid, peer, shared).await;
+    }
+    let reply = ask(kind, peer, shared).await?;
     match (reply, scan) {
         (EngineReply::Scan(rows, context), Some((min_age, reap))) => {
             let params = ScanParams {
@@ -210,22 +209,6 @@ async fn ask(kind: RequestKind, peer: Peer, shared: &Shared) -> ApiResult<Engine
     }
 }
 
-/// Says more in a `not_found` for a process that exists but is unknown to the engine. `explained` is the pid in a
-/// request for an explanation. Returns other refusals unchanged.
-fn explain_untracked(refusal: ErrorResponse, explained: Option<u32>) -> ErrorResponse {
-    let is_alive = |pid: &u32| matches!(SignalTarget::read(*pid), Ok(Some(_)));
-    match explained.filter(is_alive) {
-        Some(pid) if refusal.error == "not_found" => {
-            let what = format!(
-                "process {pid} is not tracked: it belongs to no agent, is a kernel thread, or is outside of the scope of this service; \
-                 `reaper scan` lists leftovers from before the service started"
-            );
-            ErrorResponse::new("not_found", what)
-        }
-        _ => refusal,
-    }
-}
-
 /// Turns a reply of the engine into JSON. Reads /proc, so it runs on another thread.
 async fn to_response(reply: EngineReply) -> ApiResult<Vec<u8>> {
     let convert = move || match reply {
@@ -243,7 +226,10 @@ async fn to_response(reply: EngineReply) -> ApiResult<Vec<u8>> {
         EngineReply::Reload(Ok(message)) => Ok(to_json(&crate::api::Reloaded { message })),
         EngineReply::Reload(Err(message)) => Err(ErrorResponse::new("conflict", message)),
         EngineReply::Refused(refusal) => Err(refusal),
-        EngineReply::Scan(..) | EngineReply::ScanContext(_) | EngineReply::Emitted => {
+        EngineReply::Scan(..)
+        | EngineReply::ScanContext(_)
+        | EngineReply::ExplainExited(_)
+        | EngineReply::Emitted => {
             let what = "the engine of the service gave an unexpected reply; report this as a bug";
             Err(ErrorResponse::new("failed", what))
         }

@@ -2,7 +2,9 @@
 
 use super::{seconds_since, seconds_until};
 use crate::api::messages::{DecisionSnapshot, ExplainSnapshot, SessionSnapshot, UntrackedReason};
-use crate::export::{evidence_ref_text, exit_status_text};
+use crate::export::names::outcome_reason;
+use crate::export::{RecentProcess, evidence_ref_text, exit_status_text, failure_text};
+use crate::reap::ReapOutcome;
 use reaper_model::event::ExitStatus;
 use reaper_model::facts::FactSet;
 use reaper_model::ruleset::Action;
@@ -15,6 +17,11 @@ pub(super) fn why(snapshot: &ExplainSnapshot) -> String {
     let Some(decision) = &snapshot.row.decision else {
         return "Not decided yet.".into();
     };
+    if let Some(signalled) = &snapshot.signalled
+        && decision.decision == "reap"
+    {
+        return being_reaped(signalled, &reason(snapshot, decision));
+    }
     let summary = match decision.decision {
         "reap" => "To be reaped",
         "wait" if decision.reason == "unread" => "Not decided yet",
@@ -27,6 +34,25 @@ pub(super) fn why(snapshot: &ExplainSnapshot) -> String {
         sentence += &format!(", though {due}");
     }
     sentence + "."
+}
+
+/// Returns what was done to a process that is alive, and why.
+fn being_reaped(signalled: &RecentProcess, reason: &str) -> String {
+    let ago = |at| format!("{} ago", span(seconds_since(at)));
+    match (&signalled.outcome, &signalled.signal) {
+        (Some((at, outcome)), _) if matches!(outcome.outcome, ReapOutcome::Failed(_)) => {
+            let why = outcome_reason(&outcome.outcome).unwrap_or_default();
+            format!(
+                "Could not be ended {}: {}; {reason}.",
+                ago(*at),
+                failure_text(&why)
+            )
+        }
+        (_, Some((at, signal))) => {
+            format!("Being reaped: {signal} sent {}, {reason}.", ago(*at))
+        }
+        _ => format!("To be reaped: {reason}."),
+    }
 }
 
 fn untracked(reason: &UntrackedReason) -> String {
@@ -132,7 +158,19 @@ pub(super) fn next(snapshot: &ExplainSnapshot) -> String {
         ("reap", _) if snapshot.gap => {
             "Events are missing; it is decided again once the gap is closed.".into()
         }
-        ("reap", _) => format!("Now: {}.", signals(snapshot)),
+        ("reap", _) => match &snapshot.signalled {
+            Some(signalled) if signalled.outcome.is_some() => {
+                "Nothing until it exits; `sudo reaper scan --reap` tries again.".into()
+            }
+            Some(signalled) if signalled.signal.is_some_and(|(_, name)| name == "SIGKILL") => {
+                "It exits once the kernel lets it.".into()
+            }
+            Some(_) => {
+                let grace = humantime::format_duration(snapshot.grace);
+                format!("SIGKILL follows {grace} after the first signal, unless it exits.")
+            }
+            None => format!("Now: {}.", signals(snapshot)),
+        },
         ("wait", Some(time)) if snapshot.exited_root.is_some() => {
             format!(
                 "In {time} that delay expires, and it is {}.",

@@ -4,8 +4,12 @@ use std::time::Duration;
 
 use super::*;
 use crate::api::messages::{self, UntrackedReason};
-use crate::export::SessionRef;
-use reaper_model::event::{ExitStatus, Image, ProcessKey, Uids};
+use crate::export::{
+    DecisionNames, ProcessRef, RecentOutcome, RecentProcess, RecentSession, RootExit, SessionRef,
+};
+use crate::reap::{ReapFailure, ReapOutcome, ReleaseReason};
+use reaper_host::source::procfs::ProcessMemory;
+use reaper_model::event::{ExitStatus, Image, ProcessKey, Provenance, Uids};
 use reaper_model::facts::{FactSet, KernelSession};
 use reaper_model::leftover::EnvMarkers;
 use reaper_model::ruleset::Action;
@@ -173,6 +177,8 @@ fn snapshot(decision: &'static str, reason: &'static str) -> ExplainSnapshot {
         grace: Duration::from_secs(5),
         gap: false,
         predates_service: false,
+        signalled: None,
+        honors_keep: true,
     }
 }
 
@@ -331,6 +337,212 @@ fn explanation_sentences_match_the_decision() {
         let explained = explanation(snapshot);
         assert_eq!((&*explained.why, &*explained.next), (why, next));
     }
+}
+
+/// Returns a member that a decision to reap was made about, with the exit of its agent by SIGKILL.
+fn exited(change: impl FnOnce(&mut messages::ExitedSnapshot)) -> messages::ExitedSnapshot {
+    let now = sys::boot_time();
+    let session = SessionRef {
+        agent: "my-agent".into(),
+        first_root: key(1),
+    };
+    let names = DecisionNames {
+        verdict: "reap",
+        reason: "root_exited",
+        rule: None,
+        memory: None,
+    };
+    let root_exit = RootExit {
+        root: ProcessKey { pid: 42, start: 1 },
+        at: now,
+        exit_status: ExitStatus::Signalled {
+            signal: 9,
+            core: false,
+        },
+    };
+    let row = row(2, None);
+    let mut snapshot = messages::ExitedSnapshot {
+        recent: RecentProcess {
+            process: ProcessRef {
+                key: row.key,
+                parent: None,
+                birth_parent: None,
+                image: row.image,
+                uids: row.uids,
+                session: Some(session),
+                provenance: Provenance::Kernel,
+                evidence: None,
+            },
+            decision: Some((now, names)),
+            leftover: None,
+            signal: None,
+            outcome: None,
+            exit: Some((now, ExitStatus::Exited(3))),
+        },
+        session: RecentSession {
+            outer: None,
+            root_exit: Some(root_exit),
+        },
+        enforce: true,
+        honors_keep: true,
+    };
+    change(&mut snapshot);
+    snapshot
+}
+
+fn outcome(outcome: ReapOutcome, signal: Option<&'static str>) -> Option<(u64, RecentOutcome)> {
+    let memory = Some(ProcessMemory {
+        rss: 3 << 20,
+        swap: 0,
+    });
+    let outcome = RecentOutcome {
+        outcome,
+        signal,
+        memory,
+        duration: Some(2_000_000),
+    };
+    Some((sys::boot_time(), outcome))
+}
+
+#[test]
+fn exited_process_is_explained() {
+    let ended = outcome(ReapOutcome::Exited(ExitStatus::Exited(3)), Some("SIGTERM"));
+    let stuck = outcome(
+        ReapOutcome::Failed(ReapFailure::KillTimeout('D')),
+        Some("SIGKILL"),
+    );
+    let gone = outcome(ReapOutcome::NotSent(ReleaseReason::AlreadyExited), None);
+    let cause = "its agent my-agent (42) was killed by SIGKILL";
+    let outer = SessionRef {
+        agent: "outer".into(),
+        first_root: ProcessKey { pid: 9, start: 10 },
+    };
+    for (snapshot, why) in [
+        (
+            exited(|it| it.recent.outcome = ended),
+            format!("Reaped 0 s ago: SIGTERM, {cause}."),
+        ),
+        (
+            exited(|it| it.recent.outcome = stuck),
+            format!(
+                "Could not be ended 0 s ago: it waits in the kernel (state D) and cannot be killed, {cause}."
+            ),
+        ),
+        (
+            exited(|it| it.recent.outcome = gone),
+            format!("Exited 0 s ago, before a signal was sent. It was to be reaped: {cause}."),
+        ),
+        (
+            exited(|it| it.recent.signal = Some((sys::boot_time(), "SIGTERM"))),
+            format!("Ended 0 s ago, after SIGTERM, {cause}."),
+        ),
+        (
+            exited(|it| it.enforce = false),
+            format!(
+                "Exited by itself 0 s ago (exit 3). It would have been reaped, but this service only observes: {cause}."
+            ),
+        ),
+        (
+            exited(|it| it.recent.decision = None),
+            "Exited by itself 0 s ago (exit 3).".into(),
+        ),
+        (
+            exited(|it| {
+                it.recent.outcome = ended;
+                it.session.root_exit = None;
+            }),
+            format!(
+                "Reaped 0 s ago: SIGTERM, its agent my-agent ({}) exited.",
+                BASE + 1
+            ),
+        ),
+        (
+            exited(|it| {
+                it.recent.outcome = ended;
+                it.recent.process.key = ProcessKey { pid: 42, start: 1 };
+                it.session.outer = Some(outer);
+            }),
+            "Reaped 0 s ago: SIGTERM, the agent of the session outer-9-a, in which it ran, exited."
+                .into(),
+        ),
+    ] {
+        assert_eq!(exited::Exited::recent(snapshot).explanation(None).why, why);
+    }
+}
+
+#[test]
+fn exited_zombie_is_explained_with_its_parent() {
+    let snapshot = exited(|it| {
+        it.recent.outcome = outcome(ReapOutcome::Exited(ExitStatus::Exited(3)), Some("SIGTERM"));
+    });
+    let zombie = Zombie {
+        key: key(2),
+        parent: BASE,
+        comm: Vec::new(),
+        uid: 0,
+    };
+    let explained = exited::Exited::recent(snapshot).explanation(Some(&zombie));
+    assert_eq!(
+        explained.next,
+        format!(
+            "It exited 2.0 ms after the first signal (exit 3); 3.1 MB freed. It is a zombie, because its parent {BASE} has \
+             not waited for it; a zombie holds no memory."
+        )
+    );
+    assert!(explained.process.zombie && explained.exited);
+    let advice = explained.keep_with.unwrap();
+    assert_eq!(advice.command, "reaper keep PID");
+    assert_eq!(
+        advice.rule.as_deref(),
+        Some("[[keep]]\nname = \"my-p2\"\ncomm = \"p2\"\n")
+    );
+}
+
+#[test]
+fn explanation_says_what_keeps_the_process() {
+    let advice = |snapshot| explanation(snapshot).keep_with;
+    let reap = || decision("reap", "root_exited", None);
+    let due = due("reap", "root_exited", None);
+    assert_eq!(
+        advice(due.clone()).unwrap().command,
+        format!("reaper keep {}", BASE + 2)
+    );
+    assert!(advice(alive("root_alive", reap(), reap())).is_some());
+    let kept = || decision("keep", "keep_rule", Some("gradle"));
+    assert!(advice(alive("root_alive", kept(), kept())).is_none());
+    let dishonored = ExplainSnapshot {
+        honors_keep: false,
+        ..due.clone()
+    };
+    assert_eq!(advice(dishonored).unwrap().environment, None);
+
+    let signalled = |end| {
+        let recent = exited(|it| {
+            it.recent.signal = Some((sys::boot_time(), "SIGTERM"));
+            it.recent.outcome = end;
+        });
+        let explained = explanation(ExplainSnapshot {
+            signalled: Some(recent.recent),
+            ..due.clone()
+        });
+        (explained.why, explained.next)
+    };
+    let cause = "its agent claude-code (42) was killed by SIGKILL 0 s ago";
+    assert_eq!(
+        signalled(None),
+        (
+            format!("Being reaped: SIGTERM sent 0 s ago, {cause}."),
+            "SIGKILL follows 5s after the first signal, unless it exits.".into()
+        )
+    );
+    let stuck = outcome(ReapOutcome::Failed(ReapFailure::Eperm), None);
+    assert_eq!(
+        signalled(stuck),
+        (
+            format!("Could not be ended 0 s ago: the service may not signal it; {cause}."),
+            "Nothing until it exits; `sudo reaper scan --reap` tries again.".into()
+        )
+    );
 }
 
 #[test]

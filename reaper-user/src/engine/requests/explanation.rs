@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
+use super::super::Engine;
 use super::view::View;
 use crate::api::ErrorResponse;
 use crate::api::messages::{
-    Ancestor, DecisionSnapshot, ExplainSnapshot, ProcessName, UntrackedReason,
+    Ancestor, DecisionSnapshot, EngineReply, ExitedSnapshot, ExplainSnapshot, ProcessName,
+    UntrackedReason,
 };
+use crate::config::Mode;
 use reaper_model::Node;
 use reaper_model::event::{ExitStatus, ProcessKey};
 use reaper_model::facts::{Fact, Facts};
@@ -20,23 +23,77 @@ const KILLED: ExitStatus = ExitStatus::Signalled {
 /// Limit of ancestors in an explanation.
 const LINEAGE_MAX: usize = 64;
 
+impl Engine {
+    /// Returns the state of a process, or what is remembered of one that has exited.
+    ///
+    /// # Errors
+    /// There is and was no such process, or it belongs to another user.
+    pub(super) fn explain(&self, view: &View<'_>, pid: u32) -> Result<EngineReply, ErrorResponse> {
+        let (enforce, honors_keep) = (
+            self.settings.mode == Mode::Enforce,
+            self.model.rules.honors_keep(),
+        );
+        let recent = self.ingest.out.recent().find(pid);
+        let snapshot = match (view.explain(pid), recent) {
+            (Err(refusal), Some((recent, session))) if refusal.error == "not_found" => {
+                if !view.peer.may_see(recent.process.uids) {
+                    return Err(not_visible(pid));
+                }
+                return Ok(EngineReply::ExplainExited(Box::new(ExitedSnapshot {
+                    recent,
+                    session,
+                    enforce,
+                    honors_keep,
+                })));
+            }
+            (snapshot, recent) => {
+                let snapshot = snapshot?;
+                let signalled = recent.map(|(recent, _)| recent).filter(|recent| {
+                    recent.process.key == snapshot.row.key
+                        && (recent.signal.is_some() || recent.outcome.is_some())
+                });
+                ExplainSnapshot {
+                    signalled,
+                    ..snapshot
+                }
+            }
+        };
+        let node = self.model.tree.get(snapshot.row.key);
+        let escalation = node.and_then(|node| self.model.escalation_of(node));
+        Ok(EngineReply::Explain(Box::new(ExplainSnapshot {
+            enforce,
+            honors_keep,
+            mode_reason: self.settings.mode_reason.clone(),
+            grace: self.ingest.reaper.grace(escalation, self.settings.times),
+            gap: self.gap.is_some(),
+            predates_service: self.settings.config.reap_leftovers
+                && snapshot.row.key.start < self.started_at,
+            ..snapshot
+        })))
+    }
+}
+
+fn not_visible(pid: u32) -> ErrorResponse {
+    let message =
+        format!("process {pid} belongs to another user: only its owner or root can see it");
+    ErrorResponse::new("eperm", message)
+}
+
 impl View<'_> {
-    /// Returns the state of a process and of its ancestors. The caller fills in mode, grace, gap and whether the
-    /// process predates the service.
+    /// Returns the state of a process and of its ancestors. The caller fills in the state of the engine: the fields from
+    /// `enforce` on.
     ///
     /// # Errors
     /// There is no such process, or it belongs to another user.
     pub(super) fn explain(&self, pid: u32) -> Result<ExplainSnapshot, ErrorResponse> {
         let Some(node) = self.model.tree.by_pid(pid) else {
             let message = format!(
-                "there is no process {pid}; if it has exited, `reaper history` may have a record of it"
+                "there is no process {pid}, and this service has no record of one; `reaper history {pid}` searches earlier boots too"
             );
             return Err(ErrorResponse::new("not_found", message));
         };
         if !self.may_see(node) {
-            let message =
-                format!("process {pid} belongs to another user: only its owner or root can see it");
-            return Err(ErrorResponse::new("eperm", message));
+            return Err(not_visible(pid));
         }
         let sessions = &self.model.sessions;
         let session = node.state.member.session.and_then(|id| sessions.get(id));
@@ -58,6 +115,8 @@ impl View<'_> {
             grace: Duration::ZERO,
             gap: false,
             predates_service: false,
+            signalled: None,
+            honors_keep: true,
         })
     }
 

@@ -189,6 +189,17 @@ impl Query {
         }
     }
 
+    /// Removes a parameter that is a number; `None` if it is absent.
+    pub(super) fn number(&mut self, name: &str) -> ApiResult<Option<u32>> {
+        let Some(word) = self.take(name) else {
+            return Ok(None);
+        };
+        word.parse().map(Some).map_err(|_| {
+            let what = format!("{name} must be a number from 0 to 4294967295");
+            ErrorResponse::new("bad_request", what)
+        })
+    }
+
     /// Removes a parameter in whole seconds; `None` if it is absent.
     pub(super) fn seconds(&mut self, name: &str) -> ApiResult<Option<Duration>> {
         let Some(word) = self.take(name) else {

@@ -1,0 +1,147 @@
+//! The sentences about a process that has exited.
+
+use jiff::Timestamp;
+
+use super::super::sentence::span;
+use super::{Exited, exit_text, seconds_between};
+use crate::export::{ExitInfo, duration, failure_text, reason_text, size};
+use crate::journal::history::{HistoryDecision, HistoryOutcome};
+
+impl Exited {
+    /// Returns what was done to the process, and why.
+    pub(super) fn why(&self, now: Timestamp) -> String {
+        let cause = self.cause();
+        let because = cause.as_ref().map(|cause| format!(", {cause}"));
+        let because = because.unwrap_or_default();
+        let ago = |at: Timestamp| format!("{} ago", span(seconds_between(at, now)));
+        if let Some(outcome) = self.process.outcomes.last() {
+            return self.after_outcome(outcome, &ago(outcome.time), &because);
+        }
+        let due = match (&cause, self.enforce) {
+            (None, _) => String::new(),
+            (Some(cause), true) => format!(" It was to be reaped: {cause}."),
+            (Some(cause), false) => {
+                format!(" It would have been reaped, but this service only observes: {cause}.")
+            }
+        };
+        match (&self.exit, &self.signal) {
+            (Some((at, _)), Some((_, signal))) => {
+                format!("Ended {}, after {signal}{because}.", ago(*at))
+            }
+            (Some((at, how)), None) => match &how.signal {
+                Some(signal) => format!(
+                    "Ended {} by {signal}, which this service did not send.{due}",
+                    ago(*at)
+                ),
+                None => format!("Exited by itself {} ({}).{due}", ago(*at), exit_text(how)),
+            },
+            (None, _) => match self.process.decisions.last() {
+                Some(HistoryDecision {
+                    time,
+                    decision,
+                    reason,
+                    ..
+                }) => format!(
+                    "Not running any more. The last decision, {}, was {decision}: {}.",
+                    ago(*time),
+                    cause.as_deref().unwrap_or_else(|| reason_text(reason))
+                ),
+                None => format!("Not running any more.{due}"),
+            },
+        }
+    }
+
+    /// Returns what followed from the decision to reap it. `because` is the cause after a comma.
+    fn after_outcome(&self, outcome: &HistoryOutcome, ago: &str, because: &str) -> String {
+        match (&*outcome.outcome, &outcome.signal, &outcome.reason) {
+            ("ended", Some(signal), _) => format!("Reaped {ago}: {signal}{because}."),
+            ("failed", _, Some(reason)) => {
+                let reason = failure_text(reason);
+                format!("Could not be ended {ago}: {reason}{because}.")
+            }
+            (_, _, Some(reason)) if reason != "already_exited" => {
+                let reason = failure_text(reason);
+                format!("Not signalled {ago}: {reason}{because}.")
+            }
+            _ => {
+                let cause = self.cause();
+                let due = cause.map(|cause| format!(" It was to be reaped: {cause}."));
+                let due = due.unwrap_or_default();
+                format!("Exited {ago}, before a signal was sent.{due}")
+            }
+        }
+    }
+
+    /// Returns why it was to be reaped, `None` if it was not.
+    fn cause(&self) -> Option<String> {
+        if let Some(evidence) = &self.leftover {
+            return Some(format!(
+                "an agent left it behind before this service started ({evidence})"
+            ));
+        }
+        let decision = self
+            .process
+            .decisions
+            .last()
+            .filter(|_| self.process.is_reaped())?;
+        let by_root = ["root_exited", "forked_after_root_exit"].contains(&&*decision.reason);
+        let Some(session) = self.session.as_ref().filter(|_| by_root) else {
+            let text = match (&*decision.reason, &decision.rule) {
+                ("reap_rule", Some(rule)) => return Some(format!("the rule \"{rule}\" reaps it")),
+                (reason, _) => reason_text(reason),
+            };
+            return Some(text.into());
+        };
+        // The root of a nested session is reaped when an outer agent exits.
+        if let Some(outer) = session
+            .outer_id
+            .as_ref()
+            .filter(|_| session.root_pid == self.process.pid)
+        {
+            return Some(format!(
+                "the agent of the session {outer}, in which it ran, exited"
+            ));
+        }
+        let how = session.root_exit.as_ref().map(|(_, exit)| match exit {
+            ExitInfo {
+                signal: Some(signal),
+                ..
+            } => format!("was killed by {signal}"),
+            ExitInfo {
+                code: Some(code), ..
+            } => format!("exited with status {code}"),
+            _ => "exited".into(),
+        });
+        let how = how.unwrap_or_else(|| "exited".into());
+        Some(format!(
+            "its agent {} ({}) {how}",
+            session.agent, session.root_pid
+        ))
+    }
+
+    /// Returns how it exited, as far as that is not in [`Exited::why`].
+    pub(super) fn next(&self) -> String {
+        let Some(outcome) = self.process.outcomes.last() else {
+            return "Nothing: it has exited.".into();
+        };
+        match &*outcome.outcome {
+            "ended" => {
+                let after = outcome
+                    .duration_ns
+                    .map(|ns| format!(" {} after the first signal", duration(ns)));
+                let bytes = outcome
+                    .rss
+                    .unwrap_or(0)
+                    .saturating_add(outcome.swap.unwrap_or(0));
+                let freed = (bytes > 0).then(|| format!("; {} freed", size(bytes)));
+                format!(
+                    "It exited{} ({}){}.",
+                    after.unwrap_or_default(),
+                    exit_text(&outcome.exit),
+                    freed.unwrap_or_default()
+                )
+            }
+            _ => "Nothing: it has exited since.".into(),
+        }
+    }
+}
