@@ -26,6 +26,7 @@ pub fn privileged() -> Vec<Trial> {
     vec![
         trial("cli", "explained", explained),
         trial("cli", "explained-delay", explained_delay),
+        trial("cli", "explained-after-exit", explained_after_exit),
         trial("cli", "keep-expires", keep_expires),
         trial("cli", "stopped-service", stopped_service),
         trial("cli", "history-of-a-session", history_of_a_session),
@@ -107,6 +108,73 @@ fn explained() {
     let said = ask(&world, &["explain", &outside.id().to_string()]);
     assert_eq!(said.code, Some(1), "{}", said.out);
     assert_contains(&said.err, &["there is no process", "reaper history"]);
+}
+
+/// `explain` answers for members that have exited, without a journal and while they are zombies. It and the stream say
+/// what would have kept them.
+fn explained_after_exit() {
+    const ADOPTER: &str = "never-waiting-subreaper";
+    let mut world = World::new(true);
+    world.start_daemon(CONFIG, &[]);
+    world.spawn(ADOPTER, &format!("{ADOPTER} leaf=sleep other=sleep"));
+    let agent = world.await_processes("agent", 1)[0];
+    let leaf = world.await_processes("leaf", 1)[0];
+    let other = world.await_processes("other", 1)[0];
+    world.kill("other");
+    world.await_event("the other exits", |e| e.is("exit", other));
+    let said = explain(&world, other);
+    assert_contains(&said, &["by SIGKILL, which this service did not send."]);
+    assert!(
+        !said.contains("REAPER_KEEP=1"),
+        "its agent was alive:\n{said}"
+    );
+
+    world.kill("agent");
+    world.await_event("an outcome", |e| e.is("outcome", leaf));
+    eventually("the leaf is a zombie", || {
+        let stat = crate::proc::stat(leaf.pid)?;
+        (stat.state == b'Z').then_some(())
+    });
+    let said = explain(&world, leaf);
+    let cause = format!(
+        " s ago: SIGTERM, its agent claude-code ({}) was killed by SIGKILL.",
+        agent.pid
+    );
+    let parent = world.process(ADOPTER).pid;
+    assert_contains(
+        &said,
+        &[
+            "Reaped ",
+            &cause,
+            "It is a zombie, because its parent ",
+            &format!("({parent}) has not waited for it"),
+            "REAPER_KEEP=1 ",
+            "reaper keep PID ",
+            "    [[keep]]\n    name = \"my-",
+        ],
+    );
+    for line in said
+        .lines()
+        .skip_while(|line| !line.contains("would have kept"))
+        .take(4)
+    {
+        assert!(line.chars().count() <= 80, "{line}");
+    }
+    let reply = ask_json(&world, &["explain", &leaf.pid.to_string()]);
+    assert_eq!(
+        (&reply["exited"], &reply["outcome"]["signal"]),
+        (&true.into(), &"SIGTERM".into()),
+        "{reply}"
+    );
+    assert_eq!(reply["process"]["zombie"], true, "{reply}");
+    assert_eq!(reply["keep_with"]["environment"], "REAPER_KEEP=1");
+    world.await_event("the session is closed", |e| e.event == "session.close");
+    world.stop();
+    let text = fs::read_to_string(world.dir().join("stdout")).expect("read the text");
+    let hints = text.lines().filter(|line| line.contains("  hint  "));
+    let hints: Vec<&str> = hints.collect();
+    let expected = format!("REAPER_KEEP=1; more ways: reaper explain {}", leaf.pid);
+    assert!(hints.len() == 1 && hints[0].ends_with(&expected), "{text}");
 }
 
 /// `explain` of a waiting member names the rule and the remaining delay.
@@ -258,7 +326,7 @@ fn history_of_a_session() {
     let words = ["leaf*3=ignore-term", "marked=env:REAPER_KEEP=1+sleep"];
     world.launch("claude", "agent", "agent", &words.map(String::from));
     let agent = world.await_processes("agent", 1)[0];
-    world.await_processes("leaf", 3);
+    let leaf = world.await_processes("leaf", 3)[0].pid.to_string();
     world.await_processes("marked", 1);
     world.kill("agent");
     world.await_gone(&["leaf"]);
@@ -316,12 +384,48 @@ fn history_of_a_session() {
             "SIGKILL",
         ],
     );
+    let text = history(&[&leaf]).out;
+    let of_leaf = format!("{leaf:>9}  ");
+    assert!(
+        text.lines()
+            .filter(|line| line.starts_with(&of_leaf))
+            .count()
+            >= 3,
+        "{text}"
+    );
+    assert_contains(&text, &["would have kept it", "    [[keep]]\n"]);
+    let whole = history(&[&agent.pid.to_string(), "-n", "1"]).out;
+    assert_contains(
+        &whole,
+        &["3 processes reaped", "rule from `reaper history "],
+    );
+    let of_session = whole.lines().skip(1).take_while(|line| !line.is_empty());
+    for line in of_session {
+        let pid = line.split_whitespace().next().unwrap_or_default();
+        assert!(pid.parse::<u32>().is_ok(), "no pid: {line}");
+    }
+    let said = history(&["4194304"]);
+    assert_eq!(said.out, "");
+    assert_contains(&said.err, &["matches process 4194304"]);
     let said = history(&["--agent", "nobody"]);
     assert_eq!(said.out, "");
     assert_contains(&said.err, &["in the journal matches --agent"]);
     let said = reaper(world.dir(), &["history", "--file", "none.db"]);
     assert_eq!(said.code, Some(1), "{}", said.out);
     assert_contains(&said.err, &["none.db"]);
+
+    // A later service knows it from the journal.
+    world.restart_daemon(&[]);
+    let said = ask(&world, &["explain", &leaf]);
+    let cause = format!(
+        "its agent claude-code ({}) was killed by SIGKILL.",
+        agent.pid
+    );
+    assert_contains(&said.out, &["Reaped ", " s ago: SIGKILL, ", &cause]);
+    assert_eq!(
+        ask_json(&world, &["history", &leaf])["processes"][0]["process.pid"].to_string(),
+        leaf
+    );
 }
 
 /// A session closes once, after its agent's exit, even if a rule reaped a member before.

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use serde_json::Value;
 
 use super::client::{BOLD, DIM, client, print};
+use super::keep_advice::keep_advice;
 use super::show::{NAME_MAX, ProcessTags, fit, memory, row, time, user, width, wrap};
 use super::{Failure, ServiceArgs};
 use crate::api::{AncestorInfo, Explanation, NamedProcess, SessionInfo};
@@ -51,6 +52,10 @@ fn text(explanation: &Explanation, width: Option<usize>) -> String {
         out += &row(name, &value, NAMES, width);
     }
     lineage(&mut out, explanation, width);
+    if let Some(advice) = &explanation.keep_with {
+        out.push('\n');
+        out += &keep_advice(advice);
+    }
     out
 }
 
@@ -84,7 +89,9 @@ fn rows(explanation: &Explanation) -> Vec<(&'static str, String)> {
     }
     let facts = explanation.facts.iter();
     let facts: Vec<String> = facts.map(|(name, value)| fact(name, value)).collect();
-    rows.push(("facts", facts.join(", ")));
+    if !facts.is_empty() {
+        rows.push(("facts", facts.join(", ")));
+    }
     rows
 }
 

@@ -12,11 +12,13 @@ use jiff::tz::TimeZone;
 use nix::unistd::geteuid;
 
 use super::client::{BOLD, DIM, client};
-use super::show::{count, fit, size, time as time_text, width};
-use super::{Failure, ServiceArgs, time_with_unit};
+use super::keep_advice::keep_advice;
+use super::show::{count, fit, size, time as time_text, width, wrap};
+use super::{Failure, ServiceArgs, pager, pid, time_with_unit};
 use crate::api::History;
 use crate::export::{
-    self, ExitInfo, FreedMemory, duration, message, printable, reason_text, write_object,
+    self, ExitInfo, FreedMemory, KeepAdvice, duration, failure_text, message, printable,
+    reason_text, write_object,
 };
 use crate::journal::history::{
     HistoryError, HistoryOutcome, HistoryProcess, HistoryQuery, HistorySession, read,
@@ -26,7 +28,9 @@ use crate::journal::{DIRECTORY, path};
 /// Longest command line or name, in characters.
 const COMMAND_MAX: usize = 256;
 /// Indentation of the lines about a session, in characters.
-const INDENT: usize = 4;
+const INDENT: usize = 2;
+/// Column behind the pid, which begins each line.
+const COLUMN: usize = INDENT + 7 + 2;
 
 const GOOD: Style = AnsiColor::Green.on_default();
 const WARN: Style = AnsiColor::Yellow.on_default();
@@ -35,6 +39,12 @@ const PLAIN: Style = Style::new();
 
 #[derive(Args)]
 pub(super) struct HistoryArgs {
+    /// Show only what was decided about and done to the process with this pid. For an agent: its session.
+    #[arg(value_parser = pid())]
+    pid: Option<u32>,
+    /// Show only the newest N sessions.
+    #[arg(short = 'n', long = "limit", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    limit: Option<u32>,
     /// Show only sessions that were active in this time, such as `2h` or `30min`.
     #[arg(long, value_name = "TIME", value_parser = time_with_unit)]
     since: Option<Duration>,
@@ -47,6 +57,9 @@ pub(super) struct HistoryArgs {
     /// Print one JSON object per session.
     #[arg(long)]
     json: bool,
+    /// Do not use a pager.
+    #[arg(long)]
+    no_pager: bool,
     /// Read this journal instead of that of the host's service.
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -58,7 +71,8 @@ pub(super) struct HistoryArgs {
 }
 
 pub(super) fn run(args: HistoryArgs) -> Result<(), Failure> {
-    let mut printer = Printer::new(export::stdout(), TimeZone::system(), args.json, width());
+    let zone = TimeZone::system();
+    let mut printer = Printer::new(export::stdout(), zone, args.json, width(), args.pid);
     let result = match &args.socket {
         Some(_) => query_service(&args, &mut printer),
         None => match read_journal(&args, &mut printer) {
@@ -79,26 +93,34 @@ pub(super) fn run(args: HistoryArgs) -> Result<(), Failure> {
         },
     };
     result?;
-    let since = args.since;
-    printer.finish(since).map_err(Failure::stdout)?;
-    if printer.total.sessions == 0 && !args.json {
-        let filters = [
-            ("--since", since.is_some()),
-            ("--agent", args.agent.is_some()),
-            ("--session", args.session.is_some()),
-        ];
-        let given = filters.iter().filter(|(_, is_given)| *is_given);
-        let given: Vec<_> = given.map(|(flag, _)| *flag).collect();
-        let own = if geteuid().is_root() { "" } else { " of yours" };
-        match given.is_empty() {
-            true => message!("the journal has no sessions{own} yet"),
-            false => message!(
-                "no session{own} in the journal matches {}",
-                given.join(" and ")
-            ),
-        }
+    let (found, text) = (printer.total.sessions, printer.finish(args.since));
+    let text = text.map_err(Failure::stdout)?;
+    if !text.is_empty() {
+        pager::print(&text, args.no_pager).map_err(Failure::stdout)?;
+    }
+    if found == 0 && !args.json {
+        message!("{}", nothing_found(&args));
     }
     Ok(())
+}
+
+/// Returns the message for a history without sessions.
+fn nothing_found(args: &HistoryArgs) -> String {
+    let filters = [
+        args.since.map(|_| "--since".into()),
+        args.agent.as_ref().map(|_| "--agent".into()),
+        args.session.as_ref().map(|_| "--session".into()),
+        args.pid.map(|pid| format!("process {pid}")),
+    ];
+    let given: Vec<String> = filters.into_iter().flatten().collect();
+    let own = if geteuid().is_root() { "" } else { " of yours" };
+    match given.is_empty() {
+        true => format!("the journal has no sessions{own} yet"),
+        false => format!(
+            "no session{own} in the journal matches {}",
+            given.join(" and ")
+        ),
+    }
 }
 
 /// Prints the sessions from the journal file.
@@ -113,6 +135,8 @@ fn read_journal(args: &HistoryArgs, printer: &mut Printer<impl Write>) -> Result
         agent: args.agent.clone(),
         session: args.session.clone(),
         uid: (!uid.is_root()).then_some(uid.as_raw()),
+        pid: args.pid,
+        limit: args.limit.map(|limit| limit as usize),
     };
     read(&file, &query, |session| printer.session(&session))
 }
@@ -126,6 +150,11 @@ fn query_service(args: &HistoryArgs, printer: &mut Printer<impl Write>) -> Resul
     for (name, value) in [("agent", &args.agent), ("session", &args.session)] {
         if let Some(value) = value {
             query.append_pair(name, value);
+        }
+    }
+    for (name, value) in [("pid", args.pid), ("limit", args.limit)] {
+        if let Some(value) = value {
+            query.append_pair(name, &value.to_string());
         }
     }
     let service = ServiceArgs {
@@ -157,26 +186,38 @@ struct Total {
     bytes: u64,
 }
 
-/// Prints sessions as JSON at once, or as text with a summary before it.
+/// Prints sessions as JSON at once, or collects them as text.
 struct Printer<W> {
     out: W,
     zone: TimeZone,
     json: bool,
     width: Option<usize>,
+    /// Process that was asked for. Its text has the advice that keeps the next such process.
+    pid: Option<u32>,
     /// Text of the sessions so far.
     text: Vec<u8>,
     total: Total,
+    /// Pid of a reaped process of the newest session with one, unless its advice is in the text.
+    example: Option<u32>,
 }
 
 impl<W: Write> Printer<W> {
-    fn new(out: W, zone: TimeZone, json: bool, width: Option<usize>) -> Printer<W> {
+    fn new(
+        out: W,
+        zone: TimeZone,
+        json: bool,
+        width: Option<usize>,
+        pid: Option<u32>,
+    ) -> Printer<W> {
         Printer {
             out,
             zone,
             json,
             width,
+            pid,
             text: Vec::new(),
             total: Total::default(),
+            example: None,
         }
     }
 
@@ -191,32 +232,50 @@ impl<W: Write> Printer<W> {
         if self.json {
             return write_object(&mut self.out, session);
         }
-        writeln!(self.text)?;
-        write_session(&mut self.text, session, &self.zone, self.width)
+        write_session(&mut self.text, session, &self.zone, self.width)?;
+        let reaped = session.processes.iter();
+        let mut reaped = reaped.filter(|process| process.is_reaped());
+        if let Some(process) = reaped.clone().find(|process| self.pid == Some(process.pid)) {
+            let advice = KeepAdvice::new(None, true, process.keep_rule.clone());
+            write!(self.text, "\n{}", keep_advice(&advice))?;
+        } else {
+            let was_sent = |end: &HistoryOutcome| end.outcome != "not_sent";
+            let example = reaped.find(|process| process.outcomes.iter().all(was_sent));
+            self.example = example.map(|process| process.pid).or(self.example);
+        }
+        writeln!(self.text)
     }
 
-    /// Writes the summary and the text, if there is any, and flushes. `since` is the time span in the summary.
-    fn finish(&mut self, since: Option<Duration>) -> io::Result<()> {
-        if !self.text.is_empty() {
-            let Total {
-                sessions,
-                reaped,
-                kept,
-                failed,
-                bytes,
-            } = self.total;
-            let sessions = count(sessions, "session", "sessions");
-            let since = since.map(|since| format!(" in the last {}", time_text(since.as_secs())));
-            let since = since.unwrap_or_default();
-            let reaped = count(reaped, "process", "processes");
-            writeln!(
-                self.out,
-                "{BOLD}{sessions}{since}: {reaped} reaped, {kept} kept, {failed} failed, {} freed{BOLD:#}",
-                size(bytes)
-            )?;
-            self.out.write_all(&self.text)?;
+    /// Returns the text with a summary at its end; empty for JSON and without sessions. `since` is the time span in the
+    /// summary. Flushes JSON.
+    fn finish(mut self, since: Option<Duration>) -> io::Result<Vec<u8>> {
+        self.out.flush()?;
+        if self.text.is_empty() {
+            return Ok(self.text);
         }
-        self.out.flush()
+        let Total {
+            sessions,
+            reaped,
+            kept,
+            failed,
+            bytes,
+        } = self.total;
+        let sessions = count(sessions, "session", "sessions");
+        let since = since.map(|since| format!(" in the last {}", time_text(since.as_secs())));
+        let since = since.unwrap_or_default();
+        let reaped = count(reaped, "process", "processes");
+        writeln!(
+            self.text,
+            "{BOLD}{sessions}{since}: {reaped} reaped, {kept} kept, {failed} failed, {} freed{BOLD:#}",
+            size(bytes)
+        )?;
+        if let Some(pid) = self.example {
+            let hint = format!(
+                "To keep such a process: REAPER_KEEP=1, `reaper keep PID`, or the rule from `reaper history {pid}`"
+            );
+            write!(self.text, "{}", wrap(&hint, 0, self.width))?;
+        }
+        Ok(self.text)
     }
 }
 
@@ -257,12 +316,14 @@ fn write_session(
         user.unwrap_or_default(),
         outer.unwrap_or_default(),
     )?;
+    let root = |out: &mut _| write_pid(out, session.pid);
     if !session.args.is_empty() {
         let command = command(&session.args, "");
-        let command = fit(&command, INDENT, COMMAND_MAX, width);
-        writeln!(out, "{:INDENT$}{command}", "")?;
+        let command = fit(&command, COLUMN, COMMAND_MAX, width);
+        root(out)?;
+        writeln!(out, "{command}")?;
     }
-    write!(out, "{:INDENT$}", "")?;
+    root(out)?;
     match session.root_exited_at {
         Some(exited) => {
             let lasted = exited.duration_since(session.opened_at);
@@ -283,7 +344,10 @@ fn write_session(
         _ => BAD,
     };
     if session.closed_at.is_some() {
-        writeln!(out, "{:INDENT$}{style}{}{style:#}", "", sum(session))?;
+        for line in wrap(&sum(session), 0, room(width)).lines() {
+            root(out)?;
+            writeln!(out, "{style}{line}{style:#}")?;
+        }
     }
     session
         .processes
@@ -323,10 +387,10 @@ fn write_process(
     at: &impl Fn(Timestamp) -> String,
     width: Option<usize>,
 ) -> io::Result<()> {
-    let pid = process.pid;
     let command = command(&process.args, &process.comm);
-    let command = fit(&command, INDENT + 9, COMMAND_MAX, width);
-    writeln!(out, "{:INDENT$}{pid:>7}  {command}", "")?;
+    let command = fit(&command, COLUMN, COMMAND_MAX, width);
+    write_pid(out, process.pid)?;
+    writeln!(out, "{command}")?;
     let decisions = process.decisions.iter().map(|decision| {
         let style = match decision.decision.as_str() {
             "reap" => WARN,
@@ -343,7 +407,12 @@ fn write_process(
             _ => PLAIN,
         };
         let details = outcome_details(outcome);
-        (outcome.time, style, outcome.outcome.clone(), details)
+        (
+            outcome.time,
+            style,
+            outcome.outcome.replace('_', " "),
+            details,
+        )
     });
     let mut lines: Vec<_> = decisions.chain(outcomes).collect();
     // The sort is stable: an outcome stays behind a decision of the same time.
@@ -351,20 +420,38 @@ fn write_process(
     for (time, style, word, why) in &lines {
         let time = at(*time);
         let word = printable(word, 8);
-        let why = fit(why, INDENT + 21 + time.len(), COMMAND_MAX, width);
-        writeln!(
-            out,
-            "{:INDENT$}{:>7}  {DIM}{time}{DIM:#}  {style}{word:<8}{style:#}  {why}",
-            "", ""
-        )?;
+        // The columns of time and word, with two spaces behind each.
+        let before = time.len() + 2 + 8 + 2;
+        let why = wrap(
+            &printable(why, COMMAND_MAX),
+            0,
+            room(width).map(|room| room - before),
+        );
+        for (n, why) in why.lines().enumerate() {
+            write_pid(out, process.pid)?;
+            match n {
+                0 => writeln!(out, "{DIM}{time}{DIM:#}  {style}{word:<8}{style:#}  {why}")?,
+                _ => writeln!(out, "{:before$}{why}", "")?,
+            }
+        }
     }
     Ok(())
+}
+
+/// Writes the pid at the beginning of a line, in [`COLUMN`] characters.
+fn write_pid(out: &mut impl Write, pid: u32) -> io::Result<()> {
+    write!(out, "{:INDENT$}{pid:>7}  ", "")
+}
+
+/// Returns the width behind the pid, at least 60 characters.
+fn room(width: Option<usize>) -> Option<usize> {
+    width.map(|width| width.saturating_sub(COLUMN).max(60))
 }
 
 /// Returns how a reaped process exited, or why it did not.
 fn outcome_details(outcome: &HistoryOutcome) -> String {
     let mut text = match (outcome.outcome.as_str(), &outcome.reason) {
-        (_, Some(reason)) => printable(reason, COMMAND_MAX),
+        (_, Some(reason)) => failure_text(reason).to_owned(),
         _ => how(&outcome.exit),
     };
     if let Some(ns) = outcome.duration_ns {
@@ -425,6 +512,7 @@ mod tests {
             args: args.iter().map(|arg| arg.to_string()).collect(),
             decisions,
             outcomes,
+            keep_rule: None,
         };
         let decided = |ms, decision: &str, rule: Option<&str>| HistoryDecision {
             time: at(ms),
@@ -449,6 +537,7 @@ mod tests {
             name: "claude-100-1".into(),
             agent: "claude".into(),
             pid: 100,
+            root_pid: Some(100),
             uid: Some(1000),
             args: vec!["claude".into(), "a\nb".into()],
             outer_session_id: None,
@@ -477,27 +566,81 @@ mod tests {
                 process(102, &[], vec![decided(900_001, "keep", Some("r"))], vec![]),
             ],
         };
-        let mut text = Vec::new();
-        let plain = anstream::StripStream::new(&mut text);
-        let mut printer = Printer::new(plain, TimeZone::UTC, false, None);
-        printer.session(&session).unwrap();
-        printer.finish(Some(Duration::from_secs(7200))).unwrap();
-        drop(printer);
+        let text = |width, pid| {
+            let mut printer = Printer::new(Vec::new(), TimeZone::UTC, false, width, pid);
+            printer.session(&session).unwrap();
+            let text = printer.finish(Some(Duration::from_secs(7200))).unwrap();
+            let mut plain = anstream::StripStream::new(Vec::new());
+            plain.write_all(&text).unwrap();
+            String::from_utf8(plain.into_inner()).unwrap()
+        };
         assert_eq!(
-            String::from_utf8(text).unwrap(),
+            text(None, None),
             "\
-1 session in the last 2 h: 1 process reaped, 1 kept, 0 failed, 3.1 MB freed
-
 2025-10-09 08:53:20  claude  claude-100-1, uid 1000
-    claude a\\nb
-    exited at 09:08:20 after 15 min: SIGKILL; closed at 09:08:21
-    1 reaped, 1 kept, 0 failed, 3.1 MB freed
-        101  sh x
-             09:08:20  reap      its agent exited
-             09:08:20  ended     exit 3, 1.2 ms after the first signal, 3.1 MB freed
-        102  [sh\\u{1b}]
-             09:08:20  keep      its agent exited (r)
+      100  claude a\\nb
+      100  exited at 09:08:20 after 15 min: SIGKILL; closed at 09:08:21
+      100  1 reaped, 1 kept, 0 failed, 3.1 MB freed
+      101  sh x
+      101  09:08:20  reap      its agent exited
+      101  09:08:20  ended     exit 3, 1.2 ms after the first signal, 3.1 MB freed
+      102  [sh\\u{1b}]
+      102  09:08:20  keep      its agent exited (r)
+
+1 session in the last 2 h: 1 process reaped, 1 kept, 0 failed, 3.1 MB freed
+To keep such a process: REAPER_KEEP=1, `reaper keep PID`, or the rule from `reaper history 101`
 "
         );
+        for line in text(Some(80), None).lines() {
+            assert!(line.chars().count() <= 80, "{line}");
+        }
+        let of_process = text(None, Some(101));
+        assert!(
+            of_process.contains("would have kept it") && !of_process.contains("To keep such"),
+            "{of_process}"
+        );
+    }
+
+    #[test]
+    fn each_line_of_a_session_has_its_pid() {
+        let outcome = |reason: &str| HistoryOutcome {
+            time: Timestamp::UNIX_EPOCH,
+            outcome: "failed".into(),
+            reason: Some(reason.into()),
+            signal: None,
+            exit: ExitInfo::default(),
+            duration_ns: Some(7_000_000_000),
+            rss: None,
+            swap: None,
+        };
+        let process = HistoryProcess {
+            entity_id: "boot-1-4194304".into(),
+            pid: 4_194_304,
+            uid: 0,
+            comm: "x".repeat(15),
+            exe: String::new(),
+            args: vec!["y".repeat(300)],
+            decisions: Vec::new(),
+            outcomes: vec![outcome("uninterruptible_sleep")],
+            keep_rule: None,
+        };
+        let mut text = Vec::new();
+        write_process(
+            &mut text,
+            &process,
+            &|_| "2025-10-09 09:08:20".into(),
+            Some(80),
+        )
+        .unwrap();
+        let mut plain = anstream::StripStream::new(Vec::new());
+        plain.write_all(&text).unwrap();
+        let text = String::from_utf8(plain.into_inner()).unwrap();
+        assert!(text.lines().count() > 2, "wrapped:\n{text}");
+        for line in text.lines() {
+            assert!(
+                line.starts_with("  4194304  ") && line.chars().count() <= 80,
+                "{line}"
+            );
+        }
     }
 }

@@ -16,9 +16,11 @@ mod explain;
 mod failure;
 mod history;
 mod keep;
+mod keep_advice;
 mod lock;
 #[cfg(target_os = "linux")]
 mod logs;
+mod pager;
 #[cfg(target_os = "linux")]
 mod ps;
 #[cfg(target_os = "linux")]
@@ -217,7 +219,9 @@ Examples:
         #[command(flatten)]
         service: ServiceArgs,
     },
-    /// Explain why a process is kept or reaped, and what happens next.
+    /// Explain why a process is kept or was reaped, what happens next, and what keeps it.
+    ///
+    /// Also answers for a process that has exited, from the memory of the service or from its journal.
     #[command(after_long_help = "\
 Examples:
   reaper explain 4250
@@ -254,10 +258,18 @@ Examples:
     Agents(ServiceArgs),
     /// Show past sessions with their decisions and outcomes, the newest last.
     ///
-    /// Users other than root see their own sessions.
+    /// Users other than root see their own sessions. On a terminal, a long history is shown in a pager: $PAGER or `less`; for root
+    /// always `less`, in its secure mode.
     #[command(after_long_help = "\
 Examples:
   sudo reaper history --since 2h
+
+  # What was done to this process, and what keeps the next one
+  sudo reaper history 4250
+
+  # The last session
+  sudo reaper history -n 1
+
   sudo reaper history --session claude-code-4242-19e1de9c03e4
   sudo reaper history --agent claude-code --json | jq '.[\"memory.rss\"]'")]
     History(history::HistoryArgs),

@@ -1,0 +1,91 @@
+//! Shows a long text in a pager.
+
+use std::io;
+
+use crate::export;
+
+/// Prints a text whose end matters most. On a terminal that is too small for it, shows it in a pager, unless `plain` is
+/// set or there is no pager.
+///
+/// The pager replaces this program, so that it alone handles the keys and Ctrl-C. This function then does not return.
+///
+/// # Errors
+/// Standard output cannot be written to.
+pub(super) fn print(text: &[u8], plain: bool) -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    if !plain {
+        // Without a pager, the text is printed as it is.
+        let _ = linux::exec_pager(text);
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = plain;
+    export::print(text)
+}
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use std::fs::File;
+    use std::io::{self, IsTerminal, Seek, Write};
+    use std::os::unix::process::CommandExt;
+    use std::path::Path;
+    use std::process::{Command, Stdio};
+
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+    use terminal_size::{Height, terminal_size_of};
+
+    use crate::export;
+
+    /// Options of `less`: pass colours, leave the text on the screen, exit on Ctrl-C, and begin at the end.
+    const LESS: [&str; 2] = ["-RXK", "+G"];
+
+    /// Replaces this program by a pager with the text. Returns if no pager is wanted or found, or on an error.
+    pub(super) fn exec_pager(text: &[u8]) -> io::Result<()> {
+        let lines = text.iter().filter(|byte| **byte == b'\n').count();
+        let is_terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
+        let height = terminal_size_of(io::stdout()).map_or(0, |(_, Height(rows))| rows);
+        if !is_terminal || height == 0 || lines < usize::from(height) {
+            return Ok(());
+        }
+        let Some(mut pager) = pager() else {
+            return Ok(());
+        };
+        let mut file = File::from(memfd_create(c"reaper", MFdFlags::MFD_CLOEXEC)?);
+        file.write_all(&export::for_terminal(text)?)?;
+        file.rewind()?;
+        Err(pager.stdin(Stdio::from(file)).exec())
+    }
+
+    /// Returns the pager of the user: `$PAGER`, or `less`. `None` if that is empty or `cat`, or there is none.
+    ///
+    /// With more rights than the user that called it, only the system's `less` is used, in its secure mode: `$PAGER` and
+    /// commands from within a pager would run with these rights.
+    fn pager() -> Option<Command> {
+        if nix::unistd::geteuid().is_root() || nix::unistd::geteuid() != nix::unistd::getuid() {
+            let less = ["/usr/bin/less", "/bin/less"].into_iter();
+            let mut less = Command::new(less.map(Path::new).find(|path| path.exists())?);
+            less.args(LESS).env("LESSSECURE", "1");
+            for name in ["LESS", "LESSOPEN", "LESSCLOSE"] {
+                less.env_remove(name);
+            }
+            return Some(less);
+        }
+        match std::env::var("PAGER").ok().as_deref().map(str::trim) {
+            None | Some("less") => {
+                let mut less = Command::new("less");
+                less.args(LESS);
+                Some(less)
+            }
+            Some("" | "cat") => None,
+            Some(other) => {
+                // Without that program, the shell exits with 127 and has read nothing.
+                let script = format!("{other}\n[ $? -ne 127 ] || exec cat\n");
+                let mut shell = Command::new("/bin/sh");
+                shell.arg("-c").arg(script);
+                if std::env::var_os("LESS").is_none() {
+                    shell.env("LESS", "RX");
+                }
+                Some(shell)
+            }
+        }
+    }
+}
