@@ -240,7 +240,7 @@ impl Config {
                 return Err(ConfigError::at(path, text, problems.collect()));
             }
         };
-        let warnings = warn::warnings(&rules.user_rules, rules.in_force.rules());
+        let warnings = warn::warnings(&rules);
         Ok(Config {
             honor_keep: rules.honor_keep,
             defaults: rules.defaults,

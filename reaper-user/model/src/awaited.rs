@@ -9,7 +9,7 @@ use reaper_common::{MEMBER_CANDIDATE, MEMBER_TRACKED};
 use super::event::{Membership, ProcessKey};
 use super::facts::{Fact, FactSet};
 use super::policy::MatchedRules;
-use super::ruleset::{self, Class};
+use super::ruleset::Class;
 use super::session::ImageSource;
 use super::{Model, Output, TreeChange};
 use crate::Node;
@@ -46,7 +46,7 @@ impl Model {
             && node.state.member.in_scope
             && !node.missing_facts(FactSet::SCRIPT).is_empty()
             && self.sessions.allows_uid(node.uids.real)
-            && ruleset::script_path(&node.image).is_some()
+            && self.rules.reads_script(&node.image)
             && self.rules.classify(&node.image) == Class::Plain
     }
 

@@ -63,6 +63,8 @@ pub struct Rules {
     pub defaults: Defaults,
     /// Rules of the file itself, in its order, including disabled ones.
     pub user_rules: Vec<RuleEntry>,
+    /// Rules of the catalogue that are in force or replaced by a rule of the file.
+    pub built_in: Vec<Rule>,
     /// Enabled rules of the file, then those of the catalogue.
     ///
     /// A rule of the catalogue is in force if `defaults` or `enable` selects it and no rule of the file has its name.
@@ -90,6 +92,7 @@ impl Rules {
             honor_keep,
             defaults,
             user_rules,
+            built_in: catalogue::merge_user_rules(&[], defaults, &enable),
             in_force: Ruleset::new(all).with_honor_keep(honor_keep),
         })
     }

@@ -18,6 +18,7 @@
 mod arguments;
 mod index;
 mod matcher;
+mod mismatch;
 mod names;
 mod pattern;
 mod script;
@@ -37,10 +38,11 @@ pub use arguments::Syntax;
 use index::Index;
 use matcher::Subject;
 pub use matcher::{Condition, Field, Matcher};
+pub use mismatch::{Mismatch, nearest};
 pub use names::NameTable;
 pub use pattern::{COMM_MAX, Pattern, PatternError};
-pub use script::path as script_path;
-pub(crate) use script::{is_interpreter, of as script_of};
+pub(crate) use script::of as script_of;
+pub use script::{is_interpreter, path as script_path};
 pub(crate) use when::LONGEST;
 pub use when::{SessionCondition, UidCondition, When};
 
@@ -228,7 +230,7 @@ pub struct ProgramMatch {
 #[derive(Clone, Default)]
 pub struct Ruleset {
     /// Rules by rank, and within a rank in the given order.
-    rules: Vec<Rule>,
+    rules: Arc<[Rule]>,
     boundaries: Index,
     servers: Index,
     agents: Index,
@@ -265,7 +267,7 @@ impl Ruleset {
             agents,
             any_program: member_rules.any_program().collect(),
             member_rules,
-            rules,
+            rules: rules.into(),
             markers,
             multiplexer_bits,
             honor_keep: false,
@@ -397,6 +399,18 @@ impl Ruleset {
         leaving.or_else(|| all().into_iter().filter(keeps).min())
     }
 
+    /// Returns whether a program runs a script whose resolved path a rule may ask for.
+    pub fn reads_script(&self, image: &Image) -> bool {
+        let exe_name = Subject::new(image).exe_name();
+        let kinds = [
+            &self.boundaries,
+            &self.servers,
+            &self.agents,
+            &self.member_rules,
+        ];
+        kinds.iter().any(|kind| kind.reads_scripts_of(exe_name)) && script_path(image).is_some()
+    }
+
     /// Matches the rules against a program with this complete command line.
     pub fn matched(&self, image: &Arc<Image>, argv: Vec<u8>) -> ProgramMatch {
         let whole = Image {
@@ -441,13 +455,18 @@ impl Ruleset {
     /// Returns the agent or server rule with this name.
     pub fn session_rule(&self, name: &str) -> Option<RuleId> {
         let is_it = |rule: &Rule| rule.action.opens_session() && *rule.name == *name;
-        let found = (0..).zip(&self.rules).find(|(_, rule)| is_it(rule));
+        let found = (0..).zip(self.rules.iter()).find(|(_, rule)| is_it(rule));
         found.map(|(at, _)| RuleId(at))
     }
 
     /// Returns all rules in the order of evaluation.
     pub fn rules(&self) -> &[Rule] {
         &self.rules
+    }
+
+    /// Returns all rules in the order of evaluation, shared.
+    pub fn shared_rules(&self) -> Arc<[Rule]> {
+        Arc::clone(&self.rules)
     }
 }
 
@@ -468,6 +487,6 @@ fn assign_bits(markers: &mut Vec<Pattern>, patterns: &[Pattern]) -> u64 {
 
 impl std::fmt::Debug for Ruleset {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(&self.rules).finish()
+        f.debug_list().entries(self.rules.iter()).finish()
     }
 }

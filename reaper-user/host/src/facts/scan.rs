@@ -43,7 +43,14 @@ enum ScannedProcess {
 /// # Errors
 /// The processes cannot be listed, or no thread can be started.
 pub fn scan_processes(procfs: &Procfs) -> Result<ProcessTable, ProcfsError> {
-    let pids = procfs.pids()?;
+    scan_pids(procfs, procfs.pids()?)
+}
+
+/// Reads the processes with these pids, as [`scan_processes`] does.
+///
+/// # Errors
+/// No thread can be started.
+pub fn scan_pids(procfs: &Procfs, pids: Vec<u32>) -> Result<ProcessTable, ProcfsError> {
     let mut table = ProcessTable::default();
     let mut unread: HashSet<u32> = pids.iter().copied().collect();
     procfs.pass(&READERS, PATIENCE, pids, scan, |pid, found| match found {

@@ -5,7 +5,7 @@
 //! name = "my-agent"                 # 1 to 63 letters, digits, `-`, `_`, `.`; replaces a built-in rule of that name
 //! comm = "my-agent"                 # glob over the name of the process in the kernel (at most 15 bytes)
 //! exe = ["/opt/my/agent", "**/bin/my-agent"]   # glob over the path of the program; `*` stops at `/`, `**/` does not
-//! script = "/**/bin/my-agent"       # glob over the path of the script that node, bun or python runs, as given or resolved
+//! script = "/**/bin/my-agent"       # glob over the path of the script that an interpreter runs, as given or resolved
 //! arg0 = "**/my-agent"              # glob over the first argument, by which the program was called
 //! args = ["chat", "*"]              # one glob per positional argument, from the first; more arguments may follow
 //! options = ["--model=*", "-v"]     # globs over the options; `*` matches any characters
@@ -23,7 +23,8 @@
 //! read, up to 2 MiB. For other processes, the first 8 KiB count.
 //!
 //! An option starts with `-`, is not `-` alone and stands before `--`. All other arguments are positional. Where
-//! node, bun or python runs a script, only the arguments after the script count.
+//! an interpreter runs a script, only the arguments after the script count. The interpreters are node, bun, python, the
+//! shells (sh, bash, dash, ash, ksh, mksh, zsh, fish), perl, ruby, php and lua, in any version.
 //!
 //! Keeps and rules may also match the arguments joined by single spaces. `argv` is a glob in which `*` matches any
 //! characters. `argv_regex` is a regex that is not anchored, and `.` matches newlines too. Agents, servers and

@@ -23,8 +23,11 @@ fn read_any(text: &str) -> Result<Rules, Vec<String>> {
 
 #[track_caller]
 fn warnings(text: &str) -> String {
-    let rules = read(text);
-    let found = warn::warnings(&rules.user_rules, rules.in_force.rules()).into_iter();
+    warnings_of(&read(text))
+}
+
+fn warnings_of(rules: &Rules) -> String {
+    let found = warn::warnings(rules).into_iter();
     found.map(|(_, what)| what).collect::<Vec<_>>().join("\n")
 }
 
@@ -159,9 +162,9 @@ fn only_boundaries_and_servers_cover_other_rule_types() {
 
 #[test]
 fn rule_that_can_never_apply_gives_a_warning() {
-    const DENIES: Option<&str> = Some(
-        "its conditions contradict each other, or it has `script` although its program is no interpreter that reaper knows",
-    );
+    const DENIES: Option<&str> = Some("its conditions contradict each other");
+    const NO_SCRIPT: Option<&str> =
+        Some("it has `script`, but its `exe` is no interpreter that reaper knows");
     const NO_AGENT: Option<&str> = Some("`agent` names no agent that is enabled");
     let cases = [
         ("agent = 'claude'", None),
@@ -170,8 +173,13 @@ fn rule_that_can_never_apply_gives_a_warning() {
         ("agent = 'kept'", NO_AGENT),
         ("comm = 'p'\nnot_comm = ['p', 'q']", DENIES),
         ("comm = ['p', 'q']\nnot_comm = 'p'", None),
-        ("exe = '**/ruby'\nscript = '**/x'", DENIES),
+        ("exe = '**/tclsh'\nscript = '**/x'", NO_SCRIPT),
+        ("exe = ['**/tcl*', '**/sh5']\nscript = '**/x'", NO_SCRIPT),
         ("exe = '**/node'\nscript = '**/x'", None),
+        ("exe = '**/bash'\nscript = '**/x'", None),
+        ("exe = '**/python*'\nscript = '**/x'", None),
+        ("exe = '/opt/*/{tclsh,ruby3.3}'\nscript = '**/x'", None),
+        ("exe = '/opt/**'\nscript = '**/x'", None),
         ("args = ['y', 'z']\nnot_args = 'y'", DENIES),
         ("args = 'y'\nnot_args = ['y', 'z']", None),
         ("args = ['y', 'z']\nnot_args = 'z'", None),
@@ -222,14 +230,25 @@ fn changing_state_without_a_delay_gives_a_warning() {
 }
 
 #[test]
-fn name_of_built_in_rule_of_other_type_gives_a_warning() {
-    assert_eq!(
-        warnings(&rule("tmux", "keep", "comm = 'p'")),
-        "`tmux` is a rule and replaces a built-in boundary of the same name: rename it to keep both"
-    );
-    assert_eq!(warnings(&rule("tmux", "boundary", "comm = 'p'")), "");
-    let off = rule("tmux", "keep", "comm = 'p'\nenabled = false");
-    assert_eq!(warnings(&off), "");
+fn rule_that_replaces_a_built_in_one_gives_a_warning() {
+    let replaces = |text: &str| {
+        let root = DeTable::parse(text).unwrap();
+        warnings_of(&Rules::read(root.get_ref()).unwrap())
+    };
+    let warning = "`tmux` replaces the built-in boundary of the same name: rename it to keep both";
+    for (text, expected) in [
+        (rule("tmux", "keep", "comm = 'p'"), warning),
+        (rule("tmux", "boundary", "comm = 'p'"), warning),
+        (rule("tmux", "keep", "comm = 'p'\nenabled = false"), ""),
+        (rule("busy-loops", "report", "comm = 'p'"), ""),
+        (rule("my-tmux", "boundary", "comm = 'p'"), ""),
+        (
+            "defaults = { boundaries = false }\n".to_owned() + &rule("tmux", "keep", "comm = 'p'"),
+            "",
+        ),
+    ] {
+        assert_eq!(replaces(&text), expected, "{text}");
+    }
 }
 
 #[test]

@@ -1,25 +1,22 @@
 //! Finds rules that may not do what was meant: they can never apply, are covered by an earlier rule, replace a
-//! built-in rule of another kind, or are checked too rarely.
+//! built-in rule, or are checked too rarely.
 
-use super::catalogue;
+use super::Rules;
 use super::read::RuleEntry;
 use crate::ruleset::{Action, Condition, Field, Matcher, Pattern, Rule, When};
 
 /// Returns warnings about a file's rules, each with its byte offset.
-///
-/// `all` are the rules in force, in the order of evaluation.
-pub fn warnings(user_rules: &[RuleEntry], all: &[Rule]) -> Vec<(usize, String)> {
-    let built_in = catalogue::entries();
+pub fn warnings(rules: &Rules) -> Vec<(usize, String)> {
+    let all = rules.in_force.rules();
     let mut warnings = Vec::new();
-    for RuleEntry { rule, offset, .. } in user_rules.iter().filter(|entry| entry.enabled) {
+    let enabled = rules.user_rules.iter().filter(|entry| entry.enabled);
+    for RuleEntry { rule, offset, .. } in enabled {
         let name = &rule.name;
         let mut warn = |message: String| warnings.push((*offset, message));
-        if let Some(other) = built_in.iter().find(|other| other.rule.name == *name)
-            && kind(other.rule.action) != kind(rule.action)
-        {
-            let (this, that) = (kind(rule.action), kind(other.rule.action));
+        if let Some(other) = rules.built_in.iter().find(|other| other.name == *name) {
+            let that = kind(other.action);
             warn(format!(
-                "`{name}` is a {this} and replaces a built-in {that} of the same name: rename it to keep both"
+                "`{name}` replaces the built-in {that} of the same name: rename it to keep both"
             ));
         }
         let agents = all.iter().filter(|other| other.action.opens_session());
@@ -30,11 +27,9 @@ pub fn warnings(user_rules: &[RuleEntry], all: &[Rule]) -> Vec<(usize, String)> 
                 "`{name}` can never apply: `agent` names no agent that is enabled"
             ));
         }
-        if !rule.matchers.is_empty() && rule.matchers.iter().all(Matcher::is_impossible) {
-            warn(format!(
-                "`{name}` can never apply: its conditions contradict each other, or it has `script` although its program is no \
-                 interpreter that reaper knows"
-            ));
+        let impossible = rule.matchers.iter().map(Matcher::impossible);
+        if let Some([why, ..]) = impossible.collect::<Option<Vec<_>>>().as_deref() {
+            warn(format!("`{name}` can never apply: {why}"));
         }
         let changing = [
             ("listening", rule.when.listening.is_some()),

@@ -2,8 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::script::is_interpreter;
-use super::{Field, Rule, RuleId, Subject};
+use super::{Field, Rule, RuleId, Subject, names, script};
 
 /// Position of a rule, and of a matcher in it. Ordered like the evaluation.
 type Place = (u32, u32);
@@ -15,8 +14,8 @@ pub(super) struct Index {
     by_exe: HashMap<Box<[u8]>, Vec<Place>>,
     /// Matchers that require one of these comms.
     by_comm: HashMap<Box<[u8]>, Vec<Place>>,
-    /// Matchers with a `script` condition, which are tried on interpreters.
-    scripts: Vec<Place>,
+    /// Matchers with a `script` condition, by the place of the interpreter on whose scripts they are tried.
+    scripts: HashMap<usize, Vec<Place>>,
     /// Matchers that require no name, which are tried on every program.
     rest: Vec<Place>,
     /// Rules without conditions on the program.
@@ -37,7 +36,9 @@ impl Index {
             for (nth, matcher) in (0..).zip(&rule.matchers) {
                 let place = (at, nth);
                 if matcher.needs_script() {
-                    index.scripts.push(place);
+                    for one in names::interpreters(matcher) {
+                        index.scripts.entry(one).or_default().push(place);
+                    }
                 } else if let Some(names) = matcher.names(Field::Exe) {
                     names.for_each(|n| index.by_exe.entry(n.into()).or_default().push(place));
                 } else if let Some(names) = matcher.names(Field::Comm) {
@@ -75,13 +76,18 @@ impl Index {
         places.map(|(at, _)| RuleId(at)).collect()
     }
 
+    /// Returns whether a rule asks for the script of the interpreter with this file name.
+    pub(super) fn reads_scripts_of(&self, exe_name: &[u8]) -> bool {
+        script::interpreter(exe_name).is_some_and(|one| self.scripts.contains_key(&one))
+    }
+
     /// Returns the matchers that can match the program by its names.
     fn places(&self, subject: &Subject<'_>) -> impl Iterator<Item = Place> {
         let exe_name = subject.exe_name();
         let lists = [
             self.by_comm.get(subject.field(Field::Comm)),
             self.by_exe.get(exe_name),
-            is_interpreter(exe_name).then_some(&self.scripts),
+            script::interpreter(exe_name).and_then(|one| self.scripts.get(&one)),
             Some(&self.rest),
         ];
         lists.into_iter().flatten().flatten().copied()

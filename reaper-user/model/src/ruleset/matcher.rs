@@ -4,6 +4,7 @@ use std::cell::OnceCell;
 
 use super::Pattern;
 use super::arguments::{self, Syntax};
+use super::names;
 use super::script::{self, Script};
 use crate::event::Image;
 
@@ -107,11 +108,11 @@ impl Matcher {
         &self.syntax
     }
 
-    /// Returns whether the matcher can never match.
+    /// Returns why the matcher can never match, `None` if it can.
     ///
-    /// That is so if a negative condition excludes what a positive one requires, or if a script is required of programs
+    /// It cannot if a negative condition excludes what a positive one requires, or if a script is required of programs
     /// that are no interpreters.
-    pub fn is_impossible(&self) -> bool {
+    pub fn impossible(&self) -> Option<&'static str> {
         let is_excluded = |condition: &Condition| {
             let not = |other: &&Condition| other.negative && other.field == condition.field;
             let mut not = self.conditions.iter().filter(not);
@@ -126,9 +127,11 @@ impl Matcher {
             };
             !condition.negative && excluded
         };
-        let mut programs = self.names(Field::Exe).into_iter().flatten().peekable();
-        let runs_none = programs.peek().is_some() && !programs.any(script::is_interpreter);
-        self.conditions.iter().any(is_excluded) || self.needs_script() && runs_none
+        if self.conditions.iter().any(is_excluded) {
+            return Some("its conditions contradict each other");
+        }
+        let runs_none = self.needs_script() && names::interpreters(self).next().is_none();
+        runs_none.then_some("it has `script`, but its `exe` is no interpreter that reaper knows")
     }
 
     /// Returns whether at least one condition requires a match. The others are negative: they forbid one.
@@ -174,7 +177,7 @@ fn begins_with(one: &Condition, other: &Condition) -> bool {
 
 /// An image that rules are matched against. Derived values are computed once, when first needed.
 pub(super) struct Subject<'a> {
-    image: &'a Image,
+    pub(super) image: &'a Image,
     exe: &'a [u8],
     script: OnceCell<Option<Script<'a>>>,
     /// Arguments joined by spaces.
@@ -207,7 +210,7 @@ impl<'a> Subject<'a> {
     /// Returns whether some pattern of the condition matches, `None` if that depends on missing arguments.
     ///
     /// For an unknown field, the result is the one with which the condition does not hold.
-    fn matches(&self, condition: &Condition, syntax: &Syntax) -> Option<bool> {
+    pub(super) fn matches(&self, condition: &Condition, syntax: &Syntax) -> Option<bool> {
         let Condition {
             field,
             any_of,

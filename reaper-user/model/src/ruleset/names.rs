@@ -53,7 +53,7 @@ impl Ruleset {
             first: [0; NAME_INDEX_SLOTS],
             needs_only_keep_marker: self.needs_only_keep_marker(),
         };
-        for rule in &self.rules {
+        for rule in self.rules.iter() {
             let bit = match rule.action {
                 Action::Agent => NAME_AGENT,
                 // A server leaves the session that it is in and opens its own.
@@ -112,6 +112,26 @@ impl Start {
             Start::First(cut(1)[0])
         }
     }
+
+    /// Returns whether a name may have both beginnings.
+    fn meets(&self, other: &Start) -> bool {
+        match (self, other) {
+            (Start::Whole(one), Start::Whole(other)) => one == other,
+            (Start::First(byte), other) | (other, Start::First(byte)) => other.bytes()[0] == *byte,
+            (one, other) => one.bytes()[..PREFIX_LEN] == other.bytes()[..PREFIX_LEN],
+        }
+    }
+
+    fn bytes(&self) -> [u8; NAME_LEN] {
+        match self {
+            Start::Whole(name) | Start::Prefix(name) => *name,
+            Start::First(byte) => {
+                let mut name = [0; NAME_LEN];
+                name[0] = *byte;
+                name
+            }
+        }
+    }
 }
 
 /// Returns the names that a matcher can match.
@@ -145,13 +165,38 @@ fn starts_of_condition(condition: &Condition) -> Starts {
 }
 
 fn starts_of_interpreters() -> BTreeSet<Start> {
+    script::interpreters()
+        .flat_map(starts_of_interpreter)
+        .collect()
+}
+
+fn starts_of_interpreter(one: &script::Interpreter) -> BTreeSet<Start> {
     let mut starts = BTreeSet::new();
-    for name in script::INTERPRETERS {
+    for (name, versioned) in one.file_names() {
         starts.insert(Start::new(name, true));
-        let versioned = script::VERSION.iter().map(|byte| [name, &[*byte]].concat());
-        starts.extend(versioned.map(|name| Start::new(&name, false)));
+        let versions = script::VERSION.iter().filter(|_| versioned);
+        let versions = versions.map(|byte| [name, &[*byte]].concat());
+        starts.extend(versions.map(|name| Start::new(&name, false)));
     }
     starts
+}
+
+/// Returns the interpreters whose file names fulfil the conditions on exe, by their place. The result may have too many.
+pub(super) fn interpreters(matcher: &Matcher) -> impl Iterator<Item = usize> {
+    let exe = |c: &&Condition| c.field == Field::Exe && !c.negative;
+    let exe = matcher.conditions().iter().filter(exe);
+    let wanted: Vec<_> = exe.filter_map(starts_of_condition).collect();
+    let places = script::interpreters()
+        .map(starts_of_interpreter)
+        .enumerate();
+    let fits = move |own: &BTreeSet<Start>| {
+        let share = |wanted: &BTreeSet<Start>| {
+            let meets = |one: &Start| own.iter().any(|other| one.meets(other));
+            wanted.iter().any(meets)
+        };
+        wanted.iter().all(share)
+    };
+    places.filter(move |(_, own)| fits(own)).map(|(at, _)| at)
 }
 
 /// Returns the names that a glob over comm matches or, with `path`, the last components of the paths that it matches.

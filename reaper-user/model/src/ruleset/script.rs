@@ -1,33 +1,117 @@
-//! Finds the script or module in the arguments of an interpreter (node, bun or python).
+//! Finds the script or module in the arguments of an interpreter, such as bash, node, perl or python.
 
 use std::borrow::Cow;
 
 use crate::event::Image;
 
-/// Options of node and bun whose value is the next argument.
-const WITH_VALUE: [&[u8]; 10] = [
-    b"-r",
-    b"--require",
-    b"--import",
-    b"--preload",
-    b"--loader",
-    b"--experimental-loader",
-    b"-C",
-    b"--conditions",
-    b"--env-file",
-    b"--cwd",
+/// Interpreter, and the options that may stand before its script.
+///
+/// Letters are options of one letter. Several may share an argument, as in `-euo pipefail`.
+pub(super) struct Interpreter {
+    /// File names without a version.
+    names: &'static [&'static str],
+    /// Whole options whose value is the next argument.
+    with_value: &'static [&'static str],
+    /// Whole options that replace the script.
+    instead: &'static [&'static str],
+    /// Letters whose value is the rest of the argument or, without a rest, the next argument.
+    value: &'static [u8],
+    /// Letters whose value is the rest of the argument, which may be empty.
+    rest: &'static [u8],
+    /// Letters that replace the script.
+    code: &'static [u8],
+    /// Letters whose value names a module that replaces the script.
+    module: &'static [u8],
+}
+
+/// Interpreter without options before the script.
+const PLAIN: Interpreter = Interpreter {
+    names: &[],
+    with_value: &[],
+    instead: &[],
+    value: b"",
+    rest: b"",
+    code: b"",
+    module: b"",
+};
+
+/// Interpreters whose scripts rules can match.
+///
+/// Sources: the manual pages, `python --help` and Python/getopt.c. V8 accepts long options with one `-`, so node and bun
+/// have no letters.
+const INTERPRETERS: [Interpreter; 8] = [
+    Interpreter {
+        names: &["node", "nodejs", "bun"],
+        with_value: &[
+            "-r",
+            "--require",
+            "--import",
+            "--preload",
+            "--loader",
+            "--experimental-loader",
+            "-C",
+            "--conditions",
+            "--env-file",
+            "--cwd",
+        ],
+        instead: &["-e", "--eval", "-p", "--print", "-pe"],
+        ..PLAIN
+    },
+    Interpreter {
+        names: &["python", "pypy"],
+        with_value: &["--check-hash-based-pycs"],
+        value: b"WX",
+        code: b"c",
+        module: b"m",
+        ..PLAIN
+    },
+    Interpreter {
+        names: &["sh", "bash", "dash", "ash", "ksh", "mksh", "zsh"],
+        with_value: &["--rcfile", "--init-file", "--emulate"],
+        value: b"oO",
+        code: b"cs",
+        ..PLAIN
+    },
+    Interpreter {
+        names: &["fish"],
+        with_value: &["--init-command", "--features"],
+        instead: &["--command"],
+        value: b"CdfDo",
+        code: b"c",
+        ..PLAIN
+    },
+    Interpreter {
+        names: &["perl"],
+        rest: b"0CDFIiMmVx",
+        code: b"eE",
+        ..PLAIN
+    },
+    Interpreter {
+        names: &["ruby"],
+        value: b"CEIrX",
+        rest: b"0FiKTWx",
+        code: b"e",
+        ..PLAIN
+    },
+    Interpreter {
+        names: &["php"],
+        value: b"cdzt",
+        code: b"aBEFrRS",
+        ..PLAIN
+    },
+    Interpreter {
+        names: &["lua", "luajit"],
+        value: b"elj",
+        rest: b"O",
+        ..PLAIN
+    },
 ];
-
-/// Options of node and bun that replace the script.
-const INSTEAD: [&[u8]; 5] = [b"-e", b"--eval", b"-p", b"--print", b"-pe"];
-
-const PYTHON: &[u8] = b"python";
-
-/// File names of node, bun and python, without a version.
-pub(super) const INTERPRETERS: [&[u8]; 4] = [b"node", b"nodejs", b"bun", PYTHON];
 
 /// Characters of a version at the end of a file name.
 pub(super) const VERSION: &[u8] = b"0123456789.-";
+/// Length from which the file name of an interpreter may end with a version: with one, it fills a prefix of the name
+/// table. `sh5` is no shell.
+const VERSIONED: usize = reaper_common::PREFIX_LEN - 1;
 
 /// Script or module that an interpreter runs.
 #[derive(Debug, PartialEq, Eq)]
@@ -38,15 +122,26 @@ pub(crate) struct Script<'a> {
     pub(crate) name: Cow<'a, [u8]>,
 }
 
-/// Returns the file name of an interpreter without its version.
-fn unversioned(exe_name: &[u8]) -> &[u8] {
-    let last = exe_name.iter().rposition(|b| !VERSION.contains(b));
-    &exe_name[..last.map_or(0, |last| last + 1)]
+/// Returns the interpreters.
+pub(super) fn interpreters() -> impl Iterator<Item = &'static Interpreter> {
+    INTERPRETERS.iter()
 }
 
-/// Returns whether the file name is that of node, bun or python, in any version.
-pub(crate) fn is_interpreter(exe_name: &[u8]) -> bool {
-    INTERPRETERS.contains(&unversioned(exe_name))
+/// Returns the place among the interpreters of the one with this file name, in any version.
+pub(super) fn interpreter(exe_name: &[u8]) -> Option<usize> {
+    let last = exe_name.iter().rposition(|b| !VERSION.contains(b));
+    let unversioned = &exe_name[..last.map_or(0, |last| last + 1)];
+    let is_it = |name: &str| {
+        let name = name.as_bytes();
+        name == exe_name || name == unversioned && name.len() >= VERSIONED
+    };
+    interpreters().position(|one| one.names.iter().any(|name| is_it(name)))
+}
+
+/// Returns whether the path is that of an interpreter that reaper knows, in any version.
+pub fn is_interpreter(exe: &[u8]) -> bool {
+    let name = exe.rsplit(|byte| *byte == b'/').next();
+    name.is_some_and(|name| interpreter(name).is_some())
 }
 
 /// Returns the path of the script that a program runs, as it was given.
@@ -62,11 +157,7 @@ pub fn path(image: &Image) -> Option<&[u8]> {
 
 /// Returns what an interpreter runs, `None` if the program is no interpreter or runs no script.
 pub(crate) fn of<'a>(exe_name: &[u8], image: &'a Image) -> Option<Script<'a>> {
-    match unversioned(exe_name) {
-        PYTHON => of_python(image),
-        name if INTERPRETERS.contains(&name) => of_node(image),
-        _ => None,
-    }
+    INTERPRETERS[interpreter(exe_name)?].script(image)
 }
 
 fn given((at, path): (usize, &[u8])) -> Script<'_> {
@@ -74,59 +165,50 @@ fn given((at, path): (usize, &[u8])) -> Script<'_> {
     Script { at, name }
 }
 
-fn of_node(image: &Image) -> Option<Script<'_>> {
-    let mut args = image.args().enumerate().skip(1);
-    while let Some((at, arg)) = args.next() {
-        if arg == b"--" {
-            return args.next().map(given);
-        } else if INSTEAD.contains(&arg) {
-            return None;
-        } else if WITH_VALUE.contains(&arg) {
-            args.next();
-        } else if !arg.starts_with(b"-") {
-            return Some(given((at, arg)));
-        }
+impl Interpreter {
+    /// Returns the file names that the interpreter can have: whole names, and names before a version.
+    pub(super) fn file_names(&self) -> impl Iterator<Item = (&'static [u8], bool)> {
+        let names = self.names.iter().map(|name| name.as_bytes());
+        names.map(|name| (name, name.len() >= VERSIONED))
     }
-    None
-}
 
-/// Returns what python runs.
-///
-/// Several options may share an argument, as in `-Im`. The last one may have its value there, as in `-Wignore`.
-///
-/// Source: `python --help` and Python/getopt.c.
-fn of_python(image: &Image) -> Option<Script<'_>> {
-    let mut args = image.args().enumerate().skip(1);
-    while let Some((at, arg)) = args.next() {
-        let Some(options) = arg.strip_prefix(b"-") else {
-            return Some(given((at, arg)));
-        };
-        if options == b"-" {
-            return args.next().map(given);
-        } else if options.is_empty() {
-            return None;
-        } else if options == b"-check-hash-based-pycs" {
-            args.next();
-        }
-        let is_long = options.starts_with(b"-");
-        let takes_value = |byte: &u8| b"cmWX".contains(byte) && !is_long;
-        let Some(last) = options.iter().position(takes_value) else {
-            continue;
-        };
-        let (option, value) = (options[last], &options[last + 1..]);
-        let value = match value {
-            [] => args.next(),
-            value => Some((at, value)),
-        };
-        match (option, value) {
-            (b'c', _) => return None,
-            (b'm', value) => {
+    /// Returns the script or module in the arguments.
+    fn script<'a>(&self, image: &'a Image) -> Option<Script<'a>> {
+        let is_one = |all: &[&str], arg: &[u8]| all.iter().any(|one| one.as_bytes() == arg);
+        let mut args = image.args().enumerate().skip(1);
+        while let Some((at, arg)) = args.next() {
+            let Some(option) = arg.strip_prefix(b"-") else {
+                return Some(given((at, arg)));
+            };
+            if option == b"-" {
+                return args.next().map(given);
+            } else if option.is_empty() || is_one(self.instead, arg) {
+                return None;
+            } else if is_one(self.with_value, arg) {
+                args.next();
+            }
+            let sets = [self.value, self.rest, self.code, self.module];
+            let ends = |letter: &u8| sets.iter().any(|set| set.contains(letter));
+            let end = option.iter().position(ends);
+            let Some(end) = end.filter(|_| !option.starts_with(b"-")) else {
+                continue;
+            };
+            let (letter, rest) = (&option[end], &option[end + 1..]);
+            if self.code.contains(letter) {
+                return None;
+            } else if self.rest.contains(letter) {
+                continue;
+            }
+            let value = match rest {
+                [] => args.next(),
+                rest => Some((at, rest)),
+            };
+            if self.module.contains(letter) {
                 let (at, name) = value?;
                 let name = Cow::Owned([b"-m ", name].concat());
                 return Some(Script { at, name });
             }
-            _ => {}
         }
+        None
     }
-    None
 }

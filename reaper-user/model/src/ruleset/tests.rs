@@ -266,7 +266,22 @@ fn script_is_the_first_argument_that_is_no_option() {
         ("python3", "python3 -Bc code /x/a.py", ""),
         ("python3", "python3 - /x/a.py", ""),
         ("nodemon", "nodemon /x/a.js", ""),
-        ("bash", "bash /x/a.sh", ""),
+        ("bash", "bash /x/a.sh -c", "/x/a.sh"),
+        ("bash5", "-bash", ""),
+        ("bash", "bash -lc code /x/a.sh", ""),
+        ("bash", "bash --rcfile f -euo pipefail a.sh", "a.sh"),
+        ("bash", "bash -s /x/a.sh", ""),
+        ("dash", "sh -eu -- -a.sh", "-a.sh"),
+        ("sh5", "sh5 a.sh", ""),
+        ("zsh", "zsh -f --emulate sh a.sh", "a.sh"),
+        ("fish", "fish -C code a.fish", "a.fish"),
+        ("perl5.36", "perl -wT -Ilib -MX a.pl", "a.pl"),
+        ("perl", "perl -i.bak -ne code a.pl", ""),
+        ("ruby3.3", "ruby -W0 -r set -Ilib a.rb", "a.rb"),
+        ("php8.2", "php -d x=1 -f a.php", "a.php"),
+        ("php", "php -S host:80 a.php", ""),
+        ("lua5.4", "lua -e code -l m a.lua", "a.lua"),
+        ("tclsh", "tclsh a.tcl", ""),
     ] {
         let args: Vec<&[u8]> = args
             .split(' ')

@@ -12,7 +12,8 @@ use crate::policy::Verdict;
 const RULES: &str = "[[agent]]\nname = 'gemini'\nexe = '**/node'\nscript = '**/gemini.js'\n\
      [[server]]\nname = 'serve'\nexe = '**/node'\nscript = '**/serve.js'\n\
      [[boundary]]\nname = 'editor'\nexe = '**/node'\nscript = '**/editor.js'\n\
-     [[keep]]\nname = 'daemon'\nexe = '**/node'\nscript = '**/daemon.js'\n";
+     [[keep]]\nname = 'daemon'\nexe = '**/node'\nscript = '**/daemon.js'\n\
+     [[agent]]\nname = 'shell'\nexe = '**/zsh'\nscript = '**/agent.sh'\n";
 
 fn start() -> World {
     world(ruled(RULES))
@@ -42,7 +43,10 @@ fn only_script_without_a_match_as_given_is_resolved() {
         ("node /x/gemini.js", false),
         ("node -e code", false),
         ("node", false),
-        ("bash my-tool", false),
+        // Scripts are resolved only for interpreters that a rule names.
+        ("perl my-tool", false),
+        ("zsh my-tool", true),
+        ("zsh -c code", false),
     ] {
         let mut w = start();
         let key = w.spawn(INIT, program);

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use super::reading::{ProcDir, read_facts};
 use crate::source::darwin::table::{ProcessReading, Procfs, ProcfsError, all, one, proc_entry};
@@ -17,9 +17,22 @@ use reaper_model::ruleset::Ruleset;
 ///
 /// # Errors
 /// The processes cannot be listed.
-pub fn scan_processes(_: &Procfs) -> Result<ProcessTable, ProcfsError> {
+pub fn scan_processes(procfs: &Procfs) -> Result<ProcessTable, ProcfsError> {
+    let pids = all()?.iter().map(|process| process.pid).collect();
+    scan_pids(procfs, pids)
+}
+
+/// Reads the processes with these pids, as [`scan_processes`] does.
+///
+/// # Errors
+/// The processes cannot be listed.
+pub fn scan_pids(_: &Procfs, pids: Vec<u32>) -> Result<ProcessTable, ProcfsError> {
     let mut table = ProcessTable::default();
-    for process in all()?.iter().filter(|process| !process.is_zombie()) {
+    let wanted: HashSet<u32> = pids.into_iter().collect();
+    let is_wanted = |pid: u32| wanted.contains(&pid);
+    let all = all()?;
+    let living = all.iter().filter(|process| !process.is_zombie());
+    for process in living.filter(|process| is_wanted(process.pid)) {
         let Some(seen) = proc_entry(process) else {
             // It has exited, or its pid was reused during the read.
             if let Some(now) = one(process.pid)?.filter(|now| !now.is_zombie()) {

@@ -570,7 +570,7 @@ fn name_table_of_the_catalogue_selects_few_names() {
         ("node", A | B | K),
         ("node20", A | B | K),
         ("bun", A | B | K),
-        ("bun-1.2", B | K),
+        ("bun-1.2", 0),
         ("python3.11", A | B | K),
         (".claude-wrapped", A | B),
         (".opencode-wrapped", A | B),
