@@ -1,5 +1,6 @@
 //! Tests of the command line: bad input, missing privileges, and output that stays on one line.
 
+mod agents;
 mod config;
 mod config_file;
 mod docs;
@@ -46,6 +47,7 @@ pub fn trials() -> Vec<Trial> {
     trials.extend(scan::trials());
     trials.extend(socket::trials());
     trials.extend(explain::trials());
+    trials.extend(agents::trials());
     trials.push(trial("cli", "help", help));
     trials.push(trial("cli", "wrong-usage", wrong_usage));
     trials.push(trial("cli", "leave-nothing", leave_nothing));
@@ -73,6 +75,7 @@ pub fn privileged() -> Vec<Trial> {
     trials.extend(config_file::privileged());
     trials.extend(readers::privileged());
     trials.extend(explain::privileged());
+    trials.extend(agents::privileged());
     trials
 }
 
@@ -131,7 +134,7 @@ fn help() {
     assert_eq!(said.code, Some(0), "{}", said.err);
     for word in [
         "daemon", "demo", "doctor", "config", "unpin", "status", "tree", "explain", "agents",
-        "keep", "unkeep", "history", "scan", "run", "ps", "stop", "wait", "logs",
+        "agent", "keep", "unkeep", "history", "scan", "run", "ps", "stop", "wait", "logs",
     ] {
         assert!(
             said.out.contains(word),
@@ -141,7 +144,8 @@ fn help() {
         assert_eq!(said.code, Some(0), "{}", said.err);
         let example = format!("reaper {word}");
         assert!(
-            word == "config" || said.out.contains("Example") && said.out.contains(&example),
+            ["agent", "config"].contains(&word)
+                || said.out.contains("Example") && said.out.contains(&example),
             "no example in the help of '{word}'"
         );
     }

@@ -5,6 +5,8 @@
 
 mod error;
 mod file;
+pub mod new_agent;
+mod program_paths;
 pub mod show;
 
 #[cfg(test)]
@@ -22,6 +24,7 @@ pub use error::{ConfigError, Diagnostic};
 use reaper_host::source::kind::SourceChoice;
 use reaper_host::source::scan;
 use reaper_host::sys::paths;
+use reaper_model::rules::read::RuleEntry;
 use reaper_model::rules::{self, Defaults, Rules, warn};
 use reaper_model::ruleset::{Action, Ruleset};
 use reaper_model::value::{self, choice, duration, number, show_duration, show_size, size, text};
@@ -213,9 +216,13 @@ impl Config {
     fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Config, ConfigError> {
         let text = str::from_utf8(bytes)
             .map_err(|e| ConfigError::not_utf8(path, bytes, e.valid_up_to()))?;
+        let (config, own_rules) = Config::parse_rules(text, path)?;
+        let unresolved = program_paths::warnings(&own_rules);
+        let unresolved = ConfigError::at(path, text, unresolved).problems;
         Ok(Config {
             file: named(path, true),
-            ..Config::parse(text, path)?
+            warnings: config.warnings.into_iter().chain(unresolved).collect(),
+            ..config
         })
     }
 
@@ -225,6 +232,11 @@ impl Config {
     /// The text is not TOML, or the settings or rules have problems: unknown keys, wrong types, values out of bounds,
     /// bad patterns. Names the first problem of the settings and of each rule.
     pub fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
+        Config::parse_rules(text, path).map(|(config, _)| config)
+    }
+
+    /// Does the same as [`Config::parse`], and returns the rules of the text too.
+    fn parse_rules(text: &str, path: &Path) -> Result<(Config, Vec<RuleEntry>), ConfigError> {
         let (root, broken) = DeTable::parse_recoverable(text);
         if !broken.is_empty() {
             // Problems in the recovered part would only be consequences of the syntax errors.
@@ -241,13 +253,14 @@ impl Config {
             }
         };
         let warnings = warn::warnings(&rules);
-        Ok(Config {
+        let config = Config {
             honor_keep: rules.honor_keep,
             defaults: rules.defaults,
             rules: rules.in_force,
             warnings: ConfigError::at(path, text, warnings).problems,
             ..config
-        })
+        };
+        Ok((config, rules.user_rules))
     }
 
     /// Reads the keys that do not belong to rules. Raises `scan_max_interval` to `scan_min_interval` if the file has

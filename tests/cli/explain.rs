@@ -103,8 +103,8 @@ fn explained() {
     let said = ask(&world, &["explain", &outside.id().to_string()]);
     let _ = outside.kill();
     let _ = outside.wait();
-    assert_eq!(said.code, Some(1), "{}", said.out);
-    assert_contains(&said.err, &["is not tracked"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    assert_contains(&said.out, &["Not tracked: ", "it is never signalled"]);
     let said = ask(&world, &["explain", &outside.id().to_string()]);
     assert_eq!(said.code, Some(1), "{}", said.out);
     assert_contains(&said.err, &["there is no process", "reaper history"]);

@@ -25,6 +25,10 @@ pub const ON_FUSE: &[ScenarioEntry] = &[("script-on-a-hung-file-system", on_a_hu
 const GEMINI: &str = "node_modules/@google/gemini-cli/bundle/gemini.js";
 const AIDER: &str = "venv/bin/aider";
 
+/// Rule for an agent that is a shell script.
+const SHELL_RULE: &str =
+    "[[agent]]\nname = \"my-shell\"\nexe = \"**/bash\"\nscript = \"/**/my-agent.sh\"\n";
+
 /// Returns whether a FUSE file system that never answers can be mounted.
 pub fn has_fuse() -> bool {
     nix::unistd::geteuid().is_root() && Path::new("/dev/fuse").exists()
@@ -37,13 +41,14 @@ fn provide(world: &World) {
         fs::create_dir_all(path.parent().expect("a path with a parent")).expect("make a directory");
         fs::write(path, "").expect("write a script");
     };
-    ["build.js", GEMINI, AIDER]
+    ["build.js", "my-agent.sh", GEMINI, AIDER]
         .iter()
         .for_each(|path| file(path));
     for (link, script) in [
         ("my-assistant", GEMINI),
         ("my-helper", AIDER),
         ("my-build", "build.js"),
+        ("my-shell", "my-agent.sh"),
     ] {
         symlink(script, world.dir().join(link)).expect("link a script");
     }
@@ -53,7 +58,9 @@ fn provide(world: &World) {
         ("python-linked", &["bin/python3.12", "my-helper"]),
         ("python-script", &["bin/python3.12", "venv/bin/aider"]),
         ("python-module", &["bin/python3.12", "-Im", "aider"]),
+        ("shell-script", &["bin/bash", "-eu", "my-shell"]),
         ("build", &["bin/node", "my-build"]),
+        ("shell-build", &["bin/bash", "my-build"]),
         ("other-module", &["bin/python3.12", "-m", "aider_tools"]),
     ] {
         let words: Vec<String> = words.iter().map(|word| (*word).into()).collect();
@@ -91,8 +98,9 @@ fn by_any_name(view: &ScenarioRun, before: bool) {
         "python-linked",
         "python-script",
         "python-module",
+        "shell-script",
     ];
-    let others = ["build", "other-module"];
+    let others = ["build", "other-module", "shell-build"];
     let all = [&agents[..], &others].concat();
     let mut world = World::new(true);
     provide(&world);
@@ -100,7 +108,7 @@ fn by_any_name(view: &ScenarioRun, before: bool) {
         all.iter().for_each(|name| start(&mut world, name));
         await_up(&world, &all);
     }
-    view.watch(&mut world, CONFIG);
+    view.watch(&mut world, &format!("{CONFIG}{SHELL_RULE}"));
     if !before {
         all.iter().for_each(|name| start(&mut world, name));
         await_up(&world, &all);
@@ -125,6 +133,8 @@ fn by_any_name(view: &ScenarioRun, before: bool) {
             "build-server",
             "other-module-tool",
             "other-module-server",
+            "shell-build-tool",
+            "shell-build-server",
         ],
     );
 }

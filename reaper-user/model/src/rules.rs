@@ -83,7 +83,15 @@ impl Rules {
             problems.push(problem);
             (true, Defaults::default(), Vec::new())
         });
-        let all = catalogue::merge_user_rules(&user_rules, defaults, &enable);
+        let built_in = catalogue::selected(defaults, &enable);
+        let own = user_rules.iter().filter(|entry| entry.enabled);
+        let is_own = |rule: &&Rule| user_rules.iter().any(|entry| entry.rule.name == rule.name);
+        let others = built_in.iter().filter(|rule| !is_own(rule));
+        let all: Vec<Rule> = own
+            .map(|entry| &entry.rule)
+            .chain(others)
+            .cloned()
+            .collect();
         problems.extend(too_many_markers(&all));
         if !problems.is_empty() {
             return Err(problems);
@@ -92,7 +100,7 @@ impl Rules {
             honor_keep,
             defaults,
             user_rules,
-            built_in: catalogue::merge_user_rules(&[], defaults, &enable),
+            built_in,
             in_force: Ruleset::new(all).with_honor_keep(honor_keep),
         })
     }

@@ -42,7 +42,7 @@ pub use mismatch::{Mismatch, nearest};
 pub use names::NameTable;
 pub use pattern::{COMM_MAX, Pattern, PatternError};
 pub(crate) use script::of as script_of;
-pub use script::{is_interpreter, path as script_path};
+pub use script::{is_interpreter, name as script_name, path as script_path, without_version};
 pub(crate) use when::LONGEST;
 pub use when::{SessionCondition, UidCondition, When};
 

@@ -16,7 +16,7 @@ use crate::reap::Times;
 use reaper_model::Scope;
 use reaper_model::event::{ExitStatus, Image, ProcessKey, Uids};
 use reaper_model::facts::{FactSet, Facts};
-use reaper_model::ruleset::{Action, Ruleset, SessionKind};
+use reaper_model::ruleset::{Action, Rule, Ruleset, SessionKind};
 
 /// Request to the engine. The client may have given up on the reply.
 #[derive(Debug)]
@@ -39,6 +39,10 @@ pub enum RequestKind {
         pid: u32,
     },
     Agents,
+    /// Tests the rules against a process. Only the server reads the process.
+    TestRules {
+        pid: u32,
+    },
     Keeps,
     Keep {
         target: SignalTarget,
@@ -80,6 +84,8 @@ pub enum EngineReply {
     /// Answer to a request to explain a process that has exited.
     ExplainExited(Box<ExitedSnapshot>),
     Agents(Vec<AgentSnapshot>),
+    /// Process to test and the user who asks, with the rules in force.
+    TestRules(u32, Peer, Arc<[Rule]>),
     Keeps(Vec<KeepSnapshot>),
     Keep(KeepResult),
     /// Members, and the context for a scan of untracked processes.
@@ -220,6 +226,8 @@ pub struct ExplainSnapshot {
     pub if_succeeded: Option<DecisionSnapshot>,
     /// Reason why it is a member of no session.
     pub untracked_reason: Option<UntrackedReason>,
+    /// Rules in force; empty unless no agent is recognised.
+    pub rules: Arc<[Rule]>,
     pub facts: Facts,
     /// Whether the service sends signals.
     pub enforce: bool,
@@ -276,8 +284,8 @@ pub enum UntrackedReason {
     KernelThread,
     /// It is a boundary by this rule.
     Boundary(Arc<str>),
-    /// It descends from this boundary, which is one by this rule.
+    /// It descends from this boundary, which is one by this rule, and which itself descends from an agent.
     BelowBoundary(ProcessName, Arc<str>),
-    /// None of its ancestors is an agent.
-    NoAgent,
+    /// None of its ancestors is an agent, as far as this boundary or, without one, at all.
+    NoAgent(Option<ProcessName>),
 }

@@ -14,6 +14,7 @@
 //! | `GET /v1/tree?agent=NAME&all=true` | [`TreeResponse`] |
 //! | `GET /v1/explain/PID` | [`Explanation`] |
 //! | `GET /v1/agents` | [`AgentsResponse`] |
+//! | `GET /v1/agents?test=PID` | [`RuleTestResponse`] |
 //! | `GET /v1/keeps` | [`KeepsResponse`] |
 //! | `POST /v1/keeps` | [`KeepParams`] → [`KeepResult`] |
 //! | `DELETE /v1/keeps/PID` | [`KeepResult`] |
@@ -33,6 +34,7 @@ pub mod client;
 pub mod leftovers;
 pub mod messages;
 pub mod peer;
+pub mod recognition;
 pub mod server;
 mod show;
 
@@ -258,6 +260,9 @@ pub struct Explanation {
     pub why: String,
     /// Next step and its time, in one sentence.
     pub next: String,
+    /// Agent rule that comes nearest, if none recognises the process or one above it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nearest: Option<RuleTest>,
     /// Facts from /proc that rules have requested; `"unreadable"` if reading failed.
     pub facts: BTreeMap<String, Value>,
     /// Whether it has exited. The answer then comes from the service's memory or from the journal.
@@ -321,8 +326,57 @@ pub struct AgentInfo {
     pub kind: String,
     /// Conditions of the rule in short form, one text for each alternative.
     pub matches: Vec<String>,
+    /// Pids of the running agents: of the roots of `sessions` or, without a service, of the processes that match.
+    #[serde(default)]
+    pub running: Vec<u32>,
     /// Open sessions that the user may see.
     pub sessions: Vec<SessionInfo>,
+}
+
+/// `GET /v1/agents?test=PID`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuleTestResponse {
+    /// Pid of the process.
+    pub pid: u32,
+    /// Command line without secrets, possibly truncated.
+    pub command: String,
+    /// Kernel's short name.
+    pub comm: String,
+    /// Path of the executable; empty if it cannot be read.
+    pub exe: String,
+    /// Path of its script, with links resolved, if it is an interpreter that runs one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub script: Option<String>,
+    /// Rule that recognises it: the first that matches. Boundaries come first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rule: Option<String>,
+    /// Rule that comes nearest, if one has anything to do with the program.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nearest: Option<RuleTest>,
+    /// Rules for agents and servers in the order of evaluation, after the boundaries that match.
+    pub rules: Vec<RuleTest>,
+}
+
+/// Result of a rule for a process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuleTest {
+    /// Pid of the process.
+    pub pid: u32,
+    /// Name of the rule.
+    pub name: String,
+    /// `agent`, `server` or `boundary`.
+    pub kind: String,
+    /// Whether the rule matches.
+    pub matches: bool,
+    /// Key of the condition that failed, such as `script`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub condition: Option<String>,
+    /// Patterns of that condition.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub patterns: Vec<String>,
+    /// Reason why it failed, in words.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
 }
 
 /// `GET /v1/keeps`

@@ -4,6 +4,7 @@ pub(super) mod exited;
 mod sentence;
 #[cfg(test)]
 mod tests;
+pub(super) mod untracked;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -12,12 +13,12 @@ use serde_json::Value;
 
 use super::messages::{
     AgentSnapshot, Ancestor, DecisionSnapshot, ExplainSnapshot, KeepSnapshot, ProcessName,
-    ProcessSnapshot, SessionSnapshot, TreeSnapshot,
+    ProcessSnapshot, SessionSnapshot, TreeSnapshot, UntrackedReason,
 };
 use super::{
     AgentInfo, AgentsResponse, AncestorInfo, DecisionInfo, Explanation, Finding, KeepInfo,
-    KeepsResponse, NamedProcess, ProcessInfo, ScanReport, SessionInfo, Status, TreeResponse,
-    TreeRow,
+    KeepsResponse, NamedProcess, ProcessInfo, RuleTest, ScanReport, SessionInfo, Status,
+    TreeResponse, TreeRow, recognition,
 };
 use crate::export::{
     KeepAdvice, SessionIdText, SessionRef, command_line, exit_status_text, keep_rule, reason_text,
@@ -120,12 +121,14 @@ pub(super) fn explanation(snapshot: ExplainSnapshot) -> Explanation {
         let pid = Some(snapshot.row.key.pid).filter(|_| snapshot.signalled.is_none());
         KeepAdvice::new(pid, snapshot.honors_keep, keep_rule(image))
     };
+    let nearest = nearest_rule(&snapshot);
     Explanation {
         exited: false,
         outcome: None,
         keep_with: may_be_reaped(&snapshot).then(advice),
-        why: sentence::why(&snapshot),
-        next: sentence::next(&snapshot),
+        why: sentence::why(&snapshot, nearest.as_ref()),
+        next: sentence::next(&snapshot, nearest.as_ref()),
+        nearest,
         process: process(&snapshot.row, LONG, &Procfs::default()),
         lineage: snapshot.lineage.iter().map(ancestor_info).collect(),
         adopter: snapshot.adopter.as_ref().map(named_process),
@@ -142,6 +145,19 @@ fn may_be_reaped(snapshot: &ExplainSnapshot) -> bool {
     let is_due = |decision: &DecisionSnapshot| matches!(decision.decision, "reap" | "wait");
     let if_killed = snapshot.if_killed.as_ref().filter(|_| !snapshot.row.root);
     snapshot.untracked_reason.is_none() && (is_due(decision) || if_killed.is_some_and(is_due))
+}
+
+/// Returns the agent rule that comes nearest to the process or to an ancestor below the boundary, if no agent is
+/// recognised.
+fn nearest_rule(snapshot: &ExplainSnapshot) -> Option<RuleTest> {
+    let Some(UntrackedReason::NoAgent(_)) = snapshot.untracked_reason else {
+        return None;
+    };
+    let below = snapshot.lineage.iter().take_while(|a| a.boundary.is_none());
+    let above = below.filter(|ancestor| ancestor.visible);
+    let above = above.filter_map(|ancestor| Some((ancestor.key, ancestor.image.clone()?)));
+    let own = (snapshot.row.key, Arc::clone(&snapshot.row.image));
+    recognition::nearest(&snapshot.rules, std::iter::once(own).chain(above).collect())
 }
 
 fn ancestor_info(ancestor: &Ancestor) -> AncestorInfo {
@@ -245,7 +261,14 @@ fn map<T>(known: &Fact<T>, value: impl FnOnce(&T) -> Value) -> Fact<Value> {
 }
 
 pub(super) fn agents(agents: Vec<AgentSnapshot>) -> AgentsResponse {
+    let living = |session: &&SessionSnapshot| session.root_exit.is_none();
     let agent = |recognised: AgentSnapshot| AgentInfo {
+        running: recognised
+            .sessions
+            .iter()
+            .filter(living)
+            .map(|session| session.root.pid)
+            .collect(),
         name: recognised.name.to_string(),
         kind: recognised.kind.name().into(),
         matches: recognised.matches,

@@ -2,6 +2,7 @@
 //!
 //! Help texts have one line per paragraph, because clap wraps them to the width of the terminal.
 
+mod agent_add;
 mod agents;
 mod client;
 mod config_check;
@@ -250,12 +251,12 @@ Example:
         #[command(flatten)]
         service: ServiceArgs,
     },
-    /// List the known agents, how they are recognised, and which run now.
-    #[command(after_long_help = "\
-Examples:
-  reaper agents
-  reaper agents --json | jq -r '.agents[].name'")]
-    Agents(ServiceArgs),
+    /// List the known agents and which run now, or test why a process is none.
+    #[command(after_long_help = agents::HELP)]
+    Agents(agents::AgentsArgs),
+    /// Add an agent of your own.
+    #[command(subcommand)]
+    Agent(AgentCommand),
     /// Show past sessions with their decisions and outcomes, the newest last.
     ///
     /// Users other than root see their own sessions. On a terminal, a long history is shown in a pager: $PAGER or `less`; for root
@@ -291,6 +292,13 @@ Examples:
     /// Root of the demo's process tree (internal).
     #[command(hide = true)]
     DemoAgent,
+}
+
+#[derive(Subcommand)]
+enum AgentCommand {
+    /// Write a rule for an agent of your own to the config, after listing what it would match.
+    #[command(after_long_help = agent_add::HELP)]
+    Add(agent_add::AddArgs),
 }
 
 #[derive(Subcommand)]
@@ -415,7 +423,8 @@ pub fn main() -> ExitCode {
         } => tree::run(agent, all, &service).map(|()| 0),
         Command::Explain { pid, service } => explain::run(pid, &service).map(|()| 0),
         Command::Scan(args) => scan::run(&args),
-        Command::Agents(service) => agents::run(&service).map(|()| 0),
+        Command::Agents(args) => agents::run(&args).map(|()| 0),
+        Command::Agent(AgentCommand::Add(args)) => agent_add::run(&args).map(|()| 0),
         Command::Keep(args) => keep::run(&args).map(|()| 0),
         Command::Unkeep { pid, service } => keep::undo(pid, &service).map(|()| 0),
         Command::History(args) => history::run(args).map(|()| 0),

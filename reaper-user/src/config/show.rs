@@ -190,7 +190,7 @@ fn syntax(syntax: &Syntax) -> impl Iterator<Item = (String, Value)> {
 }
 
 /// Returns a value as TOML. A JSON string is a TOML string, except that TOML requires DEL to be escaped.
-fn toml_value(value: &Value) -> String {
+pub(super) fn toml_value(value: &Value) -> String {
     match value {
         Value::Array(all) => {
             let all: Vec<String> = all.iter().map(toml_value).collect();

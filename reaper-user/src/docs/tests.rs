@@ -77,7 +77,14 @@ fn docs_config_snippets_are_valid() {
     for block in snippets.iter().filter(|block| block.language == "toml") {
         let config = Config::parse(&block.text, Path::new(&block.place));
         let config = config.unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!(config.warnings, [], "{}", block.place);
+        // contributing.md shows a rule of the catalogue, which as a user's rule would replace it.
+        let is_own = !block.place.contains("contributing.md");
+        assert!(
+            !is_own || config.warnings.is_empty(),
+            "{}: {:?}",
+            block.place,
+            config.warnings
+        );
         count += 1;
     }
     assert!(count > 10, "{count} config snippets found");

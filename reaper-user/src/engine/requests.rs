@@ -66,6 +66,9 @@ impl Engine {
             }
             RequestKind::Explain { pid } => self.explain(&view, pid)?,
             RequestKind::Agents => EngineReply::Agents(view.agents()),
+            RequestKind::TestRules { pid } => {
+                EngineReply::TestRules(pid, peer, self.model.rules.shared_rules())
+            }
             RequestKind::Keeps => EngineReply::Keeps(view.keeps()),
             RequestKind::Keep {
                 target,

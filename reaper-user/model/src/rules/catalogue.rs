@@ -1,7 +1,5 @@
 //! The built-in rules, read from `catalogue.toml`.
 
-use std::collections::HashSet;
-
 use toml::de::DeTable;
 
 use super::Defaults;
@@ -29,28 +27,16 @@ pub fn rules() -> Vec<Rule> {
     enabled.map(|entry| entry.rule).collect()
 }
 
-/// Returns the enabled rules of the user, then the built-in rules that are in force and not replaced by name.
-///
-/// `enable` lists built-in rules that are in force whatever `defaults` says.
-pub(super) fn merge_user_rules(
-    user_rules: &[RuleEntry],
-    defaults: Defaults,
-    enable: &[String],
-) -> Vec<Rule> {
-    let names: HashSet<_> = user_rules
-        .iter()
-        .map(|entry| entry.rule.name.clone())
-        .collect();
-    let is_in_force = |RuleEntry { rule, enabled, .. }: &RuleEntry| {
+/// Returns the built-in rules that `defaults` or `enable`, a list of names, selects.
+pub(super) fn selected(defaults: Defaults, enable: &[String]) -> Vec<Rule> {
+    let is_selected = |RuleEntry { rule, enabled, .. }: &RuleEntry| {
         let by_default = match rule.action {
             Action::Agent | Action::Server => defaults.agents,
             Action::Boundary => defaults.boundaries,
             Action::Keep | Action::Reap | Action::Report => defaults.keeps,
         };
-        let enabled = *enabled && by_default || enable.iter().any(|name| **name == *rule.name);
-        enabled && !names.contains(&rule.name)
+        *enabled && by_default || enable.iter().any(|name| **name == *rule.name)
     };
-    let user_rules = user_rules.iter().filter(|entry| entry.enabled).cloned();
-    let built_in = entries().into_iter().filter(is_in_force);
-    user_rules.chain(built_in).map(|entry| entry.rule).collect()
+    let selected = entries().into_iter().filter(is_selected);
+    selected.map(|entry| entry.rule).collect()
 }

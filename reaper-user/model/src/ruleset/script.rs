@@ -129,8 +129,7 @@ pub(super) fn interpreters() -> impl Iterator<Item = &'static Interpreter> {
 
 /// Returns the place among the interpreters of the one with this file name, in any version.
 pub(super) fn interpreter(exe_name: &[u8]) -> Option<usize> {
-    let last = exe_name.iter().rposition(|b| !VERSION.contains(b));
-    let unversioned = &exe_name[..last.map_or(0, |last| last + 1)];
+    let unversioned = without_version(exe_name);
     let is_it = |name: &str| {
         let name = name.as_bytes();
         name == exe_name || name == unversioned && name.len() >= VERSIONED
@@ -144,12 +143,23 @@ pub fn is_interpreter(exe: &[u8]) -> bool {
     name.is_some_and(|name| interpreter(name).is_some())
 }
 
+/// Returns the file name of an interpreter without a version at its end.
+pub fn without_version(exe_name: &[u8]) -> &[u8] {
+    let last = exe_name.iter().rposition(|b| !VERSION.contains(b));
+    &exe_name[..last.map_or(0, |last| last + 1)]
+}
+
+/// Returns the script that a program runs, as it was given, or `-m NAME` for a python module.
+pub fn name(image: &Image) -> Option<Cow<'_, [u8]>> {
+    let exe_name = image.exe.rsplit(|byte| *byte == b'/').next()?;
+    Some(of(exe_name, image)?.name)
+}
+
 /// Returns the path of the script that a program runs, as it was given.
 ///
 /// Returns `None` if the program is no interpreter, runs no script, or runs a python module (`-m`).
 pub fn path(image: &Image) -> Option<&[u8]> {
-    let exe_name = image.exe.rsplit(|byte| *byte == b'/').next()?;
-    match of(exe_name, image)?.name {
+    match name(image)? {
         Cow::Borrowed(path) => Some(path).filter(|path| !path.is_empty()),
         Cow::Owned(_) => None,
     }

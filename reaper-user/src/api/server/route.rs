@@ -4,6 +4,7 @@ mod explain;
 mod history;
 mod parse;
 mod scan;
+mod untracked;
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use tokio::time::timeout;
 use super::{BODY_MAX, Shared};
 use crate::api::messages::{EngineReply, EngineRequest, RequestKind};
 use crate::api::peer::Peer;
-use crate::api::{ErrorResponse, ShownConfig, show};
+use crate::api::{ErrorResponse, ShownConfig, recognition, show};
 use crate::export::to_json;
 use parse::{methods, parse_request, segments};
 use scan::{ScanParams, scanned};
@@ -220,6 +221,9 @@ async fn to_response(reply: EngineReply) -> ApiResult<Vec<u8>> {
         EngineReply::Tree(branches) => Ok(to_json(&show::tree(branches))),
         EngineReply::Explain(story) => Ok(to_json(&show::explanation(*story))),
         EngineReply::Agents(agents) => Ok(to_json(&show::agents(agents))),
+        EngineReply::TestRules(pid, peer, rules) => {
+            recognition::test(pid, &rules, |uids| peer.may_see(uids)).map(|test| to_json(&test))
+        }
         EngineReply::Keeps(keeps) => Ok(to_json(&show::keeps(keeps))),
         EngineReply::Keep(done) => Ok(to_json(&done)),
         EngineReply::Config(config) => Ok(to_json(&ShownConfig::new(&config))),

@@ -130,6 +130,7 @@ impl Exited {
             adopter: None,
             session: self.session.as_ref().map(|session| session.info(now)),
             facts: BTreeMap::new(),
+            nearest: None,
             exited: true,
             outcome: process.outcomes.last().cloned(),
             keep_with: was_due.then(|| KeepAdvice::new(None, self.honors_keep, rule)),

@@ -1,6 +1,7 @@
 //! The sentences of `reaper explain`: the decision with its reason, and what happens next.
 
 use super::{seconds_since, seconds_until};
+use crate::api::RuleTest;
 use crate::api::messages::{DecisionSnapshot, ExplainSnapshot, SessionSnapshot, UntrackedReason};
 use crate::export::names::outcome_reason;
 use crate::export::{RecentProcess, evidence_ref_text, exit_status_text, failure_text};
@@ -10,9 +11,14 @@ use reaper_model::facts::FactSet;
 use reaper_model::ruleset::Action;
 
 /// Returns the decision and its reason.
-pub(super) fn why(snapshot: &ExplainSnapshot) -> String {
+pub(super) fn why(snapshot: &ExplainSnapshot, nearest: Option<&RuleTest>) -> String {
     if let Some(reason) = &snapshot.untracked_reason {
-        return format!("Not tracked: {}.", untracked(reason));
+        let near = nearest.map(|rule| near(snapshot, rule));
+        return format!(
+            "Not tracked: {}{}.",
+            untracked(reason),
+            near.unwrap_or_default()
+        );
     }
     let Some(decision) = &snapshot.row.decision else {
         return "Not decided yet.".into();
@@ -67,7 +73,31 @@ fn untracked(reason: &UntrackedReason) -> String {
             let pid = name.pid;
             format!("it descends from {comm} ({pid}), a boundary by the rule \"{rule}\"")
         }
-        UntrackedReason::NoAgent => "it descends from no agent that a rule recognises".into(),
+        UntrackedReason::NoAgent(None) => {
+            "no agent rule matches this process or one above it".into()
+        }
+        UntrackedReason::NoAgent(Some(boundary)) => {
+            // Tmux names itself `tmux: server`.
+            let comm = boundary.comm.split(|byte| *byte == b':').next();
+            let comm = String::from_utf8_lossy(comm.unwrap_or_default());
+            let pid = boundary.pid;
+            format!("no agent rule matches this process or one between it and {comm} ({pid})")
+        }
+    }
+}
+
+/// Returns the rule that comes nearest and why it does not apply, as the end of a sentence.
+fn near(snapshot: &ExplainSnapshot, rule: &RuleTest) -> String {
+    let RuleTest { pid, name, .. } = rule;
+    let process = match *pid == snapshot.row.key.pid {
+        true => "this process".into(),
+        false => format!("process {pid}"),
+    };
+    match &rule.failed {
+        Some(failed) => format!("; nearest to {process}: {name}, whose {failed}"),
+        None => format!(
+            "; the rule \"{name}\" matches {process} only since a later change: start it again"
+        ),
     }
 }
 
@@ -138,20 +168,14 @@ fn reason(snapshot: &ExplainSnapshot, decision: &DecisionSnapshot) -> String {
 }
 
 /// Returns what will happen, and when.
-pub(super) fn next(snapshot: &ExplainSnapshot) -> String {
+pub(super) fn next(snapshot: &ExplainSnapshot, nearest: Option<&RuleTest>) -> String {
     let Some(decision) = snapshot
         .row
         .decision
         .as_ref()
         .filter(|_| snapshot.untracked_reason.is_none())
     else {
-        let may_be_left = snapshot.predates_service
-            && snapshot.untracked_reason == Some(UntrackedReason::NoAgent);
-        return if may_be_left {
-            "Nothing, unless an agent left it behind before this service started: `reaper scan` checks that.".into()
-        } else {
-            "Nothing: it is never signalled.".into()
-        };
+        return next_untracked(snapshot, nearest);
     };
     let time = decision.until.map(|until| span(seconds_until(until)));
     match (decision.decision, time) {
@@ -206,6 +230,27 @@ pub(super) fn next(snapshot: &ExplainSnapshot) -> String {
             }
         }
         _ => when_it_ends(snapshot),
+    }
+}
+
+/// Returns what will happen to an untracked process, and how its agent becomes known.
+fn next_untracked(snapshot: &ExplainSnapshot, nearest: Option<&RuleTest>) -> String {
+    let no_agent = matches!(snapshot.untracked_reason, Some(UntrackedReason::NoAgent(_)));
+    let next = match no_agent && snapshot.predates_service {
+        true => {
+            "Nothing, unless an agent left it behind before this service started: `reaper scan` checks that."
+        }
+        false => "Nothing: it is never signalled.",
+    };
+    match nearest.map(|rule| rule.pid) {
+        _ if !no_agent => next.into(),
+        Some(pid) => format!(
+            "{next} `reaper agents --test {pid}` tests each rule, and `reaper agent add --pid {pid}` adds one."
+        ),
+        None => format!(
+            "{next} If an agent started it, `reaper agents --test PID` with the agent's pid says why no rule matches, and \
+             `reaper agent add` adds one."
+        ),
     }
 }
 

@@ -12,6 +12,7 @@ use reaper_host::source::procfs::ProcessMemory;
 use reaper_model::event::{ExitStatus, Image, ProcessKey, Provenance, Uids};
 use reaper_model::facts::{FactSet, KernelSession};
 use reaper_model::leftover::EnvMarkers;
+use reaper_model::rules;
 use reaper_model::ruleset::Action;
 use reaper_model::ruleset::SessionKind;
 
@@ -171,6 +172,7 @@ fn snapshot(decision: &'static str, reason: &'static str) -> ExplainSnapshot {
         if_killed: None,
         if_succeeded: None,
         untracked_reason: None,
+        rules: Arc::default(),
         facts: Facts::default(),
         enforce: true,
         mode_reason: None,
@@ -223,6 +225,25 @@ fn alive(
     }
 }
 
+/// Returns a living ancestor with this path and these arguments.
+fn ancestor(n: u32, exe: &str, argv: &str) -> Ancestor {
+    let image = Image {
+        exe: exe.into(),
+        argv: argv.into(),
+        ..Image::default()
+    };
+    Ancestor {
+        key: key(n),
+        image: Some(image.into()),
+        visible: true,
+        alive: true,
+        exit_status: None,
+        agent: None,
+        boundary: None,
+        adopter: None,
+    }
+}
+
 fn waiting(snapshot: &mut ExplainSnapshot) {
     let decision = snapshot.row.decision.as_mut().unwrap();
     decision.until = Some(sys::monotonic() + 600_000_000_000);
@@ -243,6 +264,19 @@ fn explanation_sentences_match_the_decision() {
     let tmux = ProcessName {
         pid: 7,
         comm: b"tmux".to_vec(),
+    };
+    let near_agent = ExplainSnapshot {
+        rules: rules::built_in().shared_rules(),
+        predates_service: true,
+        lineage: vec![
+            ancestor(1, "/usr/bin/node", "node\0bin/claude\0"),
+            Ancestor {
+                boundary: Some("tmux".into()),
+                ..ancestor(2, "/usr/bin/tmux", "tmux\0")
+            },
+            ancestor(3, "/x/codex", "codex\0"),
+        ],
+        ..untracked(UntrackedReason::NoAgent(Some(tmux.clone())))
     };
     let reaped = || decision("reap", "root_exited", None);
     let server = messages::DecisionSnapshot {
@@ -316,17 +350,17 @@ fn explanation_sentences_match_the_decision() {
              SIGKILL 5s later. When claude-code (42) exits, this process is decided again.",
         ),
         (
-            untracked(UntrackedReason::NoAgent),
-            "Not tracked: it descends from no agent that a rule recognises.",
-            "Nothing: it is never signalled.",
+            untracked(UntrackedReason::NoAgent(None)),
+            "Not tracked: no agent rule matches this process or one above it.",
+            "Nothing: it is never signalled. If an agent started it, `reaper agents --test PID` with the agent's pid says \
+             why no rule matches, and `reaper agent add` adds one.",
         ),
         (
-            ExplainSnapshot {
-                predates_service: true,
-                ..untracked(UntrackedReason::NoAgent)
-            },
-            "Not tracked: it descends from no agent that a rule recognises.",
-            "Nothing, unless an agent left it behind before this service started: `reaper scan` checks that.",
+            near_agent,
+            "Not tracked: no agent rule matches this process or one between it and tmux (7); nearest to process \
+             1073741825: claude-code, whose `script` needs an absolute path, not bin/claude.",
+            "Nothing, unless an agent left it behind before this service started: `reaper scan` checks that. `reaper agents \
+             --test 1073741825` tests each rule, and `reaper agent add --pid 1073741825` adds one.",
         ),
         (
             untracked(UntrackedReason::BelowBoundary(tmux, "tmux".into())),

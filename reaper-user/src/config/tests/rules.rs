@@ -240,18 +240,15 @@ fn unreachable_rules_are_warned_of() {
         ),
         (
             rule("a", "comm = 'x'\nnot_comm = ['x', 'y']"),
-            "`a` can never apply: its conditions contradict each other, or it has `script` although its program is no interpreter that \
-             reaper knows",
+            "`a` can never apply: its conditions contradict each other",
         ),
         (
-            rule("a", "exe = '**/ruby'\nscript = '**/x'"),
-            "`a` can never apply: its conditions contradict each other, or it has `script` although its program is no interpreter that \
-             reaper knows",
+            rule("a", "exe = '**/tclsh'\nscript = '**/x'"),
+            "`a` can never apply: it has `script`, but its `exe` is no interpreter that reaper knows",
         ),
         (
             keep("a", "comm = 'x'\nargs = ['y', 'z']\nnot_args = 'y'"),
-            "`a` can never apply: its conditions contradict each other, or it has `script` although its program is no interpreter that \
-             reaper knows",
+            "`a` can never apply: its conditions contradict each other",
         ),
         (
             keep("a", "comm = 'x'\nargs = 'y'\nnot_args = ['x', 'y']"),
@@ -272,7 +269,7 @@ fn unreachable_rules_are_warned_of() {
         ),
         (
             keep("tmux", "comm = 'x'"),
-            "`tmux` is a rule and replaces a built-in boundary of the same name: rename it to keep both",
+            "`tmux` replaces the built-in boundary of the same name: rename it to keep both",
         ),
     ] {
         let warnings = parse(&text).unwrap().warnings;
@@ -347,4 +344,31 @@ fn shown_config_parses_to_the_same_config() {
     let off = all.iter().filter(|rule| rule["enabled"] == false);
     let off: Vec<_> = off.map(|rule| rule["name"].as_str().unwrap()).collect();
     assert_eq!(off, ["idle-tool-shells", "busy-loops"]);
+}
+
+#[test]
+fn exe_that_is_a_link_or_a_script_gives_a_warning() {
+    let dir = tempfile::tempdir().unwrap();
+    // The directory itself may be below a link.
+    let dir = dir.path().canonicalize().unwrap();
+    let path = |name: &str| dir.join(name).display().to_string();
+    let write = |name: &str, text: &str| std::fs::write(path(name), text).unwrap();
+    write("program", "ELF");
+    write("script", "#!/bin/sh\n");
+    std::os::unix::fs::symlink(path("program"), path("link")).unwrap();
+    let rule = |name: &str| format!("[[agent]]\nname = '{name}'\nexe = '{}'\n", path(name));
+    let text: String = ["program", "script", "link", "absent"].map(rule).concat()
+        + "[[agent]]\nname = 'g'\nexe = '/**/script'\n";
+    write("c.toml", &text);
+    let warnings = Config::load(&dir.join("c.toml")).unwrap().warnings;
+    let found: Vec<_> = warnings.iter().map(|w| (w.place, &*w.message)).collect();
+    let (script, link, program) = (path("script"), path("link"), path("program"));
+    let of_script = format!(
+        "`script`: `exe` can never match {script}, which is a script: match it with `script`, or write `reaper agent add {script}`"
+    );
+    let of_link = format!("`link`: `exe` can never match {link}, which is a link: write {program}");
+    assert_eq!(
+        found,
+        [(Some((4, 1)), &*of_script), (Some((7, 1)), &*of_link)]
+    );
 }

@@ -1,5 +1,6 @@
 //! Collects what the model knows of one process, for `reaper explain`.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::Engine;
@@ -99,6 +100,11 @@ impl View<'_> {
         let session = node.state.member.session.and_then(|id| sessions.get(id));
         let due = node.state.member.session.and_then(|id| sessions.due(id));
         let lineage = self.lineage(node);
+        let untracked_reason = self.untracked_reason(node, &lineage);
+        let rules = match untracked_reason {
+            Some(UntrackedReason::NoAgent(_)) => self.model.rules.shared_rules(),
+            _ => Arc::default(),
+        };
         Ok(ExplainSnapshot {
             row: self.process_snapshot(node),
             adopter: self.adopter(node),
@@ -107,7 +113,8 @@ impl View<'_> {
                 .map(|(outer, exit)| (self.session_snapshot(outer), exit.at, exit.exit_status)),
             if_killed: self.predicted(node, KILLED),
             if_succeeded: self.predicted(node, ExitStatus::Exited(0)),
-            untracked_reason: self.untracked_reason(node, &lineage),
+            untracked_reason,
+            rules,
             facts: facts(node),
             lineage,
             enforce: true,
@@ -208,18 +215,21 @@ impl View<'_> {
         if !node.state.member.in_scope {
             return Some(UntrackedReason::OutOfScope);
         }
-        let boundary = lineage.iter().find_map(|ancestor| {
-            let comm = ancestor.image.as_ref().map(|image| image.comm.clone());
-            let name = ProcessName {
-                pid: ancestor.key.pid,
-                comm: comm.unwrap_or_default(),
-            };
-            Some(UntrackedReason::BelowBoundary(
-                name,
-                ancestor.boundary.clone()?,
-            ))
-        });
-        Some(boundary.unwrap_or(UntrackedReason::NoAgent))
+        let Some(at) = lineage.iter().position(|a| a.boundary.is_some()) else {
+            return Some(UntrackedReason::NoAgent(None));
+        };
+        let (key, image) = (lineage[at].key, lineage[at].image.as_ref());
+        let name = ProcessName {
+            pid: key.pid,
+            comm: image.map(|image| image.comm.clone()).unwrap_or_default(),
+        };
+        // Without an agent above it, the boundary changes nothing.
+        let is_below_agent = lineage[at..].iter().any(|a| a.agent.is_some());
+        let rule = lineage[at].boundary.clone().filter(|_| is_below_agent);
+        Some(match rule {
+            Some(rule) => UntrackedReason::BelowBoundary(name, rule),
+            None => UntrackedReason::NoAgent(Some(name)),
+        })
     }
 }
 

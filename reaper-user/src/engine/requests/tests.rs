@@ -187,12 +187,17 @@ fn explain_lineage_includes_exited_ancestors() {
 
 #[test]
 fn explain_untracked_process_has_reason() {
-    let world = world();
+    let mut world = world();
+    let init = world.model.tree.by_pid(1).unwrap().key;
+    let tmux = world.run(Some(init), 70, "tmux", 1000);
+    world.run(Some(tmux), 71, "bash", 1000);
     let view = View::new(&world.model, ROOT);
     let reason = |pid| view.explain(pid).unwrap().untracked_reason;
-    assert_eq!(reason(10), Some(UntrackedReason::NoAgent));
+    assert_eq!(reason(10), Some(UntrackedReason::NoAgent(None)));
     assert_eq!(reason(40), Some(UntrackedReason::Boundary("tmux".into())));
     assert!(matches!(reason(41), Some(UntrackedReason::BelowBoundary(by, _)) if by.pid == 40));
+    // A boundary without an agent above it is not the reason.
+    assert!(matches!(reason(71), Some(UntrackedReason::NoAgent(Some(by))) if by.pid == 70));
     assert_eq!(reason(31), None);
     let refused = |peer, pid| {
         View::new(&world.model, peer)

@@ -101,7 +101,7 @@ fn each_rule_matches_or_names_a_condition() {
         assert!(mismatch.as_ref().is_none_or(is_named), "{}", rule.name);
     }
     let claude = RULES.iter().find(|rule| &*rule.name == "claude-code");
-    let text = gemini
+    let text = claude
         .and_then(|rule| rule.mismatch(&server))
         .map(|m| m.to_string());
     assert_eq!(text.as_deref(), Some("`script` does not match server.js"));

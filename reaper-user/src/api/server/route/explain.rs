@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::super::Shared;
-use super::{ApiResult, ask, to_response};
+use super::{ApiResult, ask, to_response, untracked};
 use crate::api::ErrorResponse;
 use crate::api::messages::{EngineReply, RequestKind};
 use crate::api::peer::{Peer, SignalTarget};
@@ -28,7 +28,7 @@ pub(super) async fn explain(pid: u32, peer: Peer, shared: &Shared) -> ApiResult<
         let zombie = match SignalTarget::read(pid).ok().flatten() {
             Some(target) => match zombie(target.key) {
                 Some(zombie) => Some(zombie),
-                None => return Err(untracked(pid)),
+                None => return Ok(None),
             },
             None => None,
         };
@@ -42,13 +42,16 @@ pub(super) async fn explain(pid: u32, peer: Peer, shared: &Shared) -> ApiResult<
                 .is_none_or(|zombie| zombie.key.has_same_tick(key))
         });
         match (exited, &zombie) {
-            (Some(exited), zombie) => Ok(to_json(&exited.explanation(zombie.as_ref()))),
+            (Some(exited), zombie) => Ok(Some(to_json(&exited.explanation(zombie.as_ref())))),
             (None, Some(zombie)) => Err(unknown_zombie(zombie)),
-            (None, None) => Err(refusal.unwrap_or_else(|| untracked(pid))),
+            (None, None) => Err(refusal.unwrap_or_else(|| refused(pid))),
         }
     };
     let limit = shared.timeouts.answer;
-    shared.histories.run(peer, limit, answer).await
+    match shared.histories.run(peer, limit, answer).await? {
+        Some(answer) => Ok(answer),
+        None => untracked::explain(pid, peer, refused(pid), shared).await,
+    }
 }
 
 /// Returns the process if it is a zombie.
@@ -70,7 +73,7 @@ fn find_in_journal(journal: &Path, pid: u32, peer: Peer) -> Option<Exited> {
 }
 
 /// Returns the error for a living process that the engine does not know.
-fn untracked(pid: u32) -> ErrorResponse {
+fn refused(pid: u32) -> ErrorResponse {
     let what = format!(
         "process {pid} is not tracked: it belongs to no agent, is a kernel thread, or is outside of the scope of this service; \
          `reaper scan` lists leftovers from before the service started"

@@ -46,7 +46,10 @@ pub(super) fn parse_request(
             all: query.flag("all")?,
         },
         ("GET", ["v1", "explain", pid]) => RequestKind::Explain { pid: number(pid)? },
-        ("GET", ["v1", "agents"]) => RequestKind::Agents,
+        ("GET", ["v1", "agents"]) => match query.take("test") {
+            Some(pid) => RequestKind::TestRules { pid: number(&pid)? },
+            None => RequestKind::Agents,
+        },
         ("GET", ["v1", "keeps"]) => RequestKind::Keeps,
         ("POST", ["v1", "keeps"]) => keep(body, peer)?,
         ("DELETE", ["v1", "keeps", pid]) => RequestKind::Unkeep {

@@ -1,0 +1,116 @@
+//! Tests rules against a process: which one recognises it, and which condition of each other rule failed.
+//!
+//! The commands use it too, when no service answers.
+
+use std::sync::Arc;
+
+use super::{ErrorResponse, RuleTest, RuleTestResponse};
+use crate::export::command_line;
+use reaper_host::facts::scan_pids;
+use reaper_host::source::procfs::Procfs;
+use reaper_model::event::{Image, ProcEntry, ProcessKey, Uids};
+use reaper_model::ruleset::{self, Action, Mismatch, Rule};
+
+/// Longest command line in the response, in bytes.
+const COMMAND_MAX: usize = 8192;
+
+/// Reads a process, with its whole command line and the path of its script.
+///
+/// # Errors
+/// There is no such process, or it cannot be read.
+pub fn read_process(pid: u32) -> Result<ProcEntry, ErrorResponse> {
+    let table = scan_pids(&Procfs::default(), vec![pid]);
+    let mut table = table.map_err(|error| ErrorResponse::new("failed", error.to_string()))?;
+    match table.rows.remove(&pid) {
+        Some(row) => Ok(row.entry),
+        None if table.unread.contains_key(&pid) => {
+            let what = format!("process {pid} cannot be read; try again as root");
+            Err(ErrorResponse::new("failed", what))
+        }
+        None => {
+            let what = format!("there is no process {pid}");
+            Err(ErrorResponse::new("not_found", what))
+        }
+    }
+}
+
+/// Returns the first boundary, server or agent rule that matches a program.
+pub(super) fn first_match<'r>(rules: &'r [Rule], image: &Image) -> Option<&'r Rule> {
+    let mut of_program = rules.iter().filter(|rule| rule.action.is_of_program());
+    of_program.find(|rule| rule.mismatch(image).is_none())
+}
+
+/// Tests the rules for agents and servers against a process, and the boundaries, which come before them.
+///
+/// # Errors
+/// There is no such process, or it cannot be read, or may not be seen.
+pub fn test(
+    pid: u32,
+    rules: &[Rule],
+    may_see: impl Fn(Uids) -> bool,
+) -> Result<RuleTestResponse, ErrorResponse> {
+    let process = read_process(pid)?;
+    if !may_see(process.uids) {
+        let what =
+            format!("process {pid} belongs to another user: only its owner or root can see it");
+        return Err(ErrorResponse::new("eperm", what));
+    }
+    let image = &*process.image;
+    let of_program = rules.iter().filter(|rule| rule.action.is_of_program());
+    let tests = of_program.map(|rule| rule_test(pid, rule, rule.mismatch(image)));
+    // A boundary that does not match says nothing about agents.
+    let is_shown = |test: &RuleTest| test.matches || test.kind != Action::Boundary.name();
+    let tests: Vec<RuleTest> = tests.filter(is_shown).collect();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Ok(RuleTestResponse {
+        pid,
+        command: command_line(image, COMMAND_MAX),
+        comm: text(&image.comm),
+        exe: text(&image.exe),
+        script: Some(text(&image.script)).filter(|script| !script.is_empty()),
+        rule: tests
+            .iter()
+            .find(|test| test.matches)
+            .map(|test| test.name.clone()),
+        nearest: ruleset::nearest(rules, &[image])
+            .map(|(_, rule, mismatch)| rule_test(pid, rule, mismatch)),
+        rules: tests,
+    })
+}
+
+/// Returns the agent rule that comes nearest to one of the processes, which are given with the images that the model has.
+pub(super) fn nearest(
+    rules: &[Rule],
+    mut processes: Vec<(ProcessKey, Arc<Image>)>,
+) -> Option<RuleTest> {
+    let pids = processes.iter().map(|(key, _)| key.pid).collect();
+    // Only the images in the table have the resolved paths of scripts.
+    let table = scan_pids(&Procfs::default(), pids).unwrap_or_default();
+    for (key, image) in &mut processes {
+        if let Some(row) = table.rows.get(&key.pid)
+            && row.entry.key.has_same_tick(*key)
+        {
+            *image = Arc::clone(&row.entry.image);
+        }
+    }
+    let images: Vec<&Image> = processes.iter().map(|(_, image)| &**image).collect();
+    let (at, rule, mismatch) = ruleset::nearest(rules, &images)?;
+    Some(rule_test(processes[at].0.pid, rule, mismatch))
+}
+
+fn rule_test(pid: u32, rule: &Rule, mismatch: Option<Mismatch>) -> RuleTest {
+    let text = mismatch.as_ref().map(ToString::to_string);
+    let (condition, patterns) = match mismatch {
+        Some(mismatch) => (Some(mismatch.key), mismatch.patterns),
+        None => (None, Vec::new()),
+    };
+    RuleTest {
+        pid,
+        name: rule.name.to_string(),
+        kind: rule.action.name().into(),
+        matches: condition.is_none(),
+        condition,
+        patterns,
+        failed: text,
+    }
+}

@@ -1,0 +1,78 @@
+use std::path::Path;
+
+use super::check::{appended, recognises, refuse_known};
+use super::program::interpreter;
+use crate::config::Config;
+use crate::config::new_agent::NewAgent;
+use reaper_model::event::Image;
+
+#[test]
+fn interpreter_is_read_from_the_first_line() {
+    for (head, expected) in [
+        ("#!/bin/bash\necho", Some("/bin/bash")),
+        ("#! /usr/bin/python3 -I\n", Some("/usr/bin/python3")),
+        ("#!/usr/bin/env node\n", Some("node")),
+        ("#!/usr/bin/env -S A=1 -i node --x\n", Some("node")),
+        ("#!/usr/bin/env", None),
+        ("#!", None),
+        ("\u{7f}ELF", None),
+        ("", None),
+    ] {
+        let found = interpreter(head.as_bytes());
+        assert_eq!(found.as_deref(), expected.map(str::as_bytes), "{head}");
+    }
+}
+
+#[test]
+fn rule_is_appended_with_comments_kept() {
+    let agent = NewAgent::of(&Image {
+        exe: b"/opt/my-agent".into(),
+        ..Image::default()
+    });
+    let (agent, file) = (agent.unwrap(), Path::new("c.toml"));
+    let known = |text: &str| Config::parse(text, file).unwrap().rules;
+    for old in [
+        "",
+        "# mine\ngrace = \"1s\" # short",
+        "[[agent]]\nname = 'a'\nexe = '/a'\n",
+    ] {
+        let (block, config) = appended(old, &known(old), &agent, file).unwrap();
+        let text = format!("{old}{block}");
+        assert!(
+            text.starts_with(old) && text.contains("\n[[agent]]\nname = \"my-agent\"\n"),
+            "{text}"
+        );
+        let image = Image {
+            exe: b"/opt/my-agent".into(),
+            ..Image::default()
+        };
+        assert!(recognises(&config.rules, "my-agent", &image), "{text}");
+        assert_eq!(
+            refuse_known(&config.rules, &image).unwrap_err(),
+            "the rule \"my-agent\" recognises it already"
+        );
+    }
+    let mut named = agent;
+    named.name = "codex".into();
+    let refused = appended("", &known(""), &named, file)
+        .unwrap_err()
+        .to_string();
+    assert_eq!(
+        refused,
+        "a rule is named \"codex\" already: give another name with --name"
+    );
+}
+
+#[test]
+fn boundary_is_refused_as_an_agent() {
+    let tmux = Image {
+        exe: b"/usr/bin/tmux".into(),
+        comm: b"tmux".into(),
+        ..Image::default()
+    };
+    let refused = refuse_known(&Config::default().rules, &tmux).unwrap_err();
+    assert_eq!(
+        refused,
+        "it is a boundary by the rule \"tmux\", so no agent rule would apply"
+    );
+}
