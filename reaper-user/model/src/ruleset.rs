@@ -16,6 +16,7 @@
 //! An empty field is unknown. It fulfils no condition, not even a negative one.
 
 mod arguments;
+mod impossible;
 mod index;
 mod matcher;
 mod mismatch;

@@ -4,7 +4,6 @@ use std::cell::OnceCell;
 
 use super::Pattern;
 use super::arguments::{self, Syntax};
-use super::names;
 use super::script::{self, Script};
 use crate::event::Image;
 
@@ -108,32 +107,6 @@ impl Matcher {
         &self.syntax
     }
 
-    /// Returns why the matcher can never match, `None` if it can.
-    ///
-    /// It cannot if a negative condition excludes what a positive one requires, or if a script is required of programs
-    /// that are no interpreters.
-    pub fn impossible(&self) -> Option<&'static str> {
-        let is_excluded = |condition: &Condition| {
-            let not = |other: &&Condition| other.negative && other.field == condition.field;
-            let mut not = self.conditions.iter().filter(not);
-            let excluded = if condition.field == Field::Args {
-                not.any(|other| begins_with(condition, other))
-            } else {
-                let not: Vec<_> = not
-                    .flat_map(|other| &other.any_of)
-                    .map(Pattern::text)
-                    .collect();
-                condition.any_of.iter().all(|p| not.contains(&p.text()))
-            };
-            !condition.negative && excluded
-        };
-        if self.conditions.iter().any(is_excluded) {
-            return Some("its conditions contradict each other");
-        }
-        let runs_none = self.needs_script() && names::interpreters(self).next().is_none();
-        runs_none.then_some("it has `script`, but its `exe` is no interpreter that reaper knows")
-    }
-
     /// Returns whether at least one condition requires a match. The others are negative: they forbid one.
     pub fn is_positive(&self) -> bool {
         self.conditions.iter().any(|condition| !condition.negative)
@@ -167,12 +140,6 @@ impl Matcher {
         let condition = self.conditions.iter().find(listed)?;
         Some(condition.any_of.iter().filter_map(Pattern::name))
     }
-}
-
-/// Returns whether the patterns of `one`, for positional arguments, begin with those of `other`.
-fn begins_with(one: &Condition, other: &Condition) -> bool {
-    let pairs = || one.any_of.iter().zip(&other.any_of);
-    one.any_of.len() >= other.any_of.len() && pairs().all(|(a, b)| a.text() == b.text())
 }
 
 /// An image that rules are matched against. Derived values are computed once, when first needed.
