@@ -13,6 +13,7 @@ mod scan;
 mod service_requests;
 mod socket;
 mod sources;
+mod stream;
 mod unpin;
 
 use std::fs::{self, File};
@@ -74,6 +75,7 @@ pub fn privileged() -> Vec<Trial> {
     trials.extend(socket::privileged());
     trials.extend(config_file::privileged());
     trials.extend(readers::privileged());
+    trials.extend(stream::privileged());
     trials.extend(explain::privileged());
     trials.extend(agents::privileged());
     trials

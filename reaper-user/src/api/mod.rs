@@ -168,6 +168,13 @@ pub struct Status {
     /// Reason why events are missing now. Until the gap is closed, nothing new is decided.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gap: Option<String>,
+    /// Number of lines of the event stream since the start that were dropped because a reader was too slow, or that
+    /// could not be written.
+    #[serde(default)]
+    pub stream_dropped: u64,
+    /// Reason why lines of the event stream cannot be written now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stream_error: Option<String>,
     /// Number of signals sent since the start.
     pub signals: u64,
     /// Number of processes that have exited after a signal of the service.

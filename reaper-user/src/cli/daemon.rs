@@ -83,6 +83,8 @@ pub(super) struct DaemonArgs {
     #[arg(long, value_name = "PID|CGROUP")]
     scope: Vec<String>,
     /// Append the event stream to this file as JSON lines; `-` is stdout.
+    ///
+    /// The file may be rotated: it is created again when it was renamed or removed.
     #[arg(long, value_name = "FILE|-")]
     events: Option<PathBuf>,
     /// Print the event stream to stdout as JSON lines instead of text.
@@ -406,7 +408,8 @@ fn outputs(
     } else {
         Format::Lines { lifecycle }
     };
-    let mut outputs = vec![StreamOutput::stdout(format).with_hints()];
+    let stdout = StreamOutput::stdout(format).map_err(Failure::system("cannot open stdout"))?;
+    let mut outputs = vec![stdout.with_hints()];
     if let Some(path) = events.filter(|_| !to_stdout) {
         let file = StreamOutput::file(path).map_err(|error| {
             Failure::Usage(format!(

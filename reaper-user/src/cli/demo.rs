@@ -83,7 +83,8 @@ pub(super) fn run() -> Result<u8, Failure> {
         scope::parse(std::slice::from_ref(&scope_name))?,
         vec![scope_name],
     );
-    let outputs = vec![StreamOutput::stdout(Format::Lines { lifecycle: false })];
+    let stdout = StreamOutput::stdout(Format::Lines { lifecycle: false });
+    let outputs = vec![stdout.map_err(Failure::system("cannot open stdout"))?];
     let work = move |sink: Sink| {
         in_thread(move || {
             runtime()?.block_on(async {

@@ -129,6 +129,14 @@ fn rows(status: &Status) -> Vec<(&'static str, String)> {
             count(status.gaps, "gap", "gaps")
         ),
     ));
+    if status.stream_dropped > 0 || status.stream_error.is_some() {
+        let dropped = count(status.stream_dropped, "line", "lines");
+        let error = status.stream_error.as_ref();
+        let error = error.map_or(String::new(), |error| {
+            format!("; cannot be written now: {error}")
+        });
+        rows.push(("stream", format!("{dropped} dropped{error}")));
+    }
     let pinned = status.pin_dir.clone();
     let pinned = pinned.unwrap_or_else(|| "nothing: tracking ends with the service".into());
     rows.push(("pinned", pinned));
@@ -172,6 +180,8 @@ mod tests {
             lost: 0,
             gaps: 0,
             gap: None,
+            stream_dropped: 0,
+            stream_error: None,
             signals: 3,
             reaped: 2,
             kept: 0,
@@ -208,6 +218,24 @@ mod tests {
         assert_eq!(
             first(&gap),
             "Events are missing, so nothing new is decided: 1 open session, 2 processes reaped, 1.2 GB freed, 1 failed"
+        );
+    }
+
+    #[test]
+    fn losses_of_the_stream_are_shown() {
+        let text = |status: &Status| {
+            let rows = rows(status).into_iter();
+            let mut stream = rows.filter(|(name, _)| *name == "stream");
+            stream.next().map(|(_, text)| text)
+        };
+        let mut status = status("observe");
+        assert_eq!(text(&status), None);
+        status.stream_dropped = 1;
+        assert_eq!(text(&status).as_deref(), Some("1 line dropped"));
+        status.stream_error = Some("disk full".into());
+        assert_eq!(
+            text(&status).as_deref(),
+            Some("1 line dropped; cannot be written now: disk full")
         );
     }
 

@@ -102,6 +102,7 @@ impl Engine {
     /// Returns the status. The API's thread fills in start time, uptime and zombies.
     fn status(&self, view: &View<'_>) -> Status {
         let count = &self.count;
+        let stream = self.ingest.out.losses();
         Status {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: self.kernel.processes.own_pid(),
@@ -125,6 +126,8 @@ impl Engine {
             lost: count.lost,
             gaps: self.gaps,
             gap: self.gap.as_ref().map(|gap| gap.reason().into()),
+            stream_dropped: stream.dropped,
+            stream_error: stream.error,
             signals: count.signals + self.ingest.kernel_signals,
             reaped: count.reaped,
             kept: self.kept(),

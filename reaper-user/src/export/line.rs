@@ -445,6 +445,7 @@ fn columns(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
         EventBody::Dropped { by, count } => {
             let cause = match *by {
                 "journal" => "journal records: writing the journal is too slow",
+                "file" => "lines of the JSON stream: its file could not be written",
                 _ => "lines of this stream: its reader is too slow",
             };
             (BAD, "dropped", NoSubject, format!("{count} {cause}"))

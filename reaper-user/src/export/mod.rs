@@ -12,6 +12,7 @@ mod json;
 mod keep_advice;
 mod leftover;
 mod line;
+mod line_file;
 pub(crate) mod names;
 mod recent;
 mod record;

@@ -597,9 +597,9 @@ pub enum EventBody {
         /// Capacity of the map.
         capacity: u32,
     },
-    /// Records were dropped because they could not be written fast enough.
+    /// Records were dropped because they could not be written, or not fast enough.
     Dropped {
-        /// `stream` or `journal`.
+        /// `stream`, `journal`, or `file` for an output that could not be written.
         #[serde(rename = "dropped_by")]
         by: &'static str,
         count: u64,

@@ -3,9 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::FileExt;
+use std::io::{self, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -14,6 +12,7 @@ use std::time::Duration;
 
 use super::consumer::Consumer;
 use super::hint::Hints;
+use super::line_file::{LineFile, LineFileState};
 use super::recent::Recent;
 use super::{EventBody, EventRecord, json, line};
 use reaper_host::sys;
@@ -45,21 +44,47 @@ pub struct StreamOutput {
     name: String,
     format: Format,
     writer: Box<dyn Write + Send>,
-    /// Whether a write has failed. Nothing more is written then.
+    /// State of a file, which counts its lost lines.
+    file: Option<Arc<LineFileState>>,
+    /// Whether the reader has closed it. Nothing more is written then.
     closed: bool,
+    /// Whether a write has failed since the last flush that succeeded.
+    failing: bool,
     /// Hints between the lines for people; `None` for no hints.
     hints: Option<Hints>,
 }
 
 impl StreamOutput {
     /// Creates an output to standard output, with colours if that is a terminal that supports them.
-    pub fn stdout(format: Format) -> StreamOutput {
+    ///
+    /// # Errors
+    /// As `dup(2)`.
+    pub fn stdout(format: Format) -> io::Result<StreamOutput> {
+        let name = "stdout".to_owned();
+        Ok(match format {
+            Format::Json => StreamOutput::lines(name, LineFile::stdout()?),
+            Format::Lines { .. } => {
+                StreamOutput::new(name, format, Box::new(super::terminal::stdout()))
+            }
+        })
+    }
+
+    fn new(name: String, format: Format, writer: Box<dyn Write + Send>) -> StreamOutput {
         StreamOutput {
-            name: "stdout".into(),
+            name,
             format,
-            writer: Box::new(super::terminal::stdout()),
+            writer,
+            file: None,
             closed: false,
+            failing: false,
             hints: None,
+        }
+    }
+
+    fn lines(name: String, file: LineFile) -> StreamOutput {
+        StreamOutput {
+            file: Some(file.state()),
+            ..StreamOutput::new(name, Format::Json, Box::new(file))
         }
     }
 
@@ -71,41 +96,13 @@ impl StreamOutput {
         }
     }
 
-    /// Creates an output that appends JSON lines to a file. A new file is readable by its owner alone, because it has
-    /// command lines.
+    /// Creates an output that appends JSON lines to a file, see [`LineFile`].
     ///
     /// # Errors
     /// As `open(2)`.
     pub fn file(path: &Path) -> io::Result<StreamOutput> {
-        use std::os::unix::fs::OpenOptionsExt;
-        let file = File::options()
-            .create(true)
-            .append(true)
-            .mode(0o600)
-            .open(path)?;
-        if has_incomplete_line(path)? {
-            // An earlier service was killed while it wrote. Its successor reports the event again.
-            (&file).write_all(b"\n")?;
-        }
-        Ok(StreamOutput {
-            name: path.display().to_string(),
-            format: Format::Json,
-            writer: Box::new(BufWriter::new(file)),
-            closed: false,
-            hints: None,
-        })
+        LineFile::open(path).map(|file| StreamOutput::lines(path.display().to_string(), file))
     }
-}
-
-/// Returns whether the last line of a file has no line break.
-fn has_incomplete_line(path: &Path) -> io::Result<bool> {
-    let length = std::fs::metadata(path)?;
-    if !length.is_file() || length.len() == 0 {
-        return Ok(false);
-    }
-    let mut last = [0];
-    File::open(path)?.read_exact_at(&mut last, length.len() - 1)?;
-    Ok(last != *b"\n")
 }
 
 /// State that the sink and the writer share.
@@ -115,7 +112,20 @@ struct SinkState {
     queued: AtomicUsize,
     /// Number of dropped records that are not reported yet.
     dropped: AtomicU64,
+    /// Number of dropped records that are reported.
+    reported: AtomicU64,
+    /// States of the outputs that are files.
+    files: Vec<Arc<LineFileState>>,
     callbacks: Mutex<WriteCallbacks>,
+}
+
+/// Losses of the stream.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StreamLosses {
+    /// Number of lines since the start that were dropped before an output, or could not be written to one.
+    pub dropped: u64,
+    /// Reason why an output cannot be written now.
+    pub error: Option<String>,
 }
 
 impl SinkState {
@@ -204,6 +214,21 @@ impl Sink {
             && self.shared.queued.load(Ordering::Acquire) == 0
     }
 
+    /// Returns the losses of all outputs.
+    pub fn losses(&self) -> StreamLosses {
+        let SinkState {
+            dropped,
+            reported,
+            files,
+            ..
+        } = &*self.shared;
+        let dropped = dropped.load(Ordering::Relaxed) + reported.load(Ordering::Relaxed);
+        StreamLosses {
+            dropped: dropped + files.iter().map(|file| file.lost()).sum::<u64>(),
+            error: files.iter().find_map(|file| file.error()),
+        }
+    }
+
     /// Flushes, and runs `f` once all records pushed so far have been written or dropped.
     ///
     /// It runs on the writer's thread, or at once if no record is queued. A later call may replace a callback that has
@@ -262,7 +287,11 @@ impl Writer {
     pub fn start(outputs: Vec<StreamOutput>) -> io::Result<(Sink, Writer)> {
         let (sender, receiver) = channel();
         let (end, done) = channel();
-        let shared = Arc::new(SinkState::default());
+        let files = outputs.iter().filter_map(|output| output.file.clone());
+        let shared = Arc::new(SinkState {
+            files: files.collect(),
+            ..SinkState::default()
+        });
         let sink = Sink {
             batch: Vec::with_capacity(BATCH),
             sender,
@@ -311,18 +340,25 @@ fn write(outputs: &mut StreamOutputs, batch: &[EventRecord], shared: &SinkState)
     }
 }
 
-/// Writes a record with the number of records dropped since the last such record, if there are any.
+/// Writes a record with the number of records dropped since the last such record, if there are any. Writes another one
+/// for each file that lacks lines and can be written again.
 fn emit_dropped(outputs: &mut StreamOutputs, shared: &SinkState) {
+    let dropped = |by, count| EventRecord {
+        boot_ns: sys::boot_time(),
+        body: EventBody::Dropped { by, count },
+    };
     let count = shared.dropped.load(Ordering::Relaxed);
     if count > 0 {
-        outputs.write(&[EventRecord {
-            boot_ns: sys::boot_time(),
-            body: EventBody::Dropped {
-                by: "stream",
-                count,
-            },
-        }]);
+        outputs.write(&[dropped("stream", count)]);
+        shared.reported.fetch_add(count, Ordering::Relaxed);
         shared.dropped.fetch_sub(count, Ordering::Relaxed);
+    }
+    for file in &shared.files {
+        let count = file.unreported();
+        if count > 0 {
+            outputs.write(&[dropped("file", count)]);
+            file.on_reported(count);
+        }
     }
 }
 
@@ -367,20 +403,21 @@ impl StreamOutput {
     fn flush(&mut self) {
         if !self.closed {
             let flushed = self.writer.flush();
+            self.failing &= flushed.is_err();
             self.check(flushed);
         }
     }
 
-    /// Closes an output after an error. The service continues without it.
+    /// Closes an output without a reader. Logs the first of other errors in a row: the next write may work again.
     fn check(&mut self, result: io::Result<()>) {
-        if let Err(error) = result {
+        let Err(error) = result else { return };
+        if error.kind() == io::ErrorKind::BrokenPipe {
             self.closed = true;
-            if error.kind() != io::ErrorKind::BrokenPipe {
-                tracing::error!(
-                    "cannot write events to {}: {error}; nothing more is written there until the service restarts",
-                    self.name
-                );
-            }
+        } else if !std::mem::replace(&mut self.failing, true) {
+            tracing::error!(
+                "cannot write events to {}: {error}; lines are left out until it can be written again",
+                self.name
+            );
         }
     }
 }

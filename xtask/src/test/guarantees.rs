@@ -76,6 +76,7 @@ const SHOWN: &[(&str, &[&str])] = &[
     ("cli::", &["input", "answers"]),
     ("cli::scan", &["leftovers"]),
     ("cli::escaped", &["leftovers"]),
+    ("cli::events_continue", &["stream"]),
     ("cli::hostile", &["stream"]),
     ("cli::forged", &["stream"]),
     ("cli::requests-of-other-users", &["isolation"]),

@@ -18,13 +18,8 @@ struct BlockableOutput {
 
 impl BlockableOutput {
     fn start(&self) -> (Sink, Writer) {
-        let output = StreamOutput {
-            name: "test".into(),
-            format: Format::Json,
-            writer: Box::new(BufWriter::new(self.clone())),
-            closed: false,
-            hints: None,
-        };
+        let writer = Box::new(io::BufWriter::new(self.clone()));
+        let output = StreamOutput::new("test".into(), Format::Json, writer);
         Writer::start(vec![output]).unwrap()
     }
 
@@ -187,11 +182,8 @@ fn on_written_runs_after_drops_and_with_a_closed_output() {
     writer.join();
 
     let closed = StreamOutput {
-        name: "test".into(),
-        format: Format::Json,
-        writer: Box::new(io::sink()),
         closed: true,
-        hints: None,
+        ..StreamOutput::new("test".into(), Format::Json, Box::new(io::sink()))
     };
     let (mut sink, _writer) = Writer::start(vec![closed]).unwrap();
     let (sender, ran) = channel();
@@ -301,6 +293,47 @@ fn repeated_close_is_not_in_the_stream() {
     drop(sink);
     writer.join();
     assert_eq!(out.count("session.close"), 1);
+}
+
+/// The loss is reported to all outputs, and the numbers of the lines show it.
+#[test]
+fn lines_that_a_file_lost_are_reported_when_it_is_written_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let moved = dir.path().join("moved");
+    std::fs::create_dir(dir.path().join("logs")).unwrap();
+    let path = dir.path().join("logs/events.jsonl");
+    let output = StreamOutput::file(&path).unwrap();
+    let (mut sink, writer) = Writer::start(vec![output]).unwrap();
+    let mut push = |records| {
+        for _ in 0..records {
+            sink.push(record());
+        }
+        sink.flush();
+        eventually(|| sink.is_idle());
+        sink.losses()
+    };
+    assert_eq!(push(2), StreamLosses::default());
+    // Neither the file nor its directory exists.
+    std::fs::rename(dir.path().join("logs"), &moved).unwrap();
+    let losses = push(3);
+    assert_eq!(losses.dropped, 3);
+    assert!(losses.error.unwrap().contains("No such file"));
+    std::fs::create_dir(dir.path().join("logs")).unwrap();
+    push(1);
+    drop(sink);
+    writer.join();
+    let lines = std::fs::read_to_string(path).unwrap();
+    let lines = lines
+        .lines()
+        .map(|line| -> serde_json::Value { serde_json::from_str(line).unwrap() });
+    let lines: Vec<_> = lines.collect();
+    assert_eq!((lines.len(), &lines[0]["seq"]), (2, &6.into()));
+    let dropped = &lines[1];
+    assert_eq!(
+        (&dropped["dropped_by"], &dropped["count"]),
+        (&"file".into(), &3.into())
+    );
+    assert_eq!(dropped["seq"], 7);
 }
 
 fn eventually(mut condition: impl FnMut() -> bool) {
