@@ -12,7 +12,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 
 use super::engine::{
-    in_thread, kernel, names, open_source, options, runtime, settings, stop_signal, with_writer,
+    check_open_files, in_thread, kernel, names, open_source, options, runtime, settings,
+    stop_signal, with_writer,
 };
 use super::user::{self, ConfigOwner};
 use super::{Failure, absolute, load_for, lock, scope, sockets};
@@ -132,6 +133,7 @@ pub(super) struct DaemonArgs {
 }
 
 pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
+    check_open_files()?;
     let mut config = load_config(&args)?;
     if let Some(platform) = mode::NEVER_RUN {
         tracing::warn!("{}", mode::warning(platform, config.mode));

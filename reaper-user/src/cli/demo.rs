@@ -12,7 +12,9 @@ use anyhow::{Context, anyhow};
 use nix::sys::signal::Signal;
 use tokio::time::{Instant, sleep};
 
-use super::engine::{in_thread, kernel, open_source, runtime, settings, stop_signal, with_writer};
+use super::engine::{
+    check_open_files, in_thread, kernel, open_source, runtime, settings, stop_signal, with_writer,
+};
 use super::{Failure, scope};
 use crate::config::Config;
 use crate::engine::Engine;
@@ -67,6 +69,7 @@ pub(super) fn run() -> Result<u8, Failure> {
         kernel_reap: config.may_kernel_reap(),
         ..ProbeOptions::default()
     };
+    check_open_files()?;
     pidfd::probe().context("cannot run the demo")?;
     let (source, _) = open_source(&config, &options)?;
     let mut agent = Agent::start()?;

@@ -20,6 +20,20 @@ use reaper_host::sys;
 use reaper_model::Scope;
 use reaper_model::ruleset::NameTable;
 
+/// Number of files that an engine needs before it tracks a process: probes, maps, sockets, journal and worker threads.
+const FILES: usize = 80;
+
+/// Raises the limit on open files, and checks that an engine can start with it.
+///
+/// # Errors
+/// Not enough files can be opened.
+pub(super) fn check_open_files() -> Result<(), Failure> {
+    sys::raise_open_files();
+    sys::check_free_files(FILES).map_err(Failure::system(&format!(
+        "cannot open the {FILES} files that the service needs at least"
+    )))
+}
+
 /// Returns the program names that the probes recognise: those of the rules, and this program.
 ///
 /// This program is never signalled, even before it is registered.
@@ -118,14 +132,12 @@ pub(super) fn with_writer<T>(
     result
 }
 
-/// Runs the engine's work on its own thread and returns its result. The thread has raised priority, and the process a
-/// raised limit on open files.
+/// Runs the engine's work on its own thread, which has raised priority, and returns its result.
 pub(super) fn in_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {
     let work = move || {
         sys::prioritise();
-        sys::raise_open_files();
         work()
     };
     let thread = std::thread::Builder::new()

@@ -38,6 +38,8 @@ pub mod remote;
 mod thread;
 pub mod xdg;
 
+use std::io;
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use nix::time::ClockId;
@@ -108,6 +110,16 @@ pub fn wall_time() -> u64 {
 #[cfg(target_os = "linux")]
 pub fn thread_time() -> u64 {
     now(ClockId::CLOCK_THREAD_CPUTIME_ID)
+}
+
+/// Checks that this process can open `count` more files.
+///
+/// # Errors
+/// `EMFILE` if its own limit does not allow that, `ENFILE` if that of the system does not.
+pub fn check_free_files(count: usize) -> io::Result<()> {
+    let stderr = io::stderr();
+    let copies = (0..count).map(|_| stderr.as_fd().try_clone_to_owned());
+    copies.collect::<io::Result<Vec<_>>>().map(drop)
 }
 
 /// Converts an error of `rustix` into one of `nix`.
