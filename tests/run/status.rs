@@ -45,7 +45,8 @@ fn cannot_be_run(place: &RunWorld) {
     for (words, status, about) in [
         (&[][..], 125, "COMMAND"),
         (&["--absent", "true"], 125, "--absent"),
-        (&["--timeout", "0", "true"], 125, "--timeout"),
+        (&["--timeout", "1e1", "true"], 125, "--timeout"),
+        (&["--idle", "0", "true"], 125, "--idle"),
         (&["--signal", "NONE", "true"], 125, "NONE"),
         (&["./plain"], 126, "./plain"),
         (&["."], 126, "."),
@@ -87,6 +88,10 @@ fn time_runs_out(place: &RunWorld) {
             timeout,
         ),
         (&["--timeout", "60s", "--", "sh", "-c", "exit 3"], 3, ""),
+        (&["--timeout", "0.2", "--", "sleep", "60"], 124, timeout),
+        (&["--timeout", ".2", "--", "sleep", "60"], 124, timeout),
+        (&["--timeout", "60", "--", "sleep", "0.3"], 0, ""),
+        (&["--timeout", "0", "--", "sleep", "0.3"], 0, ""),
         (&["--idle", "300ms", "--", "sh", "-c", silent], 124, idle),
         (&["--idle", "300ms", "--", "sh", "-c", works], 124, idle),
     ] {

@@ -86,7 +86,9 @@ Exit status:
 #[derive(Args)]
 pub(super) struct RunArgs {
     /// End the run after this time; each TIME is such as `45min`, or a number of seconds.
-    #[arg(long, value_name = "TIME", value_parser = limit)]
+    ///
+    /// As with timeout(1), it can be a fraction such as `0.5`, and 0 is no limit.
+    #[arg(long, value_name = "TIME", value_parser = timeout)]
     timeout: Option<Duration>,
     /// End the run after this time without output on stdout and stderr.
     #[arg(long, value_name = "TIME", value_parser = limit)]
@@ -278,7 +280,7 @@ fn build_run(args: RunArgs) -> Run {
     run.times.grace = args.grace;
     run.signal = args.signal;
     run.leader_first = args.leader_first;
-    run.timeout = args.timeout;
+    run.timeout = args.timeout.filter(|timeout| !timeout.is_zero());
     run.idle = args.idle;
     let every = args.every;
     run.done_when = args.done_when.map(|command| DoneWhen { command, every });
@@ -328,6 +330,19 @@ fn time(text: &str) -> Result<Duration, String> {
         Ok(seconds) => Ok(Duration::from_secs(seconds)),
         Err(_) => time_with_unit(text).map_err(str::to_owned),
     }
+}
+
+/// Parses the time of `--timeout`. A number is seconds, possibly with a fraction, as for timeout(1). Zero is no limit.
+fn timeout(text: &str) -> Result<Duration, String> {
+    let is_number = text.bytes().all(|c| c.is_ascii_digit() || c == b'.');
+    let Some(seconds) = text.parse::<f64>().ok().filter(|_| is_number) else {
+        return time(text);
+    };
+    let rounded = Duration::try_from_secs_f64(seconds);
+    let rounded = rounded.map_err(|_| "this time is too long; write a shorter one")?;
+    // Less than a nanosecond is not zero, which has another meaning.
+    let least = Duration::from_nanos((seconds > 0.0).into());
+    Ok(rounded.max(least))
 }
 
 /// Parses a time limit, which must not be zero.

@@ -64,3 +64,40 @@ fn run_rule_lists_all_options_with_a_value() {
     known.sort();
     assert_eq!(known, options);
 }
+
+#[test]
+fn timeout_takes_fractions_of_seconds_and_zero() {
+    for (text, ms) in [
+        ("0.5", 500),
+        (".5", 500),
+        ("10", 10_000),
+        ("5.", 5000),
+        ("0", 0),
+        ("0s", 0),
+        ("2min", 120_000),
+    ] {
+        assert_eq!(timeout(text), Ok(Duration::from_millis(ms)), "{text}");
+    }
+    // Not zero, which is no limit.
+    assert_eq!(timeout("0.0000000001"), Ok(Duration::from_nanos(1)));
+    for wrong in [
+        "",
+        ".",
+        "-1",
+        "1e1",
+        "inf",
+        "1.2.3",
+        "soon",
+        "99999999999999999999",
+    ] {
+        assert!(timeout(wrong).is_err(), "{wrong}");
+    }
+    let timeout_of = |text: &str| {
+        use clap::FromArgMatches;
+        let command = RunArgs::augment_args(clap::Command::new("run"));
+        let matches = command.try_get_matches_from(["run", "--timeout", text, "true"]);
+        build_run(RunArgs::from_arg_matches(&matches.unwrap()).unwrap()).timeout
+    };
+    assert_eq!(timeout_of("0"), None);
+    assert_eq!(timeout_of("1"), Some(Duration::from_secs(1)));
+}
