@@ -18,16 +18,6 @@ use nix::unistd::{ForkResult, Pid, dup2_stdin, execv, fork, getppid, read, setsi
 
 use super::proc_file::Stat;
 
-/// Signals of faults of the process itself, which must not be blocked.
-const FAULTS: [Signal; 6] = [
-    Signal::SIGSEGV,
-    Signal::SIGBUS,
-    Signal::SIGFPE,
-    Signal::SIGILL,
-    Signal::SIGTRAP,
-    Signal::SIGSYS,
-];
-
 /// Signals that ask a process to exit.
 pub const TERMINATION_SIGNALS: [Signal; 4] = [
     Signal::SIGINT,
@@ -70,18 +60,18 @@ pub struct InheritedSignals {
 }
 
 impl BlockedSignals {
-    /// Blocks all signals except those of faults, such as SIGSEGV, so that this process can pass them on to a command.
-    /// Applies to this thread and all that it starts, until the value is dropped.
+    /// Blocks all signals, so that this process can pass them on to a command. Applies to this thread and all that it
+    /// starts, until the value is dropped.
+    ///
+    /// That includes the signals of faults, such as SIGSEGV: another process may send them. A fault of this process
+    /// still ends it, because the kernel then unblocks the signal (`force_sig_info_to_task` in kernel/signal.c).
     ///
     /// Also resets SIGCHLD to its default disposition.
     ///
     /// # Errors
     /// `EMFILE` and others.
     pub fn begin() -> nix::Result<BlockedSignals> {
-        let mut held = SigSet::all();
-        for fault in FAULTS {
-            held.remove(fault);
-        }
+        let held = SigSet::all();
         let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
         let signals = SignalFd::with_flags(&held, flags)?;
         let pipe = match PIPE_IGNORED.load(Ordering::Relaxed) {
