@@ -5,6 +5,7 @@
 mod before;
 mod beside;
 mod cgroup;
+mod files;
 mod hostile;
 mod lost;
 mod owner;
@@ -60,6 +61,7 @@ pub fn trials() -> Vec<Trial> {
         owner::SCENARIOS,
         records::SCENARIOS,
         places::SCENARIOS,
+        files::SCENARIOS,
     ];
     let by_user = [lost::SCENARIOS, planted::SCENARIOS];
     let roots = [
@@ -67,6 +69,7 @@ pub fn trials() -> Vec<Trial> {
         lost::ROOT_SCENARIOS,
         planted::ROOT_SCENARIOS,
         hostile::ROOT_SCENARIOS,
+        status::ROOT_SCENARIOS,
     ];
     let mut trials = as_nobody(&[everybodys.concat(), by_user.concat()].concat());
     trials.extend(as_root(&[by_user.concat(), roots.concat()].concat()));

@@ -8,16 +8,28 @@ use nix::libc;
 
 use super::context::ProcessContext;
 
+/// Offset in `seccomp_data` of the low half of the first argument.
+const FIRST_ARGUMENT: u32 = 16;
+
 /// `without-pidfds ERRNO PROGRAM ARG…`: executes the program, for which pidfd_open(2) fails with this error.
 pub fn without_pidfds(s: &ProcessContext) -> ! {
+    execute_filtered(s, None)
+}
+
+/// `without-pidfds-of-others ERRNO PROGRAM ARG…`: does the same, but the program can open a pidfd of itself.
+pub fn without_pidfds_of_others(s: &ProcessContext) -> ! {
+    execute_filtered(s, Some(std::process::id()))
+}
+
+fn execute_filtered(s: &ProcessContext, allowed: Option<u32>) -> ! {
     let errno: u16 = s.args[0].parse().expect("an errno");
-    deny(libc::SYS_pidfd_open, errno).expect("install a seccomp filter");
+    deny(libc::SYS_pidfd_open, errno, allowed).expect("install a seccomp filter");
     let error = Command::new(&s.args[1]).args(&s.args[2..]).exec();
     panic!("{}: {error}", s.args[1]);
 }
 
-/// Makes a system call fail for this thread and the programs that it executes.
-fn deny(call: libc::c_long, errno: u16) -> nix::Result<()> {
+/// Makes a system call fail for this thread and the programs that it executes, unless its first argument is `allowed`.
+fn deny(call: libc::c_long, errno: u16, allowed: Option<u32>) -> nix::Result<()> {
     let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
     let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
     let answer = libc::BPF_RET | libc::BPF_K;
@@ -25,7 +37,10 @@ fn deny(call: libc::c_long, errno: u16) -> nix::Result<()> {
     let steps = &mut [
         // `seccomp_data` begins with the number of the call.
         instruction(load, 0, 0, 0),
-        instruction(equal, 0, 1, call as u32),
+        instruction(equal, 0, 3, call as u32),
+        instruction(load, 0, 0, FIRST_ARGUMENT),
+        // No pid is this large.
+        instruction(equal, 1, 0, allowed.unwrap_or(u32::MAX)),
         instruction(answer, 0, 0, failure),
         instruction(answer, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];

@@ -83,6 +83,7 @@ const BEHAVIOURS: &[(&str, BehaviourFn)] = &[
     ("two-thread-parents", threads::two_thread_parents),
     ("recorder", recorder::recorder),
     ("without-pidfds", filter::without_pidfds),
+    ("without-pidfds-of-others", filter::without_pidfds_of_others),
     ("recycler", pid_reuse::recycler),
     ("recycled-agent", pid_reuse::agent),
 ];

@@ -42,7 +42,7 @@ pub use reaper::polling::PollingReaper;
 pub use reaper::polling::{Due, reap_all};
 pub use send::signal_own;
 #[cfg(target_os = "linux")]
-pub use send::{STOP_SIGVAL, forward, stop_supervisor, terminate_own};
+pub use send::{STOP_SIGVAL, forward, kill_child, stop_supervisor, terminate_own};
 
 /// Number of file descriptors that are left for other uses, if the limit allows.
 const FILES_LEFT: u64 = 256;

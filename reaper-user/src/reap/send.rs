@@ -1,6 +1,8 @@
 //! Checks a process right before its signal, and sends the signal.
 
 use std::io;
+#[cfg(target_os = "linux")]
+use std::process::Child;
 
 use hashbrown::HashSet;
 use nix::sys::signal::Signal;
@@ -139,6 +141,16 @@ pub fn stop_supervisor(pidfd: &Pidfd, pid: u32) -> nix::Result<()> {
 pub fn terminate_own(pidfd: &Pidfd, pid: u32, signal: Signal) -> nix::Result<()> {
     signal_own(pidfd, pid, signal)?;
     pidfd.send_signal(Signal::SIGCONT)
+}
+
+/// Kills a child of which no pidfd could be opened. The pid is its own as long as it has not been waited for.
+///
+/// # Errors
+/// As `kill(2)`.
+#[cfg(target_os = "linux")]
+pub fn kill_child(child: &mut Child) -> io::Result<()> {
+    check_never_list(child.id(), std::process::id())?;
+    child.kill()
 }
 
 /// Signals a process that this program, or a child of it, has started. The caller must check that after opening the

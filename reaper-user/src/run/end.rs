@@ -42,6 +42,7 @@ impl SupervisedCommand<'_> {
             reaper.end_grace();
         }
         let (procfs, own) = (Procfs::default(), std::process::id());
+        let mut warned = false;
         while self.has_processes() && !reaper.is_finished() {
             let (gentle, forks) = (reaper.is_in_grace(), Cell::new(0));
             let find = |signalled: &HashSet<ProcessKey>| -> Result<Due, ProcfsError> {
@@ -65,10 +66,12 @@ impl SupervisedCommand<'_> {
             let new = match reaper.round(find) {
                 Ok(new) => new,
                 Err(error) => {
-                    tracing::error!(
-                        "cannot find what the command left behind: {error}; trying again until the time limit of the \
-                         clean-up, then listing what is left"
-                    );
+                    if !std::mem::replace(&mut warned, true) {
+                        tracing::error!(
+                            "cannot find what the command left behind: {error}; trying again until the time limit of \
+                             the clean-up, then listing what is left"
+                        );
+                    }
                     0
                 }
             };

@@ -343,8 +343,8 @@ pub enum RunError {
     },
     /// /proc is not usable, so descendants could not be found.
     #[error(
-        "the command was not started, because what it leaves behind could not be found: cannot use /proc: {0}; mount the \
-         /proc of this pid namespace (mount -t proc proc /proc)"
+        "the command was not started, because what it leaves behind could not be found: cannot use /proc: {}",
+        .0.advised_or("mount the /proc of this pid namespace (mount -t proc proc /proc)")
     )]
     Proc(#[source] io::Error),
     /// A system call failed.

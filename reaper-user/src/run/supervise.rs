@@ -2,9 +2,11 @@
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::process::Child;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hashbrown::HashSet;
 use nix::errno::Errno;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -18,8 +20,8 @@ use super::received_signal::ReceivedSignal;
 use super::report::EndedProcess;
 use super::stand_in::Supervisor;
 use super::{CommandExit, Progress, Run, RunError, RunOutcome, RunReport, RunState, outcome};
-use crate::reap;
-use reaper_host::source::procfs::Procfs;
+use crate::reap::{self, Due, Times};
+use reaper_host::source::procfs::{Procfs, ProcfsError};
 use reaper_host::sys;
 use reaper_host::sys::child::{self, BlockedSignals, ChildChange};
 use reaper_host::sys::exit_poll::ExitPoll;
@@ -27,6 +29,9 @@ use reaper_host::sys::pidfd::Pidfd;
 
 /// Signals by which a terminal stops a process.
 const STOP_SIGNALS: [Signal; 3] = [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU];
+/// Number of files that must be free when the command starts. To end what it leaves behind takes four: a pidfd, the list
+/// of a cgroup, and two to read /proc. A start of the done-probe takes five.
+const FILES: usize = 5;
 const NO_PIDFD: &str =
     "cannot open a pidfd, through which processes are ended, so the command was not started";
 
@@ -68,8 +73,9 @@ pub(super) fn supervise_command(
     blocked_signals: &BlockedSignals,
     cgroup: Option<RunCgroup>,
 ) -> Result<RunReport, RunError> {
-    // Without pidfds a tree could not be ended, so this fails before there is one.
-    Pidfd::open(std::process::id()).map_err(RunError::system(NO_PIDFD))?;
+    // Without pidfds a tree could not be ended, so this fails before there is one. Held until the command has started,
+    // so that a file can be opened for its pidfd.
+    let reserve = Pidfd::open(std::process::id()).map_err(RunError::system(NO_PIDFD))?;
     let exits = Arc::new(ExitPoll::new().map_err(RunError::system(NO_PIDFD))?);
     blocked_signals.inherited.restore_signals(&mut run.command);
     let output = run.idle.map(|_| OutputMonitor::begin(&mut run.command));
@@ -80,8 +86,12 @@ pub(super) fn supervise_command(
     if let Some(cgroup) = &cgroup {
         cgroup.enter_on_start(&mut run.command)?;
     }
+    sys::check_free_files(FILES).map_err(|source| RunError::System {
+        what: "cannot open the files that are needed to end what the command leaves behind, so it was not started",
+        source,
+    })?;
     let start_ns = sys::monotonic();
-    let started =
+    let mut started =
         run.command
             .spawn()
             .map_err(|source| match (&cgroup, child::not_entered(&source)) {
@@ -96,10 +106,12 @@ pub(super) fn supervise_command(
     }
     let pid = started.id();
     run.report_progress(Progress::Started(pid));
+    drop(reserve);
     // This process has not waited for the command, so the pid cannot have been reused.
-    let pidfd = Pidfd::open(pid).map_err(RunError::system(
-        "cannot open a pidfd of the command, which now runs unsupervised (find it with `ps`, and kill it)",
-    ))?;
+    let pidfd = match Pidfd::open(pid) {
+        Ok(pidfd) => pidfd,
+        Err(errno) => return Err(kill_without_pidfd(&mut started, run.times, errno)),
+    };
     let done_when = run.done_when.as_ref();
     let mut supervised = SupervisedCommand {
         blocked_signals,
@@ -142,6 +154,26 @@ pub(super) fn supervise_command(
         cgroup.remove();
     }
     Ok(report)
+}
+
+/// Ends a command of which no pidfd could be opened, with all its descendants, and returns the error.
+fn kill_without_pidfd(command: &mut Child, times: Times, errno: Errno) -> RunError {
+    let killed = reap::kill_child(command).and_then(|()| command.wait());
+    // This process has adopted what the command has started meanwhile.
+    let (procfs, own) = (Procfs::default(), std::process::id());
+    let find = || -> Result<Due, ProcfsError> {
+        let all = procfs.descendants(own, || Ok(HashSet::new()))?;
+        Ok(all.into_iter().map(|process| (process.key, None)).collect())
+    };
+    let is_alone = killed.is_ok()
+        && reap::reap_all(|_| find(), times).is_ok()
+        && find().is_ok_and(|left| left.is_empty());
+    RunError::system(match is_alone {
+        true => "cannot open a pidfd of the command, so it was killed right after its start",
+        false => {
+            "cannot open a pidfd of the command, so it was killed; end what it had started (find it with `ps`)"
+        }
+    })(errno)
 }
 
 impl SupervisedCommand<'_> {
