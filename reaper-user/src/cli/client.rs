@@ -7,6 +7,7 @@ use anstyle::Style;
 use anyhow::anyhow;
 use serde::de::DeserializeOwned;
 
+use super::show::{width, wrap};
 use super::{Failure, ServiceArgs, sockets};
 use crate::api::Reloaded;
 use crate::api::client::{Client, ClientError, ServiceResponse};
@@ -81,7 +82,7 @@ pub(super) fn reload(service: &ServiceArgs) -> Result<(), Failure> {
     print(service, &response, |reloaded: Reloaded| {
         let lines = reloaded.message.lines();
         lines
-            .map(|line| printable(line, 1000) + "\n")
+            .map(|line| wrap(&printable(line, 1000), 0, width()))
             .collect::<String>()
     })
 }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::Failure;
+use super::show::{width, wrap};
 use super::user::ConfigOwner;
 use crate::config::Config;
 use crate::export::{message, print, printable};
@@ -18,6 +19,6 @@ pub(super) fn run(file: Option<&Path>) -> Result<(), Failure> {
     }
     let (mode, summary) = (config.mode.name(), config.summary());
     let summary_line = printable(&format!("{path}: ok; mode {mode}, {summary}"), usize::MAX);
-    let written = print(summary_line + "\n");
+    let written = print(wrap(&summary_line, 0, width()));
     written.map_err(Failure::stdout)
 }

@@ -18,7 +18,7 @@ const GOOD: Style = AnsiColor::Green.on_default();
 /// Longest name of a rule or an agent, in characters.
 pub(super) const NAME_MAX: usize = 64;
 /// Smallest width of the last column, in characters. A narrower terminal wraps it.
-const LEAST: usize = 16;
+const LEAST: usize = 12;
 
 /// Returns the width of the terminal in columns, `None` if stdout is not a terminal: then nothing is cut.
 pub(super) fn width() -> Option<usize> {
