@@ -11,6 +11,7 @@ mod keeper;
 mod readers;
 mod scan;
 mod service_requests;
+pub mod snapshots;
 mod socket;
 mod sources;
 mod stream;
@@ -49,6 +50,7 @@ pub fn trials() -> Vec<Trial> {
     trials.extend(socket::trials());
     trials.extend(explain::trials());
     trials.extend(agents::trials());
+    trials.extend(snapshots::trials());
     trials.push(trial("cli", "help", help));
     trials.push(trial("cli", "wrong-usage", wrong_usage));
     trials.push(trial("cli", "leave-nothing", leave_nothing));
@@ -78,6 +80,7 @@ pub fn privileged() -> Vec<Trial> {
     trials.extend(stream::privileged());
     trials.extend(explain::privileged());
     trials.extend(agents::privileged());
+    trials.extend(snapshots::privileged());
     trials
 }
 

@@ -144,7 +144,8 @@ fn arguments() -> (Arguments, Wanted) {
     (Arguments::from_iter(known), wanted)
 }
 
-/// Resets inherited state: signals that `nohup` or a shell's `&` ignore, the signal mask, the umask and the locale.
+/// Resets inherited state: signals that `nohup` or a shell's `&` ignore, the signal mask, the umask and the locale. Also sets the
+/// defaults of insta.
 fn reset_inherited_state() {
     for signal in [
         Signal::SIGHUP,
@@ -166,6 +167,17 @@ fn reset_inherited_state() {
     }) {
         // SAFETY: there is only this thread.
         unsafe { std::env::remove_var(name) };
+    }
+    // A failed test must not write new snapshots into the checkout, and cargo, which knows the workspace, may be absent.
+    let defaults = [
+        ("INSTA_UPDATE", "no"),
+        ("INSTA_WORKSPACE_ROOT", env!("CARGO_MANIFEST_DIR")),
+    ];
+    for (name, value) in defaults {
+        if std::env::var_os(name).is_none() {
+            // SAFETY: there is only this thread.
+            unsafe { std::env::set_var(name, value) };
+        }
     }
 }
 

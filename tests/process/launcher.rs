@@ -93,7 +93,8 @@ pub fn check_survivors(s: &ProcessContext) -> ! {
     })
 }
 
-/// `run-in-pid-namespace SCENARIO SOURCE`: runs a scenario as the init process of a PID namespace with its own /proc.
+/// `run-in-pid-namespace NAME [SOURCE]`: runs a scenario with this source, or a test of snapshots, as the init process of a PID
+/// namespace with its own /proc.
 pub fn run_in_pid_namespace(s: &ProcessContext) -> ! {
     unshare(CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWNS).expect("unshare");
     let init = fork(|| {
@@ -103,9 +104,11 @@ pub fn run_in_pid_namespace(s: &ProcessContext) -> ! {
         mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
             .expect("make mounts private");
         mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), none).expect("mount /proc");
-        let passed =
-            std::panic::catch_unwind(|| crate::trees::in_pid_namespace(&s.args[0], &s.args[1]))
-                .is_ok();
+        let test = || match &s.args[..] {
+            [name] => crate::cli::snapshots::in_pid_namespace(name),
+            words => crate::trees::in_pid_namespace(&words[0], &words[1]),
+        };
+        let passed = std::panic::catch_unwind(test).is_ok();
         leave(i32::from(!passed))
     });
     match waitpid(init, None) {

@@ -18,6 +18,7 @@ mod table;
 
 use libtest_mimic::{Failed, Trial};
 
+pub use pids::run_in_namespace;
 pub use process_spec::{DecisionSpec, Expectation, ProcessSpec, StartedBy, VictimExit};
 pub use scenario::{Mode, Scenario, ScenarioResult};
 use scenario_run::ScenarioRun;

@@ -1,6 +1,6 @@
 //! Scenarios in a PID namespace of their own: the test chooses the next pid there, and no process of the host takes it.
 
-use std::process::Command;
+use std::process::{Command, Output};
 
 use super::source_support::SourceSupport;
 use super::{CONFIG, ScenarioEntry, ScenarioRun};
@@ -20,19 +20,17 @@ pub const INSIDE: &[ScenarioEntry] = &[("recycled-pid", recycled), ("plain", pla
 /// Number of processes that must reuse the pid of a member in the same clock tick.
 const WANTED: usize = 30;
 
+/// Runs a test as the init process of a new PID namespace. `words` are the test's name, and the source of a scenario.
+pub fn run_in_namespace(words: &[&str]) -> Output {
+    let this = std::env::current_exe().expect("this program's path");
+    let mut command = Command::new(this);
+    command.args(["test-process", "run-in-pid-namespace", "capsule", "/"]);
+    command.args(words).output().expect("run the capsule")
+}
+
 /// Runs a scenario of [`INSIDE`] in a new PID namespace.
 fn capsule(view: &ScenarioRun, scenario: &str) {
-    let this = std::env::current_exe().expect("this program's path");
-    let inside = [
-        "test-process",
-        "run-in-pid-namespace",
-        "capsule",
-        "/",
-        scenario,
-        view.source.name(),
-    ];
-    let output = Command::new(this).args(inside).output();
-    let output = output.expect("run the capsule");
+    let output = run_in_namespace(&[scenario, view.source.name()]);
     let errors = String::from_utf8_lossy(&output.stderr);
     let status = output.status;
     if let SourceSupport::Unsupported(_) = view.support {

@@ -57,7 +57,8 @@ pub fn as_root(program: impl AsRef<OsStr>) -> Result<Command> {
     // sudo drops the environment. These variables are safe to pass on.
     command.arg("env");
     let is_kept = |key: &str| {
-        ["CI", "NO_COLOR", "RUST_BACKTRACE"].contains(&key) || key.starts_with("REAPER_TEST_")
+        ["CI", "INSTA_UPDATE", "NO_COLOR", "RUST_BACKTRACE"].contains(&key)
+            || key.starts_with("REAPER_TEST_")
     };
     // Not `vars`, which panics on a variable that is not UTF-8.
     for (key, value) in std::env::vars_os() {
