@@ -71,10 +71,27 @@ fn problem(
             let known: Vec<&str> = names.chain(others.iter().copied()).collect();
             unknown_key(name, &known, place)
         }
-        (_, Some(key)) => format!("`{key}`: {message}"),
-        (_, None) => message.into(),
+        (_, Some(key)) => format!("`{key}`: {}", in_words(message)),
+        (_, None) => in_words(message),
     };
     (at, what)
+}
+
+/// Returns a message of serde in plain words: `expected a boolean, not integer `1``.
+fn in_words(message: &str) -> String {
+    let kinds = ["invalid type: ", "invalid value: ", "unknown variant "];
+    let wrong = kinds.iter().find_map(|kind| message.strip_prefix(kind));
+    if let Some((found, expected)) = wrong.and_then(|wrong| wrong.rsplit_once(", expected ")) {
+        // Names of Rust's integers.
+        let found = found
+            .trim_end_matches(" as i128")
+            .trim_end_matches(" as u128");
+        return format!("expected {expected}, not {found}");
+    }
+    match message.strip_prefix("missing field ") {
+        Some(key) => format!("the key {key} is missing"),
+        None => message.into(),
+    }
 }
 
 /// Returns the innermost key whose value contains a byte offset.
@@ -152,6 +169,42 @@ pub fn number<'de, D: Deserializer<'de>, const MIN: u32, const MAX: u32>(
     deserializer.deserialize_any(Number::<MIN, MAX>)
 }
 
+/// Parses a time with its units, such as `30s`, `10min` or `1h 30m`. All times that people write pass through here.
+///
+/// # Errors
+/// The text is not a time. The error says what to write.
+pub fn parse_time(text: &str) -> Result<Duration, &'static str> {
+    humantime::parse_duration(text).map_err(|error| match error {
+        humantime::DurationError::NumberOverflow => "this time is too long",
+        _ => "not a time: write 30s, 10min or 2h",
+    })
+}
+
+/// Parses a size in bytes with its unit, such as `64 MiB` or `2 GB`. All sizes that people write pass through here.
+///
+/// # Errors
+/// The text is not a size. The error says what to write.
+pub fn parse_size(text: &str) -> Result<u64, &'static str> {
+    let parsed = text.parse::<ByteSize>();
+    parsed
+        .map(|ByteSize(bytes)| bytes)
+        .map_err(|_| "not a size: write 512 KiB, 64 MiB or 2 GiB")
+}
+
+/// Largest pid that Linux gives out (`PID_MAX_LIMIT`).
+const PID_MAX: u32 = 4_194_304;
+
+/// Parses a pid in decimal digits. All pids that people write pass through here.
+///
+/// # Errors
+/// The text is not a pid. The error says what to write.
+pub fn parse_pid(text: &str) -> Result<u32, &'static str> {
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    let pid = text.parse().ok().filter(|_| digits);
+    pid.filter(|pid| (1..=PID_MAX).contains(pid))
+        .ok_or("not a pid: write a number from 1 to 4194304")
+}
+
 /// Reads a duration from `MIN` to `MAX` milliseconds.
 pub fn duration<'de, D: Deserializer<'de>, const MIN: u64, const MAX: u64>(
     deserializer: D,
@@ -160,16 +213,14 @@ pub fn duration<'de, D: Deserializer<'de>, const MIN: u64, const MAX: u64>(
     text(
         deserializer,
         "a string such as \"5s\"",
-        |text| match humantime::parse_duration(text) {
+        |text| match parse_time(text) {
             Ok(found) if (min..=max).contains(&found) => Ok(found),
             Ok(_) => Err(format!(
-                "{text:?} is out of bounds: write a duration from {} to {}",
+                "{text:?} is out of bounds: write a time from {} to {}",
                 show_duration(min),
                 show_duration(max)
             )),
-            Err(_) => Err(format!(
-                "{text:?} is not a duration: write one such as \"5s\" or \"500ms\""
-            )),
+            Err(what) => Err(format!("{text:?}: {what}")),
         },
     )
 }
@@ -190,23 +241,40 @@ pub fn size<'de, D: Deserializer<'de>, const MIN: u64, const MAX: u64>(
     text(
         deserializer,
         "a string such as \"64 MiB\"",
-        |text| match text.parse::<ByteSize>() {
-            Ok(ByteSize(bytes)) if (MIN..=MAX).contains(&bytes) => Ok(bytes),
+        |text| match parse_size(text) {
+            Ok(bytes) if (MIN..=MAX).contains(&bytes) => Ok(bytes),
             Ok(_) => Err(format!(
                 "{text:?} is out of bounds: write a size from {:?} to {:?}",
                 show_size(MIN),
                 show_size(MAX)
             )),
-            Err(_) => Err(format!(
-                "{text:?} is not a size: write one such as \"64 MiB\""
-            )),
+            Err(what) => Err(format!("{text:?}: {what}")),
         },
     )
 }
 
-/// Returns a duration in the form that [`duration`] reads.
+/// Returns a duration in the form that [`parse_time`] reads, such as `9m 59s`. It is exact to the nanosecond.
 pub fn show_duration(duration: Duration) -> String {
-    humantime::format_duration(duration).to_string()
+    const UNITS: [(u128, &str); 7] = [
+        (86_400_000_000_000, "d"),
+        (3_600_000_000_000, "h"),
+        (60_000_000_000, "m"),
+        (1_000_000_000, "s"),
+        (1_000_000, "ms"),
+        (1000, "us"),
+        (1, "ns"),
+    ];
+    let mut rest = duration.as_nanos();
+    let parts = UNITS.iter().filter_map(|(unit, name)| {
+        let count = rest / unit;
+        rest %= unit;
+        (count > 0).then(|| format!("{count}{name}"))
+    });
+    let parts: Vec<String> = parts.collect();
+    match parts.is_empty() {
+        true => "0s".into(),
+        false => parts.join(" "),
+    }
 }
 
 /// Returns a size in the form that [`size`] reads, exact to the byte.
@@ -295,5 +363,52 @@ impl<const MIN: u32, const MAX: u32> serde::de::Visitor<'_> for Number<MIN, MAX>
         let found = u32::try_from(number).ok();
         let found = found.filter(|found| (MIN..=MAX).contains(found));
         found.ok_or_else(|| E::invalid_value(Unexpected::Signed(number), &self))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_as_they_are_shown() {
+        for (text, ms, shown) in [
+            ("30s", 30_000, "30s"),
+            ("10min", 600_000, "10m"),
+            ("1h 30m", 5_400_000, "1h 30m"),
+            ("9m 59s", 599_000, "9m 59s"),
+            ("1500ms", 1500, "1s 500ms"),
+            ("40days", 3_456_000_000, "40d"),
+            ("0s", 0, "0s"),
+        ] {
+            let time = Duration::from_millis(ms);
+            assert_eq!(parse_time(text), Ok(time), "{text}");
+            assert_eq!(show_duration(time), shown);
+            assert_eq!(parse_time(shown), Ok(time), "{shown}");
+        }
+    }
+
+    #[test]
+    fn wrong_times_sizes_and_pids_have_one_error_each() {
+        for text in ["", "5", "-1h", "1.5", "soon", "1 fortnight", "2 h 5"] {
+            assert_eq!(
+                parse_time(text),
+                Err("not a time: write 30s, 10min or 2h"),
+                "{text}"
+            );
+        }
+        for text in ["99999999999999999999s", "99999999999999999999h"] {
+            assert_eq!(parse_time(text), Err("this time is too long"), "{text}");
+        }
+        for text in ["", "big", "-1 MiB", "64 XB"] {
+            let error = "not a size: write 512 KiB, 64 MiB or 2 GiB";
+            assert_eq!(parse_size(text), Err(error), "{text}");
+        }
+        for text in ["", "0", "-1", "+1", "1.5", "x", "4194305", "99999999999"] {
+            let error = "not a pid: write a number from 1 to 4194304";
+            assert_eq!(parse_pid(text), Err(error), "{text}");
+        }
+        assert_eq!((parse_pid("1"), parse_pid("4194304")), (Ok(1), Ok(PID_MAX)));
+        assert_eq!(parse_size("64 MiB"), Ok(64 << 20));
     }
 }

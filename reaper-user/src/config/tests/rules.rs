@@ -123,7 +123,7 @@ fn invalid_rules_are_refused() {
         ),
         (
             "action = 'kill'\ncomm = 'x'",
-            "r.toml:3:10: `action`: unknown variant `kill`, expected one of `boundary`, `keep`, `reap`, `report`",
+            "r.toml:3:10: `action`: expected one of `boundary`, `keep`, `reap`, `report`, not `kill`",
         ),
         (
             "action = 'keep'",
@@ -155,15 +155,15 @@ fn invalid_rules_are_refused() {
         ),
         (
             "action = 'keep'\ntty = 1",
-            "r.toml:4:7: `tty`: invalid type: integer `1`, expected a boolean",
+            "r.toml:4:7: `tty`: expected a boolean, not integer `1`",
         ),
         (
             "action = 'keep'\nmin_cpu = 0",
-            "r.toml:4:11: `min_cpu`: invalid value: integer `0`, expected a number from 1 to 1000000",
+            "r.toml:4:11: `min_cpu`: expected a number from 1 to 1000000, not integer `0`",
         ),
         (
             "action = 'keep'\nsession = 'dead'",
-            "r.toml:4:11: `session`: unknown variant `dead`, expected one of `gone`, `alive`, `any`, `exited`, `ok`, `failed`, `signalled`",
+            "r.toml:4:11: `session`: expected one of `gone`, `alive`, `any`, `exited`, `ok`, `failed`, `signalled`, not `dead`",
         ),
     ] {
         wrong(&rule(text), said);

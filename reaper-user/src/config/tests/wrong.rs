@@ -73,35 +73,35 @@ fn unknown_keys() {
 fn wrong_types() {
     wrong(
         "mode = 1",
-        "r.toml:1:8: `mode`: invalid type: integer `1`, expected `enforce` or `observe`",
+        "r.toml:1:8: `mode`: expected `enforce` or `observe`, not integer `1`",
     );
     wrong(
         "grace = 5",
-        "r.toml:1:9: `grace`: invalid type: integer `5`, expected a string such as \"5s\"",
+        "r.toml:1:9: `grace`: expected a string such as \"5s\", not integer `5`",
     );
     wrong(
         "ring_size = 65536",
-        "r.toml:1:13: `ring_size`: invalid type: integer `65536`, expected a string such as \"64 MiB\"",
+        "r.toml:1:13: `ring_size`: expected a string such as \"64 MiB\", not integer `65536`",
     );
     wrong(
         "max_members = '64k'",
-        "r.toml:1:15: `max_members`: invalid type: string \"64k\", expected a number from 1024 to 1048576",
+        "r.toml:1:15: `max_members`: expected a number from 1024 to 1048576, not string \"64k\"",
     );
     wrong(
         "pin = 'yes'",
-        "r.toml:1:7: `pin`: invalid type: string \"yes\", expected a boolean",
+        "r.toml:1:7: `pin`: expected a boolean, not string \"yes\"",
     );
     wrong(
         "pin_dir = true",
-        "r.toml:1:11: `pin_dir`: invalid type: boolean `true`, expected an absolute path",
+        "r.toml:1:11: `pin_dir`: expected an absolute path, not boolean `true`",
     );
     wrong(
         "defaults = true",
-        "r.toml:1:12: `defaults`: invalid type: boolean `true`, expected a table: [defaults]",
+        "r.toml:1:12: `defaults`: expected a table: [defaults], not boolean `true`",
     );
     wrong(
         "[defaults]\nagents = 'yes'",
-        "r.toml:2:10: `agents`: invalid type: string \"yes\", expected a boolean",
+        "r.toml:2:10: `agents`: expected a boolean, not string \"yes\"",
     );
     wrong(
         "agent = 'x'",
@@ -113,11 +113,11 @@ fn wrong_types() {
     );
     wrong(
         "[[agent]]\nname = 'x'\ncomm = true",
-        "r.toml:3:8: `comm`: invalid type: boolean `true`, expected a string or a list of strings",
+        "r.toml:3:8: `comm`: expected a string or a list of strings, not boolean `true`",
     );
     wrong(
         "[[agent]]\nname = 'x'\nexe = ['/x', 1]",
-        "r.toml:3:14: `exe`: invalid type: integer `1`, expected a string",
+        "r.toml:3:14: `exe`: expected a string, not integer `1`",
     );
     wrong(
         "[[agent]]\nname = 'x'\nany = { comm = 'x' }",
@@ -129,11 +129,11 @@ fn wrong_types() {
 fn bad_values() {
     wrong(
         "mode = 'obsrve'",
-        "r.toml:1:8: `mode`: unknown variant `obsrve`, expected `enforce` or `observe`",
+        "r.toml:1:8: `mode`: expected `enforce` or `observe`, not `obsrve`",
     );
     wrong(
         "events = ''",
-        "r.toml:1:10: `events`: unknown variant ``, expected `agents` or `all`",
+        "r.toml:1:10: `events`: expected `agents` or `all`, not ``",
     );
     wrong(
         "[[keep]]\nname = 'x'\nuid = '0'",
@@ -149,29 +149,29 @@ fn bad_values() {
     );
     wrong(
         "kernel_reap = 'on'",
-        "r.toml:1:15: `kernel_reap`: unknown variant `on`, expected `auto` or `off`",
+        "r.toml:1:15: `kernel_reap`: expected `auto` or `off`, not `on`",
     );
 }
 
 #[test]
 fn bad_durations() {
-    let no = "is not a duration: write one such as \"5s\" or \"500ms\"";
+    let no = "not a time: write 30s, 10min or 2h";
     wrong(
         "grace = '5 parsecs'",
-        &format!("r.toml:1:9: `grace`: \"5 parsecs\" {no}"),
+        &format!("r.toml:1:9: `grace`: \"5 parsecs\": {no}"),
     );
-    wrong("grace = '5'", &format!("r.toml:1:9: `grace`: \"5\" {no}"));
+    wrong("grace = '5'", &format!("r.toml:1:9: `grace`: \"5\": {no}"));
     wrong(
         "grace = '-5s'",
-        &format!("r.toml:1:9: `grace`: \"-5s\" {no}"),
+        &format!("r.toml:1:9: `grace`: \"-5s\": {no}"),
     );
     wrong(
         "grace = '2h'",
-        "r.toml:1:9: `grace`: \"2h\" is out of bounds: write a duration from 0s to 1h",
+        "r.toml:1:9: `grace`: \"2h\" is out of bounds: write a time from 0s to 1h",
     );
     wrong(
         "kill_timeout = '0s'",
-        "r.toml:1:16: `kill_timeout`: \"0s\" is out of bounds: write a duration from 1ms to 1h",
+        "r.toml:1:16: `kill_timeout`: \"0s\" is out of bounds: write a time from 1ms to 1h",
     );
     assert_eq!(parse("grace = '0s'").unwrap().grace, Duration::ZERO);
     wrong(
@@ -186,7 +186,7 @@ fn bad_durations() {
 fn bad_sizes() {
     wrong(
         "ring_size = 'big'",
-        "r.toml:1:13: `ring_size`: \"big\" is not a size: write one such as \"64 MiB\"",
+        "r.toml:1:13: `ring_size`: \"big\": not a size: write 512 KiB, 64 MiB or 2 GiB",
     );
     wrong(
         "ring_size = '8 MB'",
@@ -216,17 +216,16 @@ fn bad_sizes() {
 #[test]
 fn bad_numbers() {
     for (number, what) in [
-        ("1023", "invalid value: integer `1023`"),
-        ("1048577", "invalid value: integer `1048577`"),
-        ("-1", "invalid value: integer `-1`"),
-        (
-            "99999999999999999999",
-            "invalid type: integer `99999999999999999999` as i128",
-        ),
+        ("1023", "integer `1023`"),
+        ("1048577", "integer `1048577`"),
+        ("-1", "integer `-1`"),
+        ("99999999999999999999", "integer `99999999999999999999`"),
     ] {
         wrong(
             &format!("max_members = {number}"),
-            &format!("r.toml:1:15: `max_members`: {what}, expected a number from 1024 to 1048576"),
+            &format!(
+                "r.toml:1:15: `max_members`: expected a number from 1024 to 1048576, not {what}"
+            ),
         );
     }
     for (text, number) in [("1_024", 1024), ("1048576", 1 << 20)] {
@@ -334,7 +333,7 @@ fn bad_patterns() {
 fn problems_of_settings_and_rules_are_in_file_order() {
     wrong(
         "grace = 5\nmoed = 'x'\n[[agent]]\nname = 'é'\nexe = ['é', 1]\n[[keep]]\n",
-        "r.toml:1:9: `grace`: invalid type: integer `5`, expected a string such as \"5s\"\n\
+        "r.toml:1:9: `grace`: expected a string such as \"5s\", not integer `5`\n\
          r.toml:4:8: `name`: \"é\" is not a valid name: use only letters, digits, `-`, `_` and `.`\n\
          r.toml:6:1: this [[keep]] has no name: add `name = \"…\"`",
     );
@@ -409,7 +408,7 @@ fn bad_arguments() {
     );
     wrong(
         &rule("args = 'y'\ncommand_at = 0"),
-        "r.toml:5:14: `command_at`: invalid value: integer `0`, expected a number from 1 to 99",
+        "r.toml:5:14: `command_at`: expected a number from 1 to 99, not integer `0`",
     );
     wrong(
         "[[agent]]\nname = 'x'\nvalue_options = '-c'",
@@ -426,7 +425,10 @@ fn bad_conversations() {
             "variabel = 'V'",
             "5:1: unknown key `variabel`: did you mean `variable`?",
         ),
-        ("job = 'j'", "4:1: `conversation`: missing field `variable`"),
+        (
+            "job = 'j'",
+            "4:1: `conversation`: the key `variable` is missing",
+        ),
         (
             "variable = ''",
             "5:12: `variable`: the string is empty: fill it or leave it out",
