@@ -16,18 +16,18 @@ pub enum EbpfError {
     Btf(#[source] BtfError),
     /// The user lacks the capabilities to load programs.
     #[error(
-        "not permitted to load the kernel probes: run as root of the host, or with CAP_BPF, CAP_PERFMON, CAP_KILL and CAP_SYS_PTRACE ({0})"
+        "not permitted to load the kernel probes: run as root of the host, or with CAP_BPF, CAP_PERFMON, CAP_KILL and CAP_SYS_PTRACE"
     )]
     NotPermitted(#[source] BoxError),
     /// Loading is denied although the user is root and has the capabilities.
     #[error(
         "loading the kernel probes is denied even to root, by a container's seccomp profile, a security module, or before Linux \
-         5.11 the limit on locked memory; run on the host, with `ulimit -l unlimited` ({0})"
+         5.11 the limit on locked memory; run on the host, with `ulimit -l unlimited`"
     )]
     Denied(#[source] BoxError),
     /// Loading is denied by the lockdown of the kernel.
     #[error(
-        "the kernel is locked down ({mode}) and refuses the probes: boot without lockdown=confidentiality ({source})"
+        "the kernel is locked down ({mode}) and refuses the probes: boot without lockdown=confidentiality"
     )]
     Lockdown {
         /// Mode of lockdown, `confidentiality`.
