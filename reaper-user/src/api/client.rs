@@ -52,7 +52,7 @@ pub enum ClientError {
     },
     /// No complete response within 40 s. The service may have carried out the request.
     #[error(
-        "the service on {} did not answer within {} s: it may be busy or stopped (SIGSTOP), and may still carry out the \
+        "the service on {} did not answer within {}s: it may be busy or stopped (SIGSTOP), and may still carry out the \
          request; try again, then restart it",
         path.display(), PATIENCE.as_secs()
     )]

@@ -1,12 +1,40 @@
 //! Explains decisions about leftovers to people.
 
 use super::text::duration;
+use super::words::Judgement;
 use reaper_model::leftover::{
     KeepReason, Leftover, LeftoverEvidence, LeftoverVerdict, Uncertainty,
 };
 
-/// Returns why a leftover is reaped or not, with the evidence that it is one.
-pub fn leftover_text(leftover: &Leftover) -> String {
+/// Returns why a leftover is reaped or not, with the evidence that it is one and the remaining delay.
+pub(super) fn leftover_text(leftover: &Leftover) -> String {
+    let more = remaining_ns(leftover).map(|ns| format!(", {} more", duration(ns)));
+    reason_and_evidence(leftover, &more.unwrap_or_default())
+}
+
+/// Returns the verdict about a leftover with its reason and evidence, in the words of every command.
+pub fn leftover_judgement(leftover: &Leftover, observes: bool) -> String {
+    let judgement = Judgement {
+        decision: leftover.verdict.name(),
+        reason: leftover.reason(),
+        rule: None,
+        remaining_s: remaining_ns(leftover).map(|ns| ns.div_ceil(1_000_000_000)),
+        observes,
+    };
+    let reason = reason_and_evidence(leftover, "");
+    format!("{}: {reason}", judgement.verdict())
+}
+
+/// Returns the time until the delay of a rule ends, `None` if the leftover does not wait.
+fn remaining_ns(leftover: &Leftover) -> Option<u64> {
+    match leftover.verdict {
+        LeftoverVerdict::Wait { remaining_ns, .. } => Some(remaining_ns),
+        _ => None,
+    }
+}
+
+/// Returns the reason of the verdict with the evidence. `more` follows the reason if the leftover waits.
+fn reason_and_evidence(leftover: &Leftover, more: &str) -> String {
     let evidence = match leftover.evidence {
         LeftoverEvidence::ExitedAgent { variable, pid } => {
             format!("{variable}={pid}, and that process has exited")
@@ -58,13 +86,8 @@ pub fn leftover_text(leftover: &Leftover) -> String {
             }
             Uncertainty::Agent => "it is an agent, or a living agent descends from it".into(),
         },
-        LeftoverVerdict::Wait {
-            rule,
-            remaining_ns,
-            relative,
-        } => {
-            let remaining = duration(*remaining_ns);
-            let waits = format!("rule {rule} delays the decision, {remaining} more");
+        LeftoverVerdict::Wait { rule, relative, .. } => {
+            let waits = format!("a rule delays the decision ({rule}){more}");
             with_relative(*relative, waits)
         }
         LeftoverVerdict::Keep {
@@ -74,16 +97,16 @@ pub fn leftover_text(leftover: &Leftover) -> String {
         } => {
             let rule = rule.as_deref().unwrap_or_default();
             let kept = match reason {
-                KeepReason::NeverSelf => "this program descends from it".into(),
+                KeepReason::NeverSelf => "it is reaper itself or one of its ancestors".into(),
                 KeepReason::KeepMarker => "REAPER_KEEP=1".into(),
                 KeepReason::KeptByUser => "a user keeps it".into(),
-                KeepReason::KeepRule => format!("kept by rule {rule}"),
+                KeepReason::KeepRule => format!("a rule keeps it ({rule})"),
                 KeepReason::OtherUid => {
                     format!("it runs as another user than its ancestors ({rule})")
                 }
-                KeepReason::Boundary => format!("boundary {rule}"),
-                KeepReason::Terminal => "a terminal".into(),
-                KeepReason::OwnUnit => format!("runs in its own unit {rule}"),
+                KeepReason::Boundary => format!("it is a boundary ({rule})"),
+                KeepReason::Terminal => "it is a terminal".into(),
+                KeepReason::OwnUnit => format!("it runs in its own systemd unit ({rule})"),
                 KeepReason::Unreadable => "facts that might keep it cannot be read".into(),
             };
             with_relative(*relative, kept)

@@ -15,7 +15,7 @@ use super::text::{
     command, duration, exit_status_text, forked_by, freed, printable, process_count, process_label,
     remaining_sessions, size, tree_memory,
 };
-use super::words::{evidence_ref_text, reason_text};
+use super::words::{evidence_ref_text, outcome_reason_text, reason_text};
 use crate::reap::{ReapOutcome, ReleaseReason, SentBy};
 use reaper_model::event::ProcessKey;
 use reaper_model::leftover::LeftoverVerdict;
@@ -371,7 +371,7 @@ fn columns(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
                     BAD,
                     "FAILED",
                     Process(process),
-                    format!("{}{after}", FailureName(failure)),
+                    outcome_reason_text(&FailureName(failure).to_string()) + &after,
                 ),
                 ReapOutcome::NotSent(reason) => {
                     let (style, event, detail) = match reason {
@@ -380,7 +380,9 @@ fn columns(body: &EventBody) -> (Style, &'static str, LineSubject<'_>, String) {
                         }
                         ReleaseReason::ObserveMode => (DIM, "observed", ""),
                         ReleaseReason::AlreadyExited => (DIM, "gone", "before a signal was sent"),
-                        ReleaseReason::NotDue(reason) => (NOTE, "not sent", reason.name()),
+                        ReleaseReason::NotDue(reason) => {
+                            (NOTE, "not sent", reason_text(reason.name()))
+                        }
                         ReleaseReason::PidReused => {
                             (NOTE, "not sent", "its pid belongs to another process now")
                         }

@@ -30,7 +30,7 @@ pub use consumer::Consumer;
 pub use encode::{ExitInfo, command_args};
 pub use json::{to_json, write_object};
 pub use keep_advice::{KeepAdvice, keep_rule};
-pub use leftover::leftover_text;
+pub use leftover::leftover_judgement;
 #[cfg(test)]
 pub use recent::RecentOutcome;
 pub use recent::{RecentProcess, RecentSession, RootExit};
@@ -42,6 +42,10 @@ pub use sink::{Format, Sink, StreamOutput, Writer};
 #[cfg(target_os = "linux")]
 pub use terminal::for_terminal;
 pub(crate) use terminal::message;
-pub use terminal::{Log, print, stderr, stdout, write_message};
-pub use text::{command_line, duration, exit_status_text, printable, size};
-pub use words::{evidence_ref_text, evidence_text, failure_text, reason_text};
+pub use terminal::{Log, print, stderr, stdout, without_error_codes, write_message};
+pub use text::{
+    command_line, duration, exit_status_text, freed, memory_text, printable, size, time,
+};
+pub use words::{
+    Judgement, evidence_ref_text, evidence_text, gap_text, outcome_reason_text, reason_text,
+};

@@ -60,7 +60,7 @@ pub(crate) use message;
 
 /// Writes one line to standard error, for [`message`].
 pub fn write_message(message: Arguments<'_>) {
-    let line = printable(&message.to_string(), usize::MAX) + "\n";
+    let line = printable(&without_error_codes(&message.to_string()), usize::MAX) + "\n";
     // A failure cannot be reported anywhere.
     let _ = io::stderr().write_all(line.as_bytes());
 }
@@ -87,13 +87,42 @@ impl<W: Write> Write for TerminalWriter<W> {
 impl Write for Log {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let line = bytes.strip_suffix(b"\n").unwrap_or(bytes);
-        io::stderr().write_all((escaped(line, false) + "\n").as_bytes())?;
+        let line = without_error_codes(&escaped(line, false)) + "\n";
+        io::stderr().write_all(line.as_bytes())?;
         Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
         io::stderr().flush()
     }
+}
+
+/// Removes the codes of the operating system from a text: `: No space left on device (os error 28)` becomes
+/// `: no space left on device`.
+pub fn without_error_codes(text: &str) -> String {
+    const MARK: &str = " (os error ";
+    let mut shown = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once(MARK) {
+        let digits = after.bytes().take_while(u8::is_ascii_digit).count();
+        match after[digits..].strip_prefix(')') {
+            Some(tail) if digits > 0 => {
+                let cause = before.rfind(": ").map_or(0, |at| at + 2);
+                let (start, cause) = before.split_at(cause);
+                shown += start;
+                let mut letters = cause.chars();
+                shown.extend(letters.next().map(|first| first.to_ascii_lowercase()));
+                shown += letters.as_str();
+                rest = tail;
+            }
+            _ => {
+                shown += before;
+                shown += MARK;
+                rest = after;
+            }
+        }
+    }
+    shown + rest
 }
 
 /// Escapes everything that controls a terminal, except colours and tabs, and except line breaks if `lines` is set.
@@ -150,6 +179,25 @@ mod tests {
             "\x1b[1;31m\\u{1b}]0;x\\u{7}\\u{9b}2J\\u{202e}\\u{2066}\\u{2028}\\u{feff}\\u{7f}\\r\\u{8}\\u{0}\x1b[0m\t\
              \\u{1b}[2J\\u{1b}[1\n\\x9b2J \x1b[38;5;9mx\\xff"
         );
+    }
+
+    #[test]
+    fn messages_have_no_error_codes() {
+        for (text, shown) in [
+            (
+                "cannot write x: No space left on device (os error 28); free some",
+                "cannot write x: no space left on device; free some",
+            ),
+            ("Permission denied (os error 13)", "permission denied"),
+            (
+                "a: Is a directory (os error 21), b: Not found (os error 2)",
+                "a: is a directory, b: not found",
+            ),
+            ("plain (os error x) text", "plain (os error x) text"),
+            ("", ""),
+        ] {
+            assert_eq!(without_error_codes(text), shown);
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Formats the parts of a line: memory, processes, durations, command lines.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use bytesize::ByteSize;
 
@@ -9,6 +10,7 @@ use super::record::{FreedMemory, NestedSummary, ProcessRef};
 use super::redact;
 use reaper_model::activity::TreeMemory;
 use reaper_model::event::{ExitStatus, Image, ProcessKey};
+use reaper_model::value::show_duration;
 
 /// Maximum number of characters of a command line.
 const COMMAND_MAX: usize = 48;
@@ -18,8 +20,19 @@ pub fn size(bytes: u64) -> String {
     ByteSize::b(bytes).display().si().to_string()
 }
 
-/// Returns `, 1.2 GB freed` with details; empty if no memory was freed and no process is unmeasured.
-pub(super) fn freed(memory: &FreedMemory) -> String {
+/// Formats memory by its measure, such as `1.2 GB RSS`, with ` and 30.0 MB swap` if some is swapped out.
+///
+/// RSS is the resident set size. It counts a page that several processes share once in each of them.
+pub fn memory_text(rss: u64, swap: u64) -> String {
+    match (rss, swap) {
+        (_, 0) => format!("{} RSS", size(rss)),
+        (0, _) => format!("{} swap", size(swap)),
+        _ => format!("{} RSS and {} swap", size(rss), size(swap)),
+    }
+}
+
+/// Returns `, 1.2 GB RSS freed`; empty if no memory was freed and no process is unmeasured.
+pub fn freed(memory: &FreedMemory) -> String {
     let FreedMemory {
         rss,
         swap,
@@ -27,12 +40,8 @@ pub(super) fn freed(memory: &FreedMemory) -> String {
         ..
     } = *memory;
     let mut text = String::new();
-    let total = rss.saturating_add(swap);
-    if total > 0 {
-        let _ = write!(text, ", {} freed", size(total));
-    }
-    if swap > 0 {
-        let _ = write!(text, " ({} of it in swap)", size(swap));
+    if rss > 0 || swap > 0 {
+        let _ = write!(text, ", {} freed", memory_text(rss, swap));
     }
     if unmeasured > 0 {
         let _ = write!(
@@ -43,14 +52,9 @@ pub(super) fn freed(memory: &FreedMemory) -> String {
     text
 }
 
-/// Returns text such as `, its tree has 1.2 GB of memory and 30 MB in swap`. Without swap, the end is left out.
+/// Returns text such as `, its tree has 1.2 GB RSS`.
 pub(super) fn tree_memory(memory: TreeMemory) -> String {
-    let TreeMemory { rss, swap } = memory;
-    let mut text = format!(", its tree has {} of memory", size(rss));
-    if swap > 0 {
-        let _ = write!(text, " and {} in swap", size(swap));
-    }
-    text
+    format!(", its tree has {}", memory_text(memory.rss, memory.swap))
 }
 
 /// Returns `; nested sessions remain: 10906 (2 kept, 1 waiting)`; empty without nested sessions.
@@ -105,16 +109,28 @@ pub fn exit_status_text(status: ExitStatus) -> String {
     }
 }
 
-/// Formats a duration, given in nanoseconds, in one unit of ns, µs, ms or s, such as `1.5 ms`.
+/// Formats whole seconds with their two largest units, such as `9m 59s` or `3d 4h`.
+pub fn time(seconds: u64) -> String {
+    let step = match seconds {
+        0..3600 => 1,
+        3600..86_400 => 60,
+        _ => 3600,
+    };
+    show_duration(Duration::from_secs(seconds - seconds % step))
+}
+
+/// Formats a duration in nanoseconds: from 10 s on as [`time`] does, below with one unit, such as `1.5ms` or `5s`.
 pub fn duration(ns: u64) -> String {
     let (value, unit) = match ns as f64 {
         ns if ns < 1e3 => (ns, "ns"),
         ns if ns < 1e6 => (ns / 1e3, "µs"),
         ns if ns < 1e9 => (ns / 1e6, "ms"),
-        ns => (ns / 1e9, "s"),
+        ns if ns < 1e10 => (ns / 1e9, "s"),
+        _ => return time(ns / 1_000_000_000),
     };
-    let digits = if value < 10.0 && unit != "ns" { 1 } else { 0 };
-    format!("{value:.digits$} {unit}")
+    let digits = if value < 10.0 { 1 } else { 0 };
+    let value = format!("{value:.digits$}");
+    format!("{}{unit}", value.strip_suffix(".0").unwrap_or(&value))
 }
 
 pub(super) fn command(process: &ProcessRef) -> String {
@@ -174,7 +190,7 @@ pub fn printable(text: &str, max: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{duration, printable};
+    use super::*;
 
     #[test]
     fn printable_text_is_escaped_and_truncated() {
@@ -186,9 +202,41 @@ mod tests {
     }
 
     #[test]
-    fn duration_has_a_fitting_unit() {
-        assert_eq!(duration(48_200), "48 µs");
-        assert_eq!(duration(1_500_000), "1.5 ms");
-        assert_eq!(duration(5_002_000_000), "5.0 s");
+    fn durations_have_one_form() {
+        for (ns, shown) in [
+            (999, "999ns"),
+            (48_200, "48µs"),
+            (1_500_000, "1.5ms"),
+            (2_000_000, "2ms"),
+            (1_500_000_000, "1.5s"),
+            (5_002_000_000, "5s"),
+            (59_900_000_000, "59s"),
+            (599_000_000_000, "9m 59s"),
+        ] {
+            assert_eq!(duration(ns), shown);
+        }
+        for (seconds, shown) in [
+            (0, "0s"),
+            (119, "1m 59s"),
+            (600, "10m"),
+            (7200, "2h"),
+            (7500, "2h 5m"),
+            (86_399, "23h 59m"),
+            (40 * 86_400 + 3 * 3600 + 59, "40d 3h"),
+        ] {
+            assert_eq!(time(seconds), shown);
+        }
+    }
+
+    #[test]
+    fn memory_names_its_measure() {
+        for (rss, swap, shown) in [
+            (0, 0, "0 B RSS"),
+            (1_200_000_000, 0, "1.2 GB RSS"),
+            (3_000_000, 30_000_000, "3.0 MB RSS and 30.0 MB swap"),
+            (0, 30_000_000, "30.0 MB swap"),
+        ] {
+            assert_eq!(memory_text(rss, swap), shown);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Describes reasons and evidence to people.
 
 use super::record::EvidenceRef;
-use super::text::printable;
+use super::text::{printable, time};
 
 /// Describes the evidence by which a process was inferred to be a member: by its variable or directory, if given, or
 /// else by its kind.
@@ -35,7 +35,7 @@ pub fn reason_text(reason: &str) -> &str {
         "root_exited" => "its agent exited",
         "forked_after_root_exit" => "forked after its agent exited",
         "detached" => "orphaned, and its agent lives",
-        "root_alive" => "its agent lives",
+        "root_alive" => "the agent lives",
         "keep_marker" => "REAPER_KEEP=1",
         "kept_by_user" => "a user keeps it",
         "rule_delay" => "a rule delays the decision",
@@ -48,24 +48,172 @@ pub fn reason_text(reason: &str) -> &str {
         "ancestor_kept" => "an ancestor is kept",
         "descendant_kept" => "a descendant is kept",
         "unreadable" => "its facts could not be read",
+        "unread" => "a rule needs facts that are being read",
         "lineage_uncertain" => "it may not belong to the agent",
         "inferred" => "it is only inferred to belong to the agent",
+        "not_a_member" => "it belongs to no agent",
+        "never_pid1" => "it is the init process",
+        "never_kernel_thread" => "it is a kernel thread",
+        "never_self" => "it is reaper itself or one of its ancestors",
         other => other,
     }
 }
 
-/// Describes the reason why a process was not ended or not signalled, given by its name in the stream. Returns an
-/// unknown name unchanged.
-pub fn failure_text(reason: &str) -> &str {
+/// Describes why a process was not ended or not signalled, given by the reason of its outcome in the stream.
+pub fn outcome_reason_text(reason: &str) -> String {
     match reason {
-        "reaper_stopped" => "the service stopped first",
-        "EPERM" => "the service may not signal it",
-        "uninterruptible_sleep" => "it waits in the kernel (state D) and cannot be killed",
-        "uid_unreadable" => "its user could not be read",
-        "observe_mode" => "the service only observes",
-        "already_exited" => "it exited before a signal was sent",
-        "pid_reused" => "its pid belongs to another process now",
-        other if other.starts_with("not_exiting_state_") => "it does not exit after SIGKILL",
-        other => reason_text(other),
+        "EPERM" => "it may not be signalled by this user; end it as root".into(),
+        "uninterruptible_sleep" => {
+            "it did not exit after SIGKILL: it waits in the kernel (state D)".into()
+        }
+        "reaper_stopped" => "reaper was stopped before it exited".into(),
+        "uid_unreadable" => "its user cannot be read".into(),
+        "observe_mode" => "the service only observes".into(),
+        "already_exited" => "it exited before a signal was sent".into(),
+        "pid_reused" => "its pid belongs to another process now".into(),
+        other => match other.strip_prefix("not_exiting_state_") {
+            Some(state) => format!("it did not exit after SIGKILL (state {state})"),
+            None if reason_text(other) != other => reason_text(other).into(),
+            None => format!("it cannot be signalled: {other}"),
+        },
+    }
+}
+
+/// Describes why events are missing, given by the reason of the gap in the stream.
+pub fn gap_text(reason: &str) -> &str {
+    match reason {
+        "restart" => "no service was running",
+        "records_lost" => "events were lost",
+        "member_map_full" => "the kernel map of members is full",
+        "probes_missed" => "the probes missed events",
+        "record_malformed" => "events could not be read",
+        "source_failed" => "the event source failed",
+        other => other,
+    }
+}
+
+/// Decision about a process, in the terms of the stream.
+#[derive(Clone, Copy, Debug)]
+pub struct Judgement<'a> {
+    /// `reap`, `keep`, `report` or `wait`.
+    pub decision: &'a str,
+    pub reason: &'a str,
+    /// Name of the deciding rule.
+    pub rule: Option<&'a str>,
+    /// Seconds until it is evaluated again.
+    pub remaining_s: Option<u64>,
+    /// Whether the service only observes.
+    pub observes: bool,
+}
+
+impl Judgement<'_> {
+    /// Returns the decision and its reason, such as `kept: a rule keeps it (gradle)`. All commands use these words.
+    pub fn text(&self) -> String {
+        let rule = self.rule.map(|rule| format!(" ({rule})"));
+        let reason = reason_text(self.reason);
+        format!("{}: {reason}{}", self.verdict(), rule.unwrap_or_default())
+    }
+
+    /// Returns the decision without its reason, such as `kept for 2h`.
+    pub fn verdict(&self) -> String {
+        let remaining = self.remaining_s.map(time);
+        match (self.decision, self.reason, remaining) {
+            ("reap", ..) if self.observes => "would be reaped".into(),
+            ("reap", ..) => "to be reaped".into(),
+            ("wait", "unread", _) | ("wait", _, None) => "not decided yet".into(),
+            ("wait", _, Some(time)) => format!("waits {time}"),
+            ("report", ..) => "kept and reported".into(),
+            (_, reason, _) if reason.starts_with("never_") => "never signalled".into(),
+            (_, "kept_by_user", Some(time)) => format!("kept for {time}"),
+            _ => "kept".into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn judgement_has_verdict_reason_rule_and_time() {
+        let judge = |decision, reason, rule, remaining_s, observes| {
+            let judgement = Judgement {
+                decision,
+                reason,
+                rule,
+                remaining_s,
+                observes,
+            };
+            judgement.text()
+        };
+        for (actual, expected) in [
+            (
+                judge("reap", "root_exited", None, None, false),
+                "to be reaped: its agent exited",
+            ),
+            (
+                judge("reap", "root_exited", None, None, true),
+                "would be reaped: its agent exited",
+            ),
+            (
+                judge("keep", "keep_rule", Some("gradle"), None, false),
+                "kept: a rule keeps it (gradle)",
+            ),
+            (
+                judge("wait", "rule_delay", Some("slow"), Some(599), true),
+                "waits 9m 59s: a rule delays the decision (slow)",
+            ),
+            (
+                judge("wait", "unread", Some("slow"), None, false),
+                "not decided yet: a rule needs facts that are being read (slow)",
+            ),
+            (
+                judge("keep", "kept_by_user", None, Some(7200), false),
+                "kept for 2h: a user keeps it",
+            ),
+            (
+                judge("keep", "never_pid1", None, None, false),
+                "never signalled: it is the init process",
+            ),
+            (
+                judge("report", "report_rule", Some("big"), Some(5), false),
+                "kept and reported: a rule reports it (big)",
+            ),
+        ] {
+            assert_eq!(actual, expected);
+        }
+    }
+
+    #[test]
+    fn outcome_reasons_have_words() {
+        for reason in [
+            "EPERM",
+            "EAGAIN",
+            "uninterruptible_sleep",
+            "not_exiting_state_R",
+            "reaper_stopped",
+            "uid_unreadable",
+            "observe_mode",
+            "already_exited",
+            "pid_reused",
+            "kept_by_user",
+        ] {
+            let text = outcome_reason_text(reason);
+            assert!(text.contains(' ') && !text.contains('_'), "{text}");
+        }
+    }
+
+    #[test]
+    fn each_reason_has_words() {
+        let source = include_str!("../../model/src/policy.rs");
+        let names = source.lines().filter(|line| line.contains("Reason::"));
+        let names: Vec<&str> = names.filter_map(|line| line.split('"').nth(1)).collect();
+        assert!(names.len() > 20, "{names:?}");
+        for name in names {
+            assert!(
+                reason_text(name).contains(' ') || name == "keep_marker",
+                "{name}"
+            );
+        }
     }
 }

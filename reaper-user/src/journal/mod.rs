@@ -127,7 +127,7 @@ pub enum JournalError {
     Newer(#[from] NewerSchema),
     #[error("cannot start the thread that writes it: {}", .0.advised())]
     Thread(std::io::Error),
-    #[error("writing to the journal {} took longer than {} s: check whether its disk is full or slow", path.display(), limit.as_secs())]
+    #[error("writing to the journal {} took longer than {}s: check whether its disk is full or slow", path.display(), limit.as_secs())]
     TimedOut { path: PathBuf, limit: Duration },
     /// The journal was given up, or its thread has ended. The reason is in the log.
     #[error(

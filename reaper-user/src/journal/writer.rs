@@ -138,7 +138,7 @@ impl Journal {
         let _ = self.sender.send(Message::Stop);
         if self.done.recv_timeout(ANSWER_TIMEOUT).is_err() {
             tracing::error!(
-                "the last records may be missing from the journal {}: writing them took longer than {} s; check whether its disk \
+                "the last records may be missing from the journal {}: writing them took longer than {}s; check whether its disk \
                  is full or slow",
                 self.path.display(),
                 ANSWER_TIMEOUT.as_secs()

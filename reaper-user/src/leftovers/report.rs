@@ -3,7 +3,7 @@
 use hashbrown::HashMap;
 
 use crate::api::{Finding, ScanReport};
-use crate::export::{command_line, leftover_text};
+use crate::export::{command_line, leftover_judgement};
 use crate::reap::{ReapOutcome, ReapResult};
 use reaper_host::source::procfs::Procfs;
 use reaper_host::sys;
@@ -36,7 +36,7 @@ impl ScanReport {
     }
 
     fn add_one(&mut self, row: &LeftoverRow, leftover: &Leftover) {
-        let finding = finding(row, leftover);
+        let finding = finding(row, leftover, self.observes);
         if leftover.verdict == LeftoverVerdict::Reap {
             self.reapable.push(finding);
         } else {
@@ -89,7 +89,7 @@ fn add_outcome(finding: &mut Finding, result: &ReapResult) {
     }
 }
 
-fn finding(row: &LeftoverRow, leftover: &Leftover) -> Finding {
+fn finding(row: &LeftoverRow, leftover: &Leftover, observes: bool) -> Finding {
     let entry = &row.entry;
     Finding {
         pid: leftover.key.pid,
@@ -105,7 +105,7 @@ fn finding(row: &LeftoverRow, leftover: &Leftover) -> Finding {
         evidence: Some(leftover.evidence.name().into()),
         evidence_variable: leftover.evidence.variable().map(str::to_owned),
         agent_pid: leftover.evidence.owner(),
-        why: leftover_text(leftover),
+        why: leftover_judgement(leftover, observes),
         age_s: sys::boot_time().saturating_sub(leftover.key.start) / 1_000_000_000,
         rss: Procfs::default().rss_of(leftover.key),
         ..Finding::default()
