@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::peer::{Peer, SignalTarget};
-use super::{ErrorResponse, KeepResult, Status};
+use super::{ErrorResponse, Finding, KeepResult, Status};
 use crate::config::Config;
 use crate::export::{EventRecord, EvidenceRef, RecentProcess, RecentSession, SessionRef};
 use crate::reap::Times;
@@ -161,6 +161,8 @@ pub struct DecisionSnapshot {
     pub action: Option<Action>,
     /// Facts that must be read before a decision is possible.
     pub needs: FactSet,
+    /// Whether the service only observes.
+    pub observes: bool,
 }
 
 /// Copy of a session.
@@ -237,12 +239,14 @@ pub struct ExplainSnapshot {
     pub grace: Duration,
     /// Whether events are missing, so that nothing new is decided.
     pub gap: bool,
-    /// Whether it is older than a service that reaps leftovers.
+    /// Whether it is older than the service and no scan has shown yet whether it is a leftover.
     pub predates_service: bool,
     /// Signal and outcome, if it was signalled.
     pub signalled: Option<RecentProcess>,
     /// Whether a process with `REAPER_KEEP=1` in its environment is kept.
     pub honors_keep: bool,
+    /// Result of a scan for leftovers about it.
+    pub leftover: Option<Finding>,
 }
 
 /// Data for `reaper explain` about a process that has exited, from the memory of the engine.
@@ -281,7 +285,8 @@ pub struct Ancestor {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UntrackedReason {
     OutOfScope,
-    KernelThread,
+    /// It is never signalled, for this reason of a decision.
+    Never(&'static str),
     /// It is a boundary by this rule.
     Boundary(Arc<str>),
     /// It descends from this boundary, which is one by this rule, and which itself descends from an agent.

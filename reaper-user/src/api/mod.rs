@@ -74,6 +74,9 @@ pub struct DecisionInfo {
     /// Time until the decision is evaluated again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remaining_s: Option<u64>,
+    /// The same for people, such as `kept: a rule keeps it (gradle)`. All commands use these words.
+    #[serde(default)]
+    pub text: String,
 }
 
 /// Snapshot of a process.
@@ -122,7 +125,7 @@ pub struct ProcessInfo {
     /// Directory of the agent, if the evidence is `cwd`: the process works in it or below it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evidence_directory: Option<String>,
-    /// Decision about a member.
+    /// Decision about a member, or about a leftover that a scan has found.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decision: Option<DecisionInfo>,
 }
@@ -263,7 +266,7 @@ pub struct Explanation {
     /// Innermost session of which it is a member.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session: Option<SessionInfo>,
-    /// Decision and its reason, in one sentence.
+    /// Decision and its reason as in [`DecisionInfo::text`], then details, in sentences.
     pub why: String,
     /// Next step and its time, in one sentence.
     pub next: String,
@@ -457,6 +460,14 @@ pub struct ScanReport {
     pub freed_bytes: Option<u64>,
 }
 
+impl ScanReport {
+    /// Returns the leftover or member with this pid.
+    pub fn finding(&self, pid: u32) -> Option<&Finding> {
+        let mut all = self.reapable.iter().chain(&self.kept);
+        all.find(|found| found.pid == pid)
+    }
+}
+
 /// Process found by a scan.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
@@ -498,7 +509,7 @@ pub struct Finding {
     /// Pid of the agent that the evidence names.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent_pid: Option<u32>,
-    /// Evidence and decision in one sentence.
+    /// Decision and its reason as in [`DecisionInfo::text`]; of a leftover with the evidence.
     pub why: String,
     /// Time since the process started.
     pub age_s: u64,

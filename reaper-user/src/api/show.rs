@@ -21,7 +21,7 @@ use super::{
     TreeResponse, TreeRow, recognition,
 };
 use crate::export::{
-    KeepAdvice, SessionIdText, SessionRef, command_line, exit_status_text, keep_rule, reason_text,
+    Judgement, KeepAdvice, SessionIdText, SessionRef, command_line, exit_status_text, keep_rule,
     wall_time,
 };
 use reaper_host::source::procfs::{Procfs, Zombie};
@@ -50,7 +50,8 @@ pub(super) fn status(status: Status, began: u64, members: &[u32]) -> Status {
     }
 }
 
-pub(super) fn tree(snapshot: TreeSnapshot) -> TreeResponse {
+/// Returns the sessions, and with `leftovers` the decision about each untracked process that a scan has found.
+pub(super) fn tree(snapshot: TreeSnapshot, leftovers: &ScanReport) -> TreeResponse {
     let procfs = Procfs::default();
     let mut zombies: HashMap<u32, Vec<Zombie>> = HashMap::new();
     // The tree is useful without zombies too.
@@ -62,7 +63,12 @@ pub(super) fn tree(snapshot: TreeSnapshot) -> TreeResponse {
             session: session.map(|group| self::session(&group)),
             processes: tree_rows(rows, &mut zombies, &procfs),
         };
-    let groups = snapshot.groups.into_iter().map(group).collect();
+    let mut groups: Vec<_> = snapshot.groups.into_iter().map(group).collect();
+    let untracked = groups.iter_mut().filter(|group| group.session.is_none());
+    for row in untracked.flat_map(|group| &mut group.processes) {
+        let found = leftovers.finding(row.process.pid);
+        row.process.decision = found.map(leftover_decision);
+    }
     TreeResponse { groups }
 }
 
@@ -115,6 +121,11 @@ fn zombie_info(zombie: Zombie) -> ProcessInfo {
     }
 }
 
+/// Returns the judgement on a process that belongs to no session, as the end of a sentence.
+pub(super) fn untracked_judgement(snapshot: &ExplainSnapshot) -> String {
+    sentence::judgement(snapshot)
+}
+
 pub(super) fn explanation(snapshot: ExplainSnapshot) -> Explanation {
     let image = &snapshot.row.image;
     let advice = || {
@@ -122,6 +133,10 @@ pub(super) fn explanation(snapshot: ExplainSnapshot) -> Explanation {
         KeepAdvice::new(pid, snapshot.honors_keep, keep_rule(image))
     };
     let nearest = nearest_rule(&snapshot);
+    let mut process = process(&snapshot.row, LONG, &Procfs::default());
+    if let Some(found) = &snapshot.leftover {
+        process.decision = Some(leftover_decision(found));
+    }
     Explanation {
         exited: false,
         outcome: None,
@@ -129,7 +144,7 @@ pub(super) fn explanation(snapshot: ExplainSnapshot) -> Explanation {
         why: sentence::why(&snapshot, nearest.as_ref()),
         next: sentence::next(&snapshot, nearest.as_ref()),
         nearest,
-        process: process(&snapshot.row, LONG, &Procfs::default()),
+        process,
         lineage: snapshot.lineage.iter().map(ancestor_info).collect(),
         adopter: snapshot.adopter.as_ref().map(named_process),
         session: snapshot.session.as_ref().map(session),
@@ -158,6 +173,17 @@ fn nearest_rule(snapshot: &ExplainSnapshot) -> Option<RuleTest> {
     let above = above.filter_map(|ancestor| Some((ancestor.key, ancestor.image.clone()?)));
     let own = (snapshot.row.key, Arc::clone(&snapshot.row.image));
     recognition::nearest(&snapshot.rules, std::iter::once(own).chain(above).collect())
+}
+
+/// Returns the decision about a leftover that a scan has found.
+fn leftover_decision(found: &Finding) -> DecisionInfo {
+    DecisionInfo {
+        decision: found.decision.clone(),
+        reason: found.reason.clone(),
+        rule: found.rule.clone(),
+        remaining_s: None,
+        text: found.why.clone(),
+    }
 }
 
 fn ancestor_info(ancestor: &Ancestor) -> AncestorInfo {
@@ -317,14 +343,6 @@ pub(super) fn scan(mut rows: Vec<ProcessSnapshot>) -> ScanReport {
 fn finding(row: &ProcessSnapshot, session: &SessionRef, procfs: &Procfs) -> Finding {
     let process = process(row, SHORT, procfs);
     let decision = process.decision.unwrap_or_default();
-    let rule = decision.rule.as_ref().map(|rule| format!(" ({rule})"));
-    let time = decision.remaining_s.map(|s| format!(", {s} s left"));
-    let why = match decision.decision.as_str() {
-        "reap" => "to be reaped",
-        "wait" => "waits",
-        _ => "kept",
-    };
-    let (rule, time) = (rule.unwrap_or_default(), time.unwrap_or_default());
     Finding {
         pid: process.pid,
         start_ns: process.start_ns,
@@ -334,7 +352,7 @@ fn finding(row: &ProcessSnapshot, session: &SessionRef, procfs: &Procfs) -> Find
         command: process.command,
         agent: session.agent.to_string(),
         session_id: process.session_id,
-        why: format!("{why}: {}{rule}{time}", reason_text(&decision.reason)),
+        why: decision.text,
         decision: decision.decision,
         reason: decision.reason,
         rule: decision.rule,
@@ -349,11 +367,15 @@ fn finding(row: &ProcessSnapshot, session: &SessionRef, procfs: &Procfs) -> Find
 
 /// Converts a process. Reads its memory from /proc, and truncates its command line to about `longest` bytes.
 fn process(row: &ProcessSnapshot, longest: usize, procfs: &Procfs) -> ProcessInfo {
-    let decision = row.decision.as_ref().map(|decision| DecisionInfo {
-        decision: decision.decision.into(),
-        reason: decision.reason.into(),
-        rule: decision.rule.as_deref().map(str::to_owned),
-        remaining_s: decision.until.map(seconds_until),
+    let decision = row.decision.as_ref().map(|decision| {
+        let judgement = judgement(decision);
+        DecisionInfo {
+            decision: judgement.decision.into(),
+            reason: judgement.reason.into(),
+            rule: judgement.rule.map(str::to_owned),
+            remaining_s: judgement.remaining_s,
+            text: judgement.text(),
+        }
     });
     let (session, by) = (row.session.as_ref(), row.evidence.as_ref());
     ProcessInfo {
@@ -375,6 +397,16 @@ fn process(row: &ProcessSnapshot, longest: usize, procfs: &Procfs) -> ProcessInf
         evidence_variable: by.and_then(|by| by.variable).map(str::to_owned),
         evidence_directory: by.and_then(|by| by.directory.clone()),
         decision,
+    }
+}
+
+fn judgement(decision: &DecisionSnapshot) -> Judgement<'_> {
+    Judgement {
+        decision: decision.decision,
+        reason: decision.reason,
+        rule: decision.rule.as_deref(),
+        remaining_s: decision.until.map(seconds_until),
+        observes: decision.observes,
     }
 }
 

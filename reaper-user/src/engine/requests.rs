@@ -54,7 +54,8 @@ impl Engine {
 
     /// Executes a request and returns the reply. The error is the reply to a refused request.
     fn reply(&mut self, peer: Peer, kind: RequestKind) -> Result<EngineReply, ErrorResponse> {
-        let view = View::new(&self.model, peer);
+        let observes = self.settings.mode == Mode::Observe;
+        let view = View::new(&self.model, peer).observing(observes);
         Ok(match kind {
             RequestKind::Status => EngineReply::Status {
                 status: Box::new(self.status(&view)),
@@ -203,7 +204,7 @@ impl Engine {
         };
         let processes = self.model.keep(key, keep);
         if processes == 0 {
-            return Err(self.no_session_error(&target));
+            return Err(no_session(&target));
         }
         // A new keep does not end an earlier one for all descendants.
         let keep = self.model.keep_to_revoke(key).unwrap_or(keep);
@@ -300,7 +301,7 @@ impl Engine {
                 );
                 return Err(ErrorResponse::new("not_found", message));
             }
-            _ => return Err(self.no_session_error(target)),
+            _ => return Err(no_session(target)),
         };
         match self.model.keep_to_revoke(key) {
             Some(keep) if keep.by_uid != peer.uid && !peer.is_root() => {
@@ -312,28 +313,6 @@ impl Engine {
             }
             _ => Ok(key),
         }
-    }
-
-    /// Returns the error for a process that has no session, as far as the model knows.
-    fn no_session_error(&self, target: &SignalTarget) -> ErrorResponse {
-        let SignalTarget { key, comm, .. } = target;
-        let pid = key.pid;
-        let message = if self.gap.is_some() {
-            format!(
-                "process {pid} ({comm}) may belong to a session, but events were lost and a scan looks for it: try again in a few seconds"
-            )
-        } else {
-            let leftover_hint = if self.settings.config.reap_leftovers
-                && key.start < self.started_at
-            {
-                "; it is older than this service and may be reaped as an agent's leftover: run `reaper scan` to check, and set \
-                 `reap_leftovers = false` and restart the service to prevent it"
-            } else {
-                ", so it is never reaped"
-            };
-            format!("process {pid} ({comm}) belongs to no session{leftover_hint}")
-        };
-        ErrorResponse::new("conflict", message)
     }
 
     /// Queues the evaluation of the members whose decision may change with a keep. These are all members with a
@@ -392,6 +371,12 @@ impl Engine {
         self.ingest.queued.extend(due);
         Ok(())
     }
+}
+
+/// Returns the error for a process that has no session. The server adds why it has none.
+fn no_session(SignalTarget { key, comm, .. }: &SignalTarget) -> ErrorResponse {
+    let message = format!("process {} ({comm}) belongs to no session", key.pid);
+    ErrorResponse::new("conflict", message)
 }
 
 /// Returns the result of a change of a keep, which is not stored yet.

@@ -7,7 +7,7 @@ use reaper_model::leftover::{
 };
 
 /// Returns why a leftover is reaped or not, with the evidence that it is one and the remaining delay.
-pub(super) fn leftover_text(leftover: &Leftover) -> String {
+pub fn leftover_text(leftover: &Leftover) -> String {
     let more = remaining_ns(leftover).map(|ns| format!(", {} more", duration(ns)));
     reason_and_evidence(leftover, &more.unwrap_or_default())
 }

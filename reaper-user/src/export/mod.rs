@@ -30,7 +30,7 @@ pub use consumer::Consumer;
 pub use encode::{ExitInfo, command_args};
 pub use json::{to_json, write_object};
 pub use keep_advice::{KeepAdvice, keep_rule};
-pub use leftover::leftover_judgement;
+pub use leftover::{leftover_judgement, leftover_text};
 #[cfg(test)]
 pub use recent::RecentOutcome;
 pub use recent::{RecentProcess, RecentSession, RootExit};

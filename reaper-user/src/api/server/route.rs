@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use super::{BODY_MAX, Shared};
 use crate::api::messages::{EngineReply, EngineRequest, RequestKind};
 use crate::api::peer::Peer;
-use crate::api::{ErrorResponse, ShownConfig, recognition, show};
+use crate::api::{ErrorResponse, ScanReport, ShownConfig, recognition, show};
 use crate::export::to_json;
 use parse::{methods, parse_request, segments};
 use scan::{ScanParams, scanned};
@@ -142,6 +142,11 @@ async fn handle(request: Request<Incoming>, peer: Peer, shared: &Shared) -> ApiR
             .await;
     }
     let kind = parse_request(&head.method, path, query, &body, peer)?;
+    carry_out(kind, peer, shared).await
+}
+
+/// Carries out a request by the engine, and adds what only a scan knows. Returns JSON.
+async fn carry_out(kind: RequestKind, peer: Peer, shared: &Shared) -> ApiResult<Vec<u8>> {
     let scan = match kind {
         RequestKind::Scan { min_age, reap } => Some((min_age, reap)),
         _ => None,
@@ -149,7 +154,17 @@ async fn handle(request: Request<Incoming>, peer: Peer, shared: &Shared) -> ApiR
     if let RequestKind::Explain { pid } = kind {
         return explain::explain(pid, peer, shared).await;
     }
-    let reply = ask(kind, peer, shared).await?;
+    let kept = match &kind {
+        RequestKind::Keep { target, .. } => Some(target.clone()),
+        _ => None,
+    };
+    let lists_all = matches!(kind, RequestKind::Tree { all: true, .. });
+    let reply = match (ask(kind, peer, shared).await, kept) {
+        (Err(refusal), Some(target)) if refusal.error == "conflict" => {
+            return Err(untracked::not_kept(&target, peer, shared).await);
+        }
+        (reply, _) => reply?,
+    };
     match (reply, scan) {
         (EngineReply::Scan(rows, context), Some((min_age, reap))) => {
             let params = ScanParams {
@@ -159,6 +174,14 @@ async fn handle(request: Request<Incoming>, peer: Peer, shared: &Shared) -> ApiR
                 min_age,
             };
             scanned(rows, params, reap, shared).await
+        }
+        (EngineReply::Tree(snapshot), _) => {
+            let leftovers = match lists_all {
+                // The tree is useful without the leftovers too.
+                true => untracked::leftovers(peer, shared).await.unwrap_or_default(),
+                false => ScanReport::default(),
+            };
+            off_thread(move || Ok(to_json(&show::tree(snapshot, &leftovers)))).await
         }
         (reply, _) => to_response(reply).await,
     }
@@ -203,7 +226,7 @@ async fn ask(kind: RequestKind, peer: Peer, shared: &Shared) -> ApiResult<Engine
         Err(_) => {
             let seconds = shared.timeouts.answer.as_secs_f32();
             let what = format!(
-                "the engine of the service gave no answer within {seconds} s, and may still carry out the request; try again"
+                "the engine of the service gave no answer within {seconds}s, and may still carry out the request; try again"
             );
             Err(ErrorResponse::new("timeout", what))
         }
@@ -218,8 +241,6 @@ async fn to_response(reply: EngineReply) -> ApiResult<Vec<u8>> {
             began,
             members,
         } => Ok(to_json(&show::status(*status, began, &members))),
-        EngineReply::Tree(branches) => Ok(to_json(&show::tree(branches))),
-        EngineReply::Explain(story) => Ok(to_json(&show::explanation(*story))),
         EngineReply::Agents(agents) => Ok(to_json(&show::agents(agents))),
         EngineReply::TestRules(pid, peer, rules) => {
             recognition::test(pid, &rules, |uids| peer.may_see(uids)).map(|test| to_json(&test))
@@ -230,9 +251,11 @@ async fn to_response(reply: EngineReply) -> ApiResult<Vec<u8>> {
         EngineReply::Reload(Ok(message)) => Ok(to_json(&crate::api::Reloaded { message })),
         EngineReply::Reload(Err(message)) => Err(ErrorResponse::new("conflict", message)),
         EngineReply::Refused(refusal) => Err(refusal),
-        EngineReply::Scan(..)
-        | EngineReply::ScanContext(_)
+        EngineReply::Tree(_)
+        | EngineReply::Explain(_)
         | EngineReply::ExplainExited(_)
+        | EngineReply::Scan(..)
+        | EngineReply::ScanContext(_)
         | EngineReply::Emitted => {
             let what = "the engine of the service gave an unexpected reply; report this as a bug";
             Err(ErrorResponse::new("failed", what))

@@ -1,70 +1,70 @@
 //! The sentences of `reaper explain`: the decision with its reason, and what happens next.
 
 use super::{seconds_since, seconds_until};
-use crate::api::RuleTest;
 use crate::api::messages::{DecisionSnapshot, ExplainSnapshot, SessionSnapshot, UntrackedReason};
+use crate::api::{Finding, RuleTest};
 use crate::export::names::outcome_reason;
-use crate::export::{RecentProcess, evidence_ref_text, exit_status_text, failure_text};
+use crate::export::{
+    RecentProcess, evidence_ref_text, exit_status_text, outcome_reason_text, reason_text, time,
+};
 use crate::reap::ReapOutcome;
 use reaper_model::event::ExitStatus;
 use reaper_model::facts::FactSet;
 use reaper_model::ruleset::Action;
+use reaper_model::value::show_duration;
 
-/// Returns the decision and its reason.
+/// Returns the judgement on a process in the words of every command, then details.
 pub(super) fn why(snapshot: &ExplainSnapshot, nearest: Option<&RuleTest>) -> String {
-    if let Some(reason) = &snapshot.untracked_reason {
-        let near = nearest.map(|rule| near(snapshot, rule));
-        return format!(
-            "Not tracked: {}{}.",
-            untracked(reason),
-            near.unwrap_or_default()
-        );
-    }
-    let Some(decision) = &snapshot.row.decision else {
-        return "Not decided yet.".into();
+    let is_reaped = snapshot.row.decision.as_ref().filter(|d| d.decision == "reap");
+    let judgement = match (&snapshot.signalled, is_reaped) {
+        (Some(signalled), Some(decision)) => being_reaped(signalled, decision),
+        _ => judgement(snapshot),
     };
-    if let Some(signalled) = &snapshot.signalled
-        && decision.decision == "reap"
-    {
-        return being_reaped(signalled, &reason(snapshot, decision));
+    let near = nearest.filter(|_| snapshot.leftover.is_none());
+    let near = near.map(|rule| near_rule(snapshot, rule)).unwrap_or_default();
+    let mut letters = judgement.chars();
+    let first = letters.next().map(char::to_uppercase).into_iter().flatten();
+    let sentence: String = first.chain(letters).collect();
+    format!("{sentence}{near}.{}", details(snapshot))
+}
+
+/// Returns the judgement on a process, such as `kept: its agent lives`.
+pub(super) fn judgement(snapshot: &ExplainSnapshot) -> String {
+    if let Some(found) = &snapshot.leftover {
+        return found.why.clone();
     }
-    let summary = match decision.decision {
-        "reap" => "To be reaped",
-        "wait" if decision.reason == "unread" => "Not decided yet",
-        "wait" => "Kept for now",
-        "report" => "Kept and reported",
-        _ => "Kept",
-    };
-    let mut sentence = format!("{summary}: {}", reason(snapshot, decision));
-    if let Some(due) = due(snapshot).filter(|_| decision.decision != "reap") {
-        sentence += &format!(", though {due}");
+    match (&snapshot.untracked_reason, &snapshot.row.decision) {
+        (Some(UntrackedReason::NoAgent(_)), _) if snapshot.gap => {
+            "not decided yet: events are missing, and it may belong to a session".into()
+        }
+        (Some(UntrackedReason::Never(reason)), _) => {
+            format!("never signalled: {}", reason_text(reason))
+        }
+        (Some(reason), _) => format!("not tracked: {}", untracked(reason)),
+        (None, Some(decision)) => super::judgement(decision).text(),
+        (None, None) => "not decided yet: it was not evaluated".into(),
     }
-    sentence + "."
 }
 
 /// Returns what was done to a process that is alive, and why.
-fn being_reaped(signalled: &RecentProcess, reason: &str) -> String {
-    let ago = |at| format!("{} ago", span(seconds_since(at)));
+fn being_reaped(signalled: &RecentProcess, decision: &DecisionSnapshot) -> String {
+    let ago = |at| format!("{} ago", time(seconds_since(at)));
+    let reason = reason_text(decision.reason);
     match (&signalled.outcome, &signalled.signal) {
         (Some((at, outcome)), _) if matches!(outcome.outcome, ReapOutcome::Failed(_)) => {
             let why = outcome_reason(&outcome.outcome).unwrap_or_default();
-            format!(
-                "Could not be ended {}: {}; {reason}.",
-                ago(*at),
-                failure_text(&why)
-            )
+            let why = outcome_reason_text(&why);
+            format!("could not be ended {}: {why}; {reason}", ago(*at))
         }
-        (_, Some((at, signal))) => {
-            format!("Being reaped: {signal} sent {}, {reason}.", ago(*at))
-        }
-        _ => format!("To be reaped: {reason}."),
+        (_, Some((at, signal))) => format!("being reaped: {signal} sent {}, {reason}", ago(*at)),
+        _ => format!("to be reaped: {reason}"),
     }
 }
 
 fn untracked(reason: &UntrackedReason) -> String {
     match reason {
         UntrackedReason::OutOfScope => "it is outside of the scope of this service".into(),
-        UntrackedReason::KernelThread => "it is a kernel thread".into(),
+        UntrackedReason::Never(reason) => reason_text(reason).into(),
         UntrackedReason::Boundary(rule) => format!(
             "it is a boundary by the rule \"{rule}\", and its descendants belong to no agent above it"
         ),
@@ -87,7 +87,7 @@ fn untracked(reason: &UntrackedReason) -> String {
 }
 
 /// Returns the rule that comes nearest and why it does not apply, as the end of a sentence.
-fn near(snapshot: &ExplainSnapshot, rule: &RuleTest) -> String {
+fn near_rule(snapshot: &ExplainSnapshot, rule: &RuleTest) -> String {
     let RuleTest { pid, name, .. } = rule;
     let process = match *pid == snapshot.row.key.pid {
         true => "this process".into(),
@@ -101,74 +101,41 @@ fn near(snapshot: &ExplainSnapshot, rule: &RuleTest) -> String {
     }
 }
 
-/// Returns the reason of a decision in words, as the end of a sentence.
-fn reason(snapshot: &ExplainSnapshot, decision: &DecisionSnapshot) -> String {
-    let rule = decision.rule.as_deref();
-    let by = |what: &str| match rule {
-        Some(rule) => format!("{what} (rule \"{rule}\")"),
-        None => what.to_owned(),
+/// Returns what else is known about the decision on a member, as sentences with a space before each.
+fn details(snapshot: &ExplainSnapshot) -> String {
+    let Some(decision) = &snapshot.row.decision else {
+        return String::new();
     };
-    let the_rule = || rule.map_or_else(|| "a rule".into(), |rule| format!("the rule \"{rule}\""));
-    let due = || due(snapshot).unwrap_or_else(|| "its agent exited".into());
+    let mut text = String::new();
     match decision.reason {
-        "root_exited" => by(&due()),
-        "forked_after_root_exit" => by(&format!("{}, and it was forked after that", due())),
-        "detached" => format!(
-            "its parent has exited, but its {} {} lives",
-            kind(snapshot),
-            agent(snapshot)
-        ),
-        "root_alive" if snapshot.row.root => match kind(snapshot) {
-            "server" => format!(
-                "it is the agent's server {}, which outlives the process that started it",
-                agent(snapshot)
-            ),
-            _ => format!("it is the agent {} itself", agent(snapshot)),
-        },
-        "root_alive" => format!("its {} {} lives", kind(snapshot), agent(snapshot)),
-        "keep_rule" => format!("{} says so", the_rule()),
-        "other_uid" => by("it runs as another user than its agent"),
-        "ancestor_kept" => by("a process above it is kept"),
-        "descendant_kept" => by("a process below it is kept"),
-        "unreadable" => by("its facts cannot be read, and a process with unknown facts is kept"),
-        "lineage_uncertain" => {
-            "it may descend from a boundary: events about its ancestors were lost".into()
-        }
+        "unread" => text += &format!(" Missing: {}.", fact_names(decision.needs)),
+        "lineage_uncertain" => text += " Events about its ancestors were lost.",
         "inferred" => {
             let by = snapshot.row.evidence.as_ref().map(evidence_ref_text);
             let by = by.unwrap_or_else(|| "evidence".into());
-            format!(
-                "no event reported its fork, and only {by} links it to the agent; no rule accepts that as enough"
-            )
+            text += &format!(" No event reported its fork, and only {by} links it to the agent.");
         }
-        "keep_marker" => "REAPER_KEEP=1 is in its environment".into(),
-        "kept_by_user" => "a user keeps it with `reaper keep`".into(),
-        "rule_delay" => format!("{} gives it time", the_rule()),
-        "successor_awaited" => format!(
-            "its agent {} exited with status 0, and another process may continue its conversation",
-            agent(snapshot)
-        ),
-        "successor_unknown" => format!(
-            "its agent {} exited, and whether another process continues its conversation cannot be read",
-            agent(snapshot)
-        ),
-        "report_rule" => format!("{} says so", the_rule()),
-        "reap_rule" if snapshot.row.root => format!("{} says so", the_rule()),
-        "reap_rule" => format!(
-            "{} says so, though its {} lives",
-            the_rule(),
-            kind(snapshot)
-        ),
-        "unread" => format!("{} is being read", fact_names(decision.needs)),
-        "never_pid1" => "it is the init process, which is never signalled".into(),
-        "never_kernel_thread" => "it is a kernel thread".into(),
-        "never_self" => "it is this service or one of its ancestors".into(),
-        other => by(other),
+        _ => {}
     }
+    let (kind, agent) = (kind(snapshot), agent(snapshot));
+    match due(snapshot) {
+        Some(due) => text += &format!(" Its {due}."),
+        None if !snapshot.row.root => text += &format!(" Its {kind} is {agent}."),
+        None if kind == "server" => {
+            text += &format!(
+                " It is the agent's server {agent}, which outlives the process that started it."
+            );
+        }
+        None => text += &format!(" It is the agent {agent} itself."),
+    }
+    text
 }
 
 /// Returns what will happen, and when.
 pub(super) fn next(snapshot: &ExplainSnapshot, nearest: Option<&RuleTest>) -> String {
+    if let Some(found) = &snapshot.leftover {
+        return next_of_leftover(found, snapshot);
+    }
     let Some(decision) = snapshot
         .row
         .decision
@@ -177,7 +144,7 @@ pub(super) fn next(snapshot: &ExplainSnapshot, nearest: Option<&RuleTest>) -> St
     else {
         return next_untracked(snapshot, nearest);
     };
-    let time = decision.until.map(|until| span(seconds_until(until)));
+    let time = decision.until.map(|until| time(seconds_until(until)));
     match (decision.decision, time) {
         ("reap", _) if snapshot.gap => {
             "Events are missing; it is decided again once the gap is closed.".into()
@@ -254,6 +221,19 @@ fn next_untracked(snapshot: &ExplainSnapshot, nearest: Option<&RuleTest>) -> Str
     }
 }
 
+/// Returns what happens to a leftover from before the service started.
+fn next_of_leftover(found: &Finding, snapshot: &ExplainSnapshot) -> String {
+    match &*found.decision {
+        "reap" if !snapshot.enforce => format!("Now: {}.", signals(snapshot)),
+        "reap" => {
+            "`reaper scan --reap` ends it. The service does so by itself only on recorded evidence."
+                .into()
+        }
+        "wait" => "When the delay has expired, it is decided again.".into(),
+        _ => "Nothing, as long as this holds.".into(),
+    }
+}
+
 /// Returns what happens to a member when its agent exits.
 fn when_it_ends(snapshot: &ExplainSnapshot) -> String {
     let agent = agent(snapshot);
@@ -285,10 +265,10 @@ fn outlook(snapshot: &ExplainSnapshot, decision: &DecisionSnapshot) -> String {
             ),
         },
         ("wait", Some(until)) => {
-            let time = span(seconds_until(until));
+            let time = time(seconds_until(until));
             format!("this process is {} {time} later{by}", done(decision))
         }
-        _ => format!("this process is kept: {}", reason(snapshot, decision)),
+        _ => format!("this process is {}", super::judgement(decision).text()),
     }
 }
 
@@ -321,7 +301,7 @@ fn signals(snapshot: &ExplainSnapshot) -> String {
         return "nothing is signalled, as this service only observes".to_owned()
             + &reason.unwrap_or_default();
     }
-    let grace = humantime::format_duration(snapshot.grace);
+    let grace = show_duration(snapshot.grace);
     format!("SIGTERM, and SIGKILL {grace} later")
 }
 
@@ -364,10 +344,11 @@ fn root(group: &SessionSnapshot) -> String {
     format!("{} ({})", group.name.agent, group.root.pid)
 }
 
-/// Returns how and when its agent exited, `None` if the agent is alive.
+/// Returns how and when the agent of a member exited, such as `agent claude (42) was killed by SIGKILL 3s ago`. `None` if it
+/// is alive.
 fn due(snapshot: &ExplainSnapshot) -> Option<String> {
     let (group, at, how) = snapshot.exited_root.as_ref()?;
-    let since = span(seconds_since(*at));
+    let since = time(seconds_since(*at));
     let how = match how {
         ExitStatus::Exited(code) => format!("exited {since} ago with status {code}"),
         ExitStatus::Signalled { .. } => {
@@ -375,21 +356,5 @@ fn due(snapshot: &ExplainSnapshot) -> Option<String> {
         }
         ExitStatus::Unknown => format!("exited {since} ago with an unknown status"),
     };
-    Some(format!("its {} {} {how}", group.kind.name(), root(group)))
-}
-
-/// Formats a duration with its two largest units, such as `2 h 5 min`.
-pub(super) fn span(seconds: u64) -> String {
-    const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3600, "h"), (60, "min"), (1, "s")];
-    let largest = UNITS.iter().position(|(unit, _)| seconds >= *unit);
-    let Some(largest) = largest else {
-        return "0 s".into();
-    };
-    let mut rest = seconds;
-    let parts = UNITS[largest..].iter().take(2).filter_map(|(unit, name)| {
-        let count = rest / unit;
-        rest %= unit;
-        (count > 0).then(|| format!("{count} {name}"))
-    });
-    parts.collect::<Vec<_>>().join(" ")
+    Some(format!("{} {} {how}", group.kind.name(), root(group)))
 }

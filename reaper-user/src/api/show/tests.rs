@@ -119,6 +119,7 @@ fn scan_separates_reapable_from_kept_members() {
             until: None,
             action: None,
             needs: FactSet::NONE,
+            observes: false,
         }),
         ..row(n, None)
     };
@@ -157,6 +158,7 @@ fn snapshot(decision: &'static str, reason: &'static str) -> ExplainSnapshot {
         until: None,
         action: None,
         needs: FactSet::NONE,
+        observes: false,
     };
     ExplainSnapshot {
         row: ProcessSnapshot {
@@ -181,6 +183,7 @@ fn snapshot(decision: &'static str, reason: &'static str) -> ExplainSnapshot {
         predates_service: false,
         signalled: None,
         honors_keep: true,
+        leftover: None,
     }
 }
 
@@ -209,6 +212,7 @@ fn decision(
         until: None,
         action: None,
         needs: FactSet::NONE,
+        observes: false,
     }
 }
 
@@ -244,6 +248,13 @@ fn ancestor(n: u32, exe: &str, argv: &str) -> Ancestor {
     }
 }
 
+/// Returns the explanation of a service that only observes.
+fn observed(mut snapshot: ExplainSnapshot) -> ExplainSnapshot {
+    snapshot.enforce = false;
+    snapshot.row.decision.as_mut().unwrap().observes = true;
+    snapshot
+}
+
 fn waiting(snapshot: &mut ExplainSnapshot) {
     let decision = snapshot.row.decision.as_mut().unwrap();
     decision.until = Some(sys::monotonic() + 600_000_000_000);
@@ -259,6 +270,7 @@ fn explanation_sentences_match_the_decision() {
     waiting(&mut spinning);
     let untracked = |untracked| ExplainSnapshot {
         untracked_reason: Some(untracked),
+        row: row(2, Some(1)),
         ..snapshot("keep", "not_a_member")
     };
     let tmux = ProcessName {
@@ -289,87 +301,114 @@ fn explanation_sentences_match_the_decision() {
         ..decision("wait", "unread", Some("asked-for-servers"))
     };
     let by_rule = || decision("keep", "keep_rule", Some("gradle"));
+    let found = |decision: &str, why: &str| ExplainSnapshot {
+        leftover: Some(Finding {
+            decision: decision.into(),
+            why: why.into(),
+            ..Finding::default()
+        }),
+        ..untracked(UntrackedReason::NoAgent(None))
+    };
+    let lives = "Kept: the agent lives. Its agent is claude-code (42).";
+    let killed = "Its agent claude-code (42) was killed by SIGKILL 0s ago.";
+    let reaped_then =
+        "When claude-code (42) exits, this process is reaped: SIGTERM, and SIGKILL 5s later.";
     for (snapshot, why, next) in [
         (
             alive("root_alive", reaped(), reaped()),
-            "Kept: its agent claude-code (42) lives.",
-            "When claude-code (42) exits, this process is reaped: SIGTERM, and SIGKILL 5s later.",
+            lives.to_owned(),
+            reaped_then.to_owned(),
         ),
         (
             alive("detached", reaped(), server),
-            "Kept: its parent has exited, but its agent claude-code (42) lives.",
-            "When claude-code (42) exits, this process is reaped: SIGTERM, and SIGKILL 5s later. If claude-code (42) exits \
-             with status 0, this process is reaped 10 min later, by the rule \"asked-for-servers\".",
+            "Kept: orphaned, and its agent lives. Its agent is claude-code (42).".into(),
+            format!(
+                "{reaped_then} If claude-code (42) exits with status 0, this process is reaped 10m later, by the rule \
+                 \"asked-for-servers\"."
+            ),
         ),
         (
             alive("root_alive", reaped(), unread),
-            "Kept: its agent claude-code (42) lives.",
-            "When claude-code (42) exits, this process is reaped: SIGTERM, and SIGKILL 5s later. If claude-code (42) exits \
-             with status 0, what happens to this process depends on the rule \"asked-for-servers\", which needs \
-             to know whether it listens on a port.",
+            lives.into(),
+            format!(
+                "{reaped_then} If claude-code (42) exits with status 0, what happens to this process depends on the rule \
+                 \"asked-for-servers\", which needs to know whether it listens on a port."
+            ),
         ),
         (
             alive("root_alive", by_rule(), by_rule()),
-            "Kept: its agent claude-code (42) lives.",
-            "When claude-code (42) exits, this process is kept: the rule \"gradle\" says so.",
+            lives.into(),
+            "When claude-code (42) exits, this process is kept: a rule keeps it (gradle).".into(),
         ),
         (
             due("reap", "root_exited", None),
-            "To be reaped: its agent claude-code (42) was killed by SIGKILL 0 s ago.",
-            "Now: SIGTERM, and SIGKILL 5s later.",
+            format!("To be reaped: its agent exited. {killed}"),
+            "Now: SIGTERM, and SIGKILL 5s later.".into(),
         ),
         (
-            ExplainSnapshot {
-                enforce: false,
-                ..due("reap", "root_exited", None)
-            },
-            "To be reaped: its agent claude-code (42) was killed by SIGKILL 0 s ago.",
-            "Now: nothing is signalled, as this service only observes.",
+            observed(due("reap", "root_exited", None)),
+            format!("Would be reaped: its agent exited. {killed}"),
+            "Now: nothing is signalled, as this service only observes.".into(),
         ),
         (
             due("keep", "keep_rule", Some("gradle")),
-            "Kept: the rule \"gradle\" says so, though its agent claude-code (42) was killed by SIGKILL 0 s ago.",
-            "Nothing, as long as this holds.",
+            format!("Kept: a rule keeps it (gradle). {killed}"),
+            "Nothing, as long as this holds.".into(),
         ),
         (
             due("keep", "other_uid", Some("other-uid")),
-            "Kept: it runs as another user than its agent (rule \"other-uid\"), though its agent claude-code (42) was \
-             killed by SIGKILL 0 s ago.",
-            "Nothing, as long as this holds.",
+            format!("Kept: it runs as another user (other-uid). {killed}"),
+            "Nothing, as long as this holds.".into(),
         ),
         (
             given_time,
-            "Kept for now: the rule \"asked-for-servers\" gives it time, though its agent claude-code (42) was killed by \
-             SIGKILL 0 s ago.",
-            "In 10 min that delay expires, and it is reaped: SIGTERM, and SIGKILL 5s later.",
+            format!("Waits 10m: a rule delays the decision (asked-for-servers). {killed}"),
+            "In 10m that delay expires, and it is reaped: SIGTERM, and SIGKILL 5s later.".into(),
         ),
         (
             spinning,
-            "Kept for now: the rule \"busy-loops\" gives it time.",
-            "In 10 min, if the conditions of that rule still hold, it is reaped: SIGTERM, and \
-             SIGKILL 5s later. When claude-code (42) exits, this process is decided again.",
+            "Waits 10m: a rule delays the decision (busy-loops). Its agent is claude-code (42).".into(),
+            "In 10m, if the conditions of that rule still hold, it is reaped: SIGTERM, and SIGKILL 5s later. When \
+             claude-code (42) exits, this process is decided again."
+                .into(),
         ),
         (
             untracked(UntrackedReason::NoAgent(None)),
-            "Not tracked: no agent rule matches this process or one above it.",
-            "Nothing: it is never signalled. If an agent started it, `reaper agents --test PID` with the agent's pid says \
-             why no rule matches, and `reaper agent add` adds one.",
+            "Not tracked: no agent rule matches this process or one above it.".into(),
+            "Nothing: it is never signalled.".into(),
         ),
         (
-            near_agent,
-            "Not tracked: no agent rule matches this process or one between it and tmux (7); nearest to process \
-             1073741825: claude-code, whose `script` needs an absolute path, not bin/claude.",
-            "Nothing, unless an agent left it behind before this service started: `reaper scan` checks that. `reaper agents \
-             --test 1073741825` tests each rule, and `reaper agent add --pid 1073741825` adds one.",
+            untracked(UntrackedReason::Never("never_pid1")),
+            "Never signalled: it is the init process.".into(),
+            "Nothing: it is never signalled.".into(),
+        ),
+        (
+            ExplainSnapshot {
+                predates_service: true,
+                ..untracked(UntrackedReason::NoAgent(None))
+            },
+            "Not tracked: no agent rule matches this process or one above it.".into(),
+            "Nothing, unless an agent left it behind before this service started: `reaper scan` checks that."
+                .into(),
+        ),
+        (
+            found("reap", "to be reaped: orphaned shell of a tool"),
+            "To be reaped: orphaned shell of a tool.".into(),
+            "`reaper scan --reap` ends it. The service does so by itself only on recorded evidence.".into(),
+        ),
+        (
+            found("keep", "kept: REAPER_KEEP=1 (CLAUDECODE in its environment)"),
+            "Kept: REAPER_KEEP=1 (CLAUDECODE in its environment).".into(),
+            "Nothing, as long as this holds.".into(),
         ),
         (
             untracked(UntrackedReason::BelowBoundary(tmux, "tmux".into())),
-            "Not tracked: it descends from tmux (7), a boundary by the rule \"tmux\".",
-            "Nothing: it is never signalled.",
+            "Not tracked: it descends from tmux (7), a boundary by the rule \"tmux\".".into(),
+            "Nothing: it is never signalled.".into(),
         ),
     ] {
         let explained = explanation(snapshot);
-        assert_eq!((&*explained.why, &*explained.next), (why, next));
+        assert_eq!((explained.why, explained.next), (why, next));
     }
 }
 
@@ -605,17 +644,4 @@ fn facts_are_shown_as_values_or_unreadable() {
         "terminal_input": false, "cwd": "/w/app", "agent_markers": ["CLAUDECODE"],
     });
     assert_eq!(facts, expected);
-}
-
-#[test]
-fn span_shows_its_two_largest_units() {
-    for (seconds, expected) in [
-        (0, "0 s"),
-        (59, "59 s"),
-        (125, "2 min 5 s"),
-        (7200, "2 h"),
-        (40 * 86_400 + 3 * 3600 + 59, "40 d 3 h"),
-    ] {
-        assert_eq!(super::sentence::span(seconds), expected);
-    }
 }

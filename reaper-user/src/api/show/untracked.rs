@@ -13,6 +13,7 @@ use crate::api::recognition::{first_match, read_process};
 use reaper_model::Scope;
 use reaper_model::event::ProcEntry;
 use reaper_model::facts::Facts;
+use reaper_model::policy::Reason;
 use reaper_model::ruleset::{Action, Rule};
 
 /// Limit of ancestors.
@@ -62,6 +63,7 @@ pub(in crate::api) fn snapshot(
         grace: Duration::ZERO,
         gap: context.gap,
         predates_service: process.key.start < context.started_ns,
+        leftover: None,
     })
 }
 
@@ -75,7 +77,10 @@ fn reason(
     scope: &Scope,
 ) -> UntrackedReason {
     if process.kernel_thread {
-        return UntrackedReason::KernelThread;
+        return UntrackedReason::Never(Reason::NeverKernelThread.name());
+    }
+    if process.key.pid <= 1 {
+        return UntrackedReason::Never(Reason::NeverPid1.name());
     }
     if let Some(rule) = boundary(own) {
         return UntrackedReason::Boundary(rule);

@@ -14,6 +14,7 @@ use crate::config::Mode;
 use reaper_model::Node;
 use reaper_model::event::{ExitStatus, ProcessKey};
 use reaper_model::facts::{Fact, Facts};
+use reaper_model::policy::Reason;
 
 /// Exit status of an agent that is killed.
 const KILLED: ExitStatus = ExitStatus::Signalled {
@@ -67,8 +68,7 @@ impl Engine {
             mode_reason: self.settings.mode_reason.clone(),
             grace: self.ingest.reaper.grace(escalation, self.settings.times),
             gap: self.gap.is_some(),
-            predates_service: self.settings.config.reap_leftovers
-                && snapshot.row.key.start < self.started_at,
+            predates_service: snapshot.row.key.start < self.started_at,
             ..snapshot
         })))
     }
@@ -124,6 +124,7 @@ impl View<'_> {
             predates_service: false,
             signalled: None,
             honors_keep: true,
+            leftover: None,
         })
     }
 
@@ -206,8 +207,9 @@ impl View<'_> {
         if node.state.member.session.is_some() {
             return None;
         }
-        if node.kernel_thread {
-            return Some(UntrackedReason::KernelThread);
+        let reason = self.decide(node.key).reason;
+        if let Reason::NeverPid1 | Reason::NeverKernelThread | Reason::NeverSelf = reason {
+            return Some(UntrackedReason::Never(reason.name()));
         }
         if let Some(rule) = &node.state.member.boundary {
             return Some(UntrackedReason::Boundary(rule.clone()));

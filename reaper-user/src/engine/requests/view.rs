@@ -10,6 +10,7 @@ use crate::api::peer::Peer;
 use crate::export::{EvidenceRef, SessionRef};
 use reaper_model::Model;
 use reaper_model::Node;
+use reaper_model::event::ProcessKey;
 use reaper_model::policy::{Decision, Evaluation, Verdict};
 use reaper_model::ruleset::{Rule, SessionKind};
 use reaper_model::session::{Session, SessionId};
@@ -19,12 +20,29 @@ pub(super) struct View<'a> {
     pub(super) model: &'a Model,
     pub(super) peer: Peer,
     round: Evaluation<'a>,
+    /// Whether the service only observes.
+    observes: bool,
 }
 
 impl<'a> View<'a> {
     pub(super) fn new(model: &'a Model, peer: Peer) -> View<'a> {
         let round = model.evaluation();
-        View { model, peer, round }
+        View {
+            model,
+            peer,
+            round,
+            observes: false,
+        }
+    }
+
+    /// Sets whether the service only observes.
+    pub(super) fn observing(self, observes: bool) -> View<'a> {
+        View { observes, ..self }
+    }
+
+    /// Decides about a process.
+    pub(super) fn decide(&self, key: ProcessKey) -> Decision {
+        self.round.decide(key)
     }
 
     pub(super) fn may_see(&self, node: &Node) -> bool {
@@ -180,7 +198,7 @@ impl<'a> View<'a> {
             .member
             .session
             .and_then(|id| self.model.sessions.get(id));
-        let decision = session.map(|_| self.decision_snapshot(self.round.decide(node.key)));
+        let decision = session.map(|_| self.decision_snapshot(self.decide(node.key)));
         ProcessSnapshot {
             key: node.key,
             parent: node.parent,
@@ -203,7 +221,7 @@ impl<'a> View<'a> {
         let members = session.members().filter(|_| is_due);
         let members = members.filter_map(|pid| self.model.tree.by_pid(pid));
         let kept = members.filter(|node| {
-            let verdict = self.round.decide(node.key).verdict;
+            let verdict = self.decide(node.key).verdict;
             matches!(verdict, Verdict::Keep | Verdict::Report)
         });
         SessionSnapshot {
@@ -229,6 +247,7 @@ impl<'a> View<'a> {
             rule: decision.rule,
             until: decision.until,
             needs: decision.needs,
+            observes: self.observes,
         }
     }
 }

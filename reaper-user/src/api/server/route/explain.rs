@@ -19,6 +19,9 @@ pub(super) async fn explain(pid: u32, peer: Peer, shared: &Shared) -> ApiResult<
     let reply = ask(RequestKind::Explain { pid }, peer, shared).await;
     let (recent, refusal) = match reply {
         Ok(EngineReply::ExplainExited(exited)) => (Some(Exited::recent(*exited)), None),
+        Ok(EngineReply::Explain(snapshot)) => {
+            return untracked::respond(*snapshot, peer, shared).await;
+        }
         Ok(reply) => return to_response(reply).await,
         Err(refusal) if refusal.error == "not_found" => (None, Some(refusal)),
         Err(refusal) => return Err(refusal),

@@ -10,6 +10,7 @@ use crate::api::peer::{Peer, SignalTarget};
 use crate::api::{ErrorResponse, KEEP_MAX_S, KeepParams};
 use crate::export::printable;
 use reaper_host::advice::Advised as _;
+use reaper_model::value::parse_pid;
 
 /// Longest shown name of a query parameter, in characters.
 const NAME_MAX: usize = 64;
@@ -45,15 +46,15 @@ pub(super) fn parse_request(
             agent: query.take("agent"),
             all: query.flag("all")?,
         },
-        ("GET", ["v1", "explain", pid]) => RequestKind::Explain { pid: number(pid)? },
+        ("GET", ["v1", "explain", word]) => RequestKind::Explain { pid: pid(word)? },
         ("GET", ["v1", "agents"]) => match query.take("test") {
-            Some(pid) => RequestKind::TestRules { pid: number(&pid)? },
+            Some(word) => RequestKind::TestRules { pid: pid(&word)? },
             None => RequestKind::Agents,
         },
         ("GET", ["v1", "keeps"]) => RequestKind::Keeps,
         ("POST", ["v1", "keeps"]) => keep(body, peer)?,
-        ("DELETE", ["v1", "keeps", pid]) => RequestKind::Unkeep {
-            target: target(number(pid)?, peer)?,
+        ("DELETE", ["v1", "keeps", word]) => RequestKind::Unkeep {
+            target: target(pid(word)?, peer)?,
         },
         (method @ ("GET" | "POST"), ["v1", "scan"]) => {
             let reap = method == "POST";
@@ -143,16 +144,8 @@ fn target(pid: u32, peer: Peer) -> ApiResult<SignalTarget> {
     }
 }
 
-/// Parses a pid in decimal digits.
-fn number(word: &str) -> ApiResult<u32> {
-    let digits = word.bytes().all(|byte| byte.is_ascii_digit());
-    let number = word.parse().ok().filter(|_| digits);
-    number.ok_or_else(|| {
-        ErrorResponse::new(
-            "bad_request",
-            "the pid in the path must be a number, such as 4250",
-        )
-    })
+fn pid(word: &str) -> ApiResult<u32> {
+    parse_pid(word).map_err(|what| ErrorResponse::new("bad_request", what))
 }
 
 /// Parameters of the query that have not been used yet, and the names of those that the request knows.

@@ -2,9 +2,8 @@
 
 use jiff::Timestamp;
 
-use super::super::sentence::span;
 use super::{Exited, exit_text, seconds_between};
-use crate::export::{ExitInfo, duration, failure_text, reason_text, size};
+use crate::export::{ExitInfo, duration, memory_text, outcome_reason_text, reason_text, time};
 use crate::journal::history::{HistoryDecision, HistoryOutcome};
 
 impl Exited {
@@ -13,7 +12,7 @@ impl Exited {
         let cause = self.cause();
         let because = cause.as_ref().map(|cause| format!(", {cause}"));
         let because = because.unwrap_or_default();
-        let ago = |at: Timestamp| format!("{} ago", span(seconds_between(at, now)));
+        let ago = |at: Timestamp| format!("{} ago", time(seconds_between(at, now)));
         if let Some(outcome) = self.process.outcomes.last() {
             return self.after_outcome(outcome, &ago(outcome.time), &because);
         }
@@ -56,11 +55,11 @@ impl Exited {
         match (&*outcome.outcome, &outcome.signal, &outcome.reason) {
             ("ended", Some(signal), _) => format!("Reaped {ago}: {signal}{because}."),
             ("failed", _, Some(reason)) => {
-                let reason = failure_text(reason);
+                let reason = outcome_reason_text(reason);
                 format!("Could not be ended {ago}: {reason}{because}.")
             }
             (_, _, Some(reason)) if reason != "already_exited" => {
-                let reason = failure_text(reason);
+                let reason = outcome_reason_text(reason);
                 format!("Not signalled {ago}: {reason}{because}.")
             }
             _ => {
@@ -129,11 +128,9 @@ impl Exited {
                 let after = outcome
                     .duration_ns
                     .map(|ns| format!(" {} after the first signal", duration(ns)));
-                let bytes = outcome
-                    .rss
-                    .unwrap_or(0)
-                    .saturating_add(outcome.swap.unwrap_or(0));
-                let freed = (bytes > 0).then(|| format!("; {} freed", size(bytes)));
+                let (rss, swap) = (outcome.rss.unwrap_or(0), outcome.swap.unwrap_or(0));
+                let freed = rss > 0 || swap > 0;
+                let freed = freed.then(|| format!("; {} freed", memory_text(rss, swap)));
                 format!(
                     "It exited{} ({}){}.",
                     after.unwrap_or_default(),
