@@ -7,6 +7,7 @@ mod docs;
 mod escaped;
 mod explain;
 pub mod hostile;
+mod judgement;
 mod keeper;
 mod readers;
 mod scan;
@@ -81,6 +82,7 @@ pub fn privileged() -> Vec<Trial> {
     trials.extend(explain::privileged());
     trials.extend(agents::privileged());
     trials.extend(snapshots::privileged());
+    trials.extend(judgement::privileged());
     trials
 }
 

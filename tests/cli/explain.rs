@@ -70,7 +70,7 @@ fn explained() {
     world.launch("claude", "agent", "agent", &words.map(String::from));
     let agent = world.await_processes("agent", 1)[0];
     let name = format!("claude-code ({})", agent.pid);
-    let lives = format!("Kept: its agent {name} lives.");
+    let lives = format!("Kept: the agent lives. Its agent is {name}.");
     let reaped =
         format!("When {name} exits, this process is reaped: SIGTERM, and SIGKILL 200ms later.");
     let leaf = world.await_processes("leaf", 1)[0];
@@ -81,18 +81,18 @@ fn explained() {
     assert_contains(
         &said,
         &[
-            "its parent has exited",
+            "Kept: orphaned, and its agent lives.",
             &reaped,
             "[detached]",
             "(exited: exit 0)",
         ],
     );
     let key = world.await_processes("key", 1)[0];
-    let kept = format!("When {name} exits, this process is kept: the rule \"ssh-agent\" says so.");
+    let kept = format!("When {name} exits, this process is kept: a rule keeps it (ssh-agent).");
     assert_contains(&explain(&world, key), &[&lives, &kept]);
     assert_contains(
         &explain(&world, agent),
-        &["it is the agent", "what it leaves behind is due"],
+        &["It is the agent", "what it leaves behind is due"],
     );
 
     // An untracked process and a dead one get different answers.
@@ -137,7 +137,7 @@ fn explained_after_exit() {
     });
     let said = explain(&world, leaf);
     let cause = format!(
-        " s ago: SIGTERM, its agent claude-code ({}) was killed by SIGKILL.",
+        "s ago: SIGTERM, its agent claude-code ({}) was killed by SIGKILL.",
         agent.pid
     );
     let parent = world.process(ADOPTER).pid;
@@ -208,16 +208,19 @@ fn explained_delay() {
     assert_contains(
         &explain(&world, server),
         &[
-            "Kept for now: the rule \"asked-for-servers\" gives it time, though its agent claude-code (",
+            "Waits ",
+            ": a rule delays the decision (asked-for-servers). Its agent claude-code (",
             " ago with status 0.",
             "that delay expires, and it is reaped: SIGTERM, and SIGKILL 200ms later.",
             "listens on a port: yes",
-            "[due] [waits ",
         ],
     );
     assert_contains(
         &ask(&world, &["tree"]).out,
-        &["[due] [waits ", ": asked-for-servers]"],
+        &[
+            "[waits ",
+            ": a rule delays the decision (asked-for-servers)]",
+        ],
     );
     world.assert_alive(&["server"]);
 }
@@ -421,7 +424,7 @@ fn history_of_a_session() {
         "its agent claude-code ({}) was killed by SIGKILL.",
         agent.pid
     );
-    assert_contains(&said.out, &["Reaped ", " s ago: SIGKILL, ", &cause]);
+    assert_contains(&said.out, &["Reaped ", "s ago: SIGKILL, ", &cause]);
     assert_eq!(
         ask_json(&world, &["history", &leaf])["processes"][0]["process.pid"].to_string(),
         leaf
@@ -492,7 +495,10 @@ fn closed_with_kept() {
     );
     assert_contains(
         &ask(&world, &["tree"]).out,
-        &[", 2 kept\n  session claude-code-", "[due] [kept by a user]"],
+        &[
+            ", 2 kept\n  session claude-code-",
+            "[kept: a user keeps it]",
+        ],
     );
     // A keep of a tree cannot be removed for a descendant alone.
     let worker = world.process("worker").pid.to_string();

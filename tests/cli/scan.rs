@@ -59,7 +59,7 @@ fn scan() {
     let before = keeper.living().count();
 
     let said = run_scan(&["--json"]);
-    assert_eq!(said.code, Some(1), "{}{}", said.out, said.err);
+    assert_eq!(said.code, Some(6), "{}{}", said.out, said.err);
     let report = json(&said.out);
     let found = findings(&report, "reapable");
     assert_eq!(found.len(), 4, "{found:?}");
@@ -87,7 +87,7 @@ fn scan() {
     }
     assert_eq!(kept.len(), 5, "{kept:?}");
     let said = run_scan(&[]);
-    assert_eq!(said.code, Some(1), "{}", said.err);
+    assert_eq!(said.code, Some(6), "{}", said.err);
     assert!(
         said.out.contains("sleep 3001") && said.out.contains("--reap"),
         "{}",
@@ -100,7 +100,7 @@ fn scan() {
     );
 
     let said = run_scan(&["--reap", "--json"]);
-    assert_eq!(said.code, Some(1), "{}{}", said.out, said.err);
+    assert_eq!(said.code, Some(6), "{}{}", said.out, said.err);
     let report = json(&said.out);
     let found = findings(&report, "reapable");
     assert!(

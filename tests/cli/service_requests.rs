@@ -161,7 +161,11 @@ fn requests() {
     assert_eq!(reply["lineage"][0]["ended"], "SIGKILL");
     assert!(ask_json(&world, &["status"])["would_have_reaped"].as_u64() > Some(0));
     let tree = ask(&world, &["tree"]);
-    assert!(tree.out.contains("[due]"), "{}", tree.out);
+    assert!(
+        tree.out.contains("[would be reaped: its agent exited]"),
+        "{}",
+        tree.out
+    );
     assert_eq!(ask(&world, &["explain", "4194304"]).code, Some(1));
     world.assert_alive(&["leaf", "canary"]);
 }
@@ -218,7 +222,7 @@ fn kept_by_user() {
     let said = ask(&world, &["keep", &canary]);
     assert_eq!(said.code, Some(1), "{}", said.out);
     let why = format!("process {canary} (");
-    let lives = ") belongs to no session; it is older than this service and may be reaped";
+    let lives = ") is not tracked: no agent rule matches this process or one above it";
     assert!(
         said.err.contains(&why) && said.err.contains(lives),
         "{}",

@@ -200,7 +200,7 @@ fn stop_of_unknown_run(place: &RunWorld) {
     let outsider = place.canary.id().to_string();
     for words in [["stop", "absent"], ["stop", &outsider], ["logs", "absent"]] {
         let said = place.ask(&words);
-        assert_eq!((said.code, said.out.as_str()), (Some(1), ""), "{words:?}");
+        assert_eq!((said.code, said.out.as_str()), (Some(125), ""), "{words:?}");
         assert!(said.err.contains("reaper ps"), "{}", said.err);
     }
     for (words, status) in [
@@ -213,7 +213,7 @@ fn stop_of_unknown_run(place: &RunWorld) {
     }
     place.run(&["--name", "loud", "--", "true"]);
     let said = place.ask(&["logs", "loud"]);
-    assert_eq!(said.code, Some(1));
+    assert_eq!(said.code, Some(125));
     assert!(said.err.contains("was not detached"), "{}", said.err);
 }
 
@@ -224,7 +224,7 @@ fn stop_of_several(place: &RunWorld) {
         assert_eq!(said.code, Some(0), "{}", said.err);
     }
     let said = place.ask(&["stop", "a", "absent", "b"]);
-    assert_eq!(said.code, Some(1), "{}", said.err);
+    assert_eq!(said.code, Some(125), "{}", said.err);
     assert!(said.err.contains("no run absent"), "{}", said.err);
     assert_eq!(said.out.matches(") stopped\n").count(), 2, "{}", said.out);
     place.await_alone();

@@ -18,7 +18,7 @@ use serde::Serialize;
 use super::client::{BOLD, DIM};
 use super::show::{count, fit, user as user_name, width, wrap};
 use super::user::ConfigOwner;
-use super::{Failure, pid};
+use super::{Failure, parse_pid};
 use crate::config::Config;
 use crate::config::new_agent::NewAgent;
 use crate::export::{self, command_line, printable, to_json};
@@ -58,7 +58,7 @@ pub(super) struct AddArgs {
     #[arg(required_unless_present = "pid", conflicts_with = "pid")]
     program: Option<PathBuf>,
     /// Take the program of this process.
-    #[arg(long, value_name = "PID", value_parser = pid())]
+    #[arg(long, value_name = "PID", value_parser = parse_pid)]
     pid: Option<u32>,
     /// Name of the agent [default: from its path].
     #[arg(long)]

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 
 use super::client::{BOLD, DIM, client};
 use super::show::{NAME_MAX, count, fit, row, time, width, wrap};
-use super::{Failure, ServiceArgs, load, pid};
+use super::{Failure, ServiceArgs, load, parse_pid};
 use crate::api::client::ClientError;
 use crate::api::{AgentInfo, AgentsResponse, RuleTestResponse, SessionInfo, recognition};
 use crate::config::Config;
@@ -48,7 +48,7 @@ pub(super) struct AgentsArgs {
     #[arg(short, long)]
     verbose: bool,
     /// Say for each rule which of its conditions this process does not fulfil.
-    #[arg(long, value_name = "PID", value_parser = pid(), conflicts_with_all = ["names", "verbose"])]
+    #[arg(long, value_name = "PID", value_parser = parse_pid, conflicts_with_all = ["names", "verbose"])]
     test: Option<u32>,
     /// Use the rules of this config file instead of a service.
     #[arg(long, value_name = "FILE", conflicts_with = "socket")]

@@ -1,7 +1,6 @@
 //! Helpers for the commands that query the service.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anstyle::Style;
 use anyhow::anyhow;
@@ -76,6 +75,31 @@ pub(super) fn print<T: DeserializeOwned>(
     written.map_err(Failure::stdout)
 }
 
+/// Runs a request for each of several processes, and returns the exit status.
+///
+/// If one of several fails, its error is printed, and the others still run. The highest status counts.
+///
+/// # Errors
+/// The request for a single process fails, or no service answers.
+pub(super) fn for_each(
+    pids: &[u32],
+    mut request: impl FnMut(u32) -> Result<(), Failure>,
+) -> Result<u8, Failure> {
+    let mut status = 0;
+    for pid in pids {
+        match request(*pid) {
+            Ok(()) => {}
+            Err(failure) if pids.len() == 1 => return Err(failure),
+            Err(failure @ (Failure::NoService(_) | Failure::Other(_))) => return Err(failure),
+            Err(failure) => {
+                failure.print();
+                status = status.max(failure.status());
+            }
+        }
+    }
+    Ok(status)
+}
+
 /// Runs `reaper config reload`.
 pub(super) fn reload(service: &ServiceArgs) -> Result<(), Failure> {
     let response = client(service).post("/v1/config/reload", &())?;
@@ -85,9 +109,4 @@ pub(super) fn reload(service: &ServiceArgs) -> Result<(), Failure> {
             .map(|line| wrap(&printable(line, 1000), 0, width()))
             .collect::<String>()
     })
-}
-
-/// Formats a time as in the config, such as `1h 30m`.
-pub(super) fn span(seconds: u64) -> String {
-    humantime::format_duration(Duration::from_secs(seconds)).to_string()
 }

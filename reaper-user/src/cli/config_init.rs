@@ -5,10 +5,12 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
+use serde_json::json;
+
 use super::Failure;
 use super::user::ConfigOwner;
 use crate::config::EXAMPLE;
-use crate::export::{print, printable};
+use crate::export::{print, printable, to_json};
 use reaper_host::advice::Advised as _;
 
 pub(super) const HELP: &str = "\
@@ -19,12 +21,16 @@ Examples:
   reaper config init
   reaper config init my.toml";
 
-pub(super) fn run(file: Option<&Path>) -> Result<(), Failure> {
+pub(super) fn run(file: Option<&Path>, json: bool) -> Result<(), Failure> {
     let path = match file {
         Some(file) => file.to_owned(),
         None => ConfigOwner::this_user().path()?,
     };
     write(&path).map_err(|error| refusal(&path, &error))?;
+    if json {
+        let file = path.to_string_lossy();
+        return print(to_json(&json!({ "file": file }))).map_err(Failure::stdout);
+    }
     let shown = printable(&path.to_string_lossy(), usize::MAX);
     let text = format!("wrote {shown}; edit it, then run `reaper config check`\n");
     print(text).map_err(Failure::stdout)

@@ -57,7 +57,7 @@ const CHILDREN: [(&str, &str); 4] = [
 const DEADLINE: Duration = Duration::from_secs(15);
 
 /// Runs the demo. Returns 1 if a process of the tree survives.
-pub(super) fn run() -> Result<u8, Failure> {
+pub(super) fn run(json: bool) -> Result<u8, Failure> {
     let program = std::env::current_exe()
         .context("cannot read /proc/self/exe to start this program again")?;
     let name = program.file_name().unwrap_or_default().to_string_lossy();
@@ -74,19 +74,20 @@ pub(super) fn run() -> Result<u8, Failure> {
     let (source, _) = open_source(&config, &options)?;
     let mut agent = Agent::start()?;
     let pid = agent.child.id();
-    print_line!("Started a stand-in for a coding agent as pid {pid}. Only its tree is watched.");
-    print_line!("It starts four commands that try to escape in different ways:");
-    for (what, _) in CHILDREN {
-        print_line!("  - {what}");
-    }
-    print_line!("It is then killed with SIGKILL. The others get SIGTERM, and SIGKILL after 1 s.\n");
+    let format = match json {
+        true => Format::Json,
+        false => {
+            introduce(pid);
+            Format::Lines { lifecycle: false }
+        }
+    };
     let scope_name = pid.to_string();
     let settings = settings(
         config,
         scope::parse(std::slice::from_ref(&scope_name))?,
         vec![scope_name],
     );
-    let stdout = StreamOutput::stdout(Format::Lines { lifecycle: false });
+    let stdout = StreamOutput::stdout(format);
     let outputs = vec![stdout.map_err(Failure::system("cannot open stdout"))?];
     let work = move |sink: Sink| {
         in_thread(move || {
@@ -101,17 +102,29 @@ pub(super) fn run() -> Result<u8, Failure> {
         })
     };
     let (reaped, survivors) = with_writer(outputs, work)?;
-    if survivors.is_empty() {
-        print_line!(
-            "\nNothing is left: {reaped} processes were reaped, the four and what they had started."
-        );
-        return Ok(0);
+    match survivors.is_empty() {
+        _ if json => {}
+        true => {
+            print_line!(
+                "\nNothing is left: {reaped} processes were reaped, the four and what they had started."
+            );
+        }
+        false => {
+            let survivors = survivors.join(", ");
+            print_line!("\nNot reaped in time, and killed now: {survivors}");
+        }
     }
-    print_line!(
-        "\nNot reaped in time, and killed now: {}",
-        survivors.join(", ")
-    );
-    Ok(1)
+    Ok(u8::from(!survivors.is_empty()))
+}
+
+/// Prints what the demo does.
+fn introduce(pid: u32) {
+    print_line!("Started a stand-in for a coding agent as pid {pid}. Only its tree is watched.");
+    print_line!("It starts four commands that try to escape in different ways:");
+    for (what, _) in CHILDREN {
+        print_line!("  - {what}");
+    }
+    print_line!("It is then killed with SIGKILL. The others get SIGTERM, and SIGKILL after 1s.\n");
 }
 
 /// Kills the agent and waits until its tree is gone. Returns why the demo ends.

@@ -4,9 +4,9 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
-use super::client::{BOLD, DIM, client, print};
+use super::client::{BOLD, DIM, client, for_each, print};
 use super::keep_advice::keep_advice;
-use super::show::{NAME_MAX, ProcessTags, fit, memory, row, time, user, width, wrap};
+use super::show::{NAME_MAX, ProcessTags, fit, memory_text, row, time, user, width, wrap};
 use super::{Failure, ServiceArgs};
 use crate::api::{AncestorInfo, Explanation, NamedProcess, SessionInfo};
 use crate::export::{evidence_text, printable};
@@ -18,10 +18,14 @@ const SHORT: usize = 120;
 /// Width of the column with the names, in characters.
 const NAMES: usize = 10;
 
-pub(super) fn run(pid: u32, service: &ServiceArgs) -> Result<(), Failure> {
-    let response = client(service).get(&format!("/v1/explain/{pid}"))?;
-    print(service, &response, |explanation: Explanation| {
-        text(&explanation, width())
+pub(super) fn run(pids: &[u32], service: &ServiceArgs) -> Result<u8, Failure> {
+    let mut between = "";
+    for_each(pids, |pid| {
+        let response = client(service).get(&format!("/v1/explain/{pid}"))?;
+        print(service, &response, |explanation: Explanation| {
+            let text = text(&explanation, width());
+            std::mem::replace(&mut between, "\n").to_owned() + &text
+        })
     })
 }
 
@@ -34,7 +38,7 @@ fn text(explanation: &Explanation, width: Option<usize>) -> String {
     }
     out += &wrap(&printable(&explanation.next, 4 * LONG), 0, width);
     out.push('\n');
-    let tags = ProcessTags::of(process);
+    let tags = ProcessTags::state(process);
     let pid = process.pid.to_string();
     let command = fit(
         &process.command,
@@ -62,7 +66,7 @@ fn text(explanation: &Explanation, width: Option<usize>) -> String {
 fn rows(explanation: &Explanation) -> Vec<(&'static str, String)> {
     let process = &explanation.process;
     let (age, user) = (time(process.age_s), user(process.uid));
-    let memory = process.rss.map(|_| format!(", {}", memory(process.rss)));
+    let memory = process.rss.map(|rss| format!(", {}", memory_text(rss, 0)));
     let memory = memory.unwrap_or_default();
     let mut rows = vec![("", format!("started {age} ago by user {user}{memory}"))];
     if let Some(session) = &explanation.session {

@@ -6,6 +6,7 @@ use anyhow::anyhow;
 
 use crate::config::ConfigError;
 use crate::engine::EngineError;
+use crate::export::message;
 use reaper_host::advice::Advised;
 use reaper_host::source::SourceError;
 
@@ -63,6 +64,18 @@ impl Failure {
     /// Creates the error for output that cannot be written.
     pub(super) fn stdout(error: io::Error) -> Failure {
         Failure::Other(anyhow::Error::new(error).context("cannot write to stdout"))
+    }
+
+    /// Prints the error to standard error, one line per problem of a config or per socket.
+    pub(super) fn print(&self) {
+        let text = format!("reaper: {self}");
+        match self {
+            // Names are already escaped. One line per problem or socket.
+            Failure::Config(_) | Failure::NoService(_) => {
+                text.lines().for_each(|line| message!("{line}"))
+            }
+            _ => message!("{text}"),
+        }
     }
 
     /// Returns the exit status for this error.

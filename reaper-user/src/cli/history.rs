@@ -13,12 +13,12 @@ use nix::unistd::geteuid;
 
 use super::client::{BOLD, DIM, client};
 use super::keep_advice::keep_advice;
-use super::show::{count, fit, size, time as time_text, width, wrap};
-use super::{Failure, ServiceArgs, pager, pid, time_with_unit};
+use super::show::{count, fit, memory_text, time, width, wrap};
+use super::{Failure, ServiceArgs, pager, parse_pid, parse_time};
 use crate::api::History;
 use crate::export::{
-    self, ExitInfo, FreedMemory, KeepAdvice, duration, failure_text, message, printable,
-    reason_text, write_object,
+    self, ExitInfo, FreedMemory, KeepAdvice, duration, freed, message, outcome_reason_text,
+    printable, reason_text, write_object,
 };
 use crate::journal::history::{
     HistoryError, HistoryOutcome, HistoryProcess, HistoryQuery, HistorySession, read,
@@ -40,13 +40,13 @@ const PLAIN: Style = Style::new();
 #[derive(Args)]
 pub(super) struct HistoryArgs {
     /// Show only what was decided about and done to the process with this pid. For an agent: its session.
-    #[arg(value_parser = pid())]
+    #[arg(value_parser = parse_pid)]
     pid: Option<u32>,
     /// Show only the newest N sessions.
     #[arg(short = 'n', long = "limit", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     limit: Option<u32>,
     /// Show only sessions that were active in this time, such as `2h` or `30min`.
-    #[arg(long, value_name = "TIME", value_parser = time_with_unit)]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
     since: Option<Duration>,
     /// Show only sessions of this agent, as in `reaper agents`.
     #[arg(long, value_name = "NAME")]
@@ -183,7 +183,7 @@ struct Total {
     reaped: u64,
     kept: u64,
     failed: u64,
-    bytes: u64,
+    memory: FreedMemory,
 }
 
 /// Prints sessions as JSON at once, or collects them as text.
@@ -228,7 +228,8 @@ impl<W: Write> Printer<W> {
         total.reaped += u64::from(session.reaped);
         total.kept += u64::from(session.kept);
         total.failed += u64::from(session.failed);
-        total.bytes = total.bytes.saturating_add(freed_bytes(&session.memory));
+        total.memory.rss = total.memory.rss.saturating_add(session.memory.rss);
+        total.memory.swap = total.memory.swap.saturating_add(session.memory.swap);
         if self.json {
             return write_object(&mut self.out, session);
         }
@@ -258,16 +259,16 @@ impl<W: Write> Printer<W> {
             reaped,
             kept,
             failed,
-            bytes,
+            memory,
         } = self.total;
         let sessions = count(sessions, "session", "sessions");
-        let since = since.map(|since| format!(" in the last {}", time_text(since.as_secs())));
+        let since = since.map(|since| format!(" in the last {}", time(since.as_secs())));
         let since = since.unwrap_or_default();
         let reaped = count(reaped, "process", "processes");
         writeln!(
             self.text,
             "{BOLD}{sessions}{since}: {reaped} reaped, {kept} kept, {failed} failed, {} freed{BOLD:#}",
-            size(bytes)
+            memory_text(memory.rss, memory.swap)
         )?;
         if let Some(pid) = self.example {
             let hint = format!(
@@ -277,10 +278,6 @@ impl<W: Write> Printer<W> {
         }
         Ok(self.text)
     }
-}
-
-fn freed_bytes(memory: &FreedMemory) -> u64 {
-    memory.rss.saturating_add(memory.swap)
 }
 
 /// Writes one session as text, with times in `zone`. Fits command lines into `width` columns, if it is given.
@@ -327,7 +324,8 @@ fn write_session(
     match session.root_exited_at {
         Some(exited) => {
             let lasted = exited.duration_since(session.opened_at);
-            let lasted = lasted.try_into().map_or_else(|_| String::new(), span);
+            let lasted = lasted.try_into().map_or(0, reaper_host::sys::nanoseconds);
+            let lasted = duration(lasted);
             let how = how(&session.exit);
             write!(out, "exited at {} after {lasted}: {how}", at(exited))?;
         }
@@ -366,14 +364,7 @@ fn sum(session: &HistorySession) -> String {
         ..
     } = session;
     let mut text = format!("{reaped} reaped, {kept} kept, {failed} failed");
-    let bytes = freed_bytes(memory);
-    if bytes > 0 {
-        let _ = write!(text, ", {} freed", size(bytes));
-    }
-    if memory.unmeasured > 0 {
-        let n = memory.unmeasured;
-        let _ = write!(text, ", {n} exited before their memory could be read");
-    }
+    text += &freed(memory);
     if *lost_before > 0 {
         let _ = write!(text, "; {lost_before} events were lost in this time");
     }
@@ -451,18 +442,17 @@ fn room(width: Option<usize>) -> Option<usize> {
 /// Returns how a reaped process exited, or why it did not.
 fn outcome_details(outcome: &HistoryOutcome) -> String {
     let mut text = match (outcome.outcome.as_str(), &outcome.reason) {
-        (_, Some(reason)) => failure_text(reason).to_owned(),
+        (_, Some(reason)) => outcome_reason_text(reason),
         _ => how(&outcome.exit),
     };
     if let Some(ns) = outcome.duration_ns {
         let _ = write!(text, ", {} after the first signal", duration(ns));
     }
-    let rss = outcome.rss.unwrap_or(0);
-    let memory = rss.saturating_add(outcome.swap.unwrap_or(0));
-    if memory > 0 {
-        let _ = write!(text, ", {} freed", size(memory));
-    }
-    text
+    text + &freed(&FreedMemory {
+        rss: outcome.rss.unwrap_or(0),
+        swap: outcome.swap.unwrap_or(0),
+        ..FreedMemory::default()
+    })
 }
 
 fn how(exit: &ExitInfo) -> String {
@@ -484,14 +474,6 @@ fn command(args: &[String], comm: &str) -> String {
         format!("[{comm}]")
     } else {
         line
-    }
-}
-
-/// Formats a time span: with its largest unit from a minute on, more precisely below.
-fn span(span: Duration) -> String {
-    match span.as_secs() {
-        0..60 => duration(reaper_host::sys::nanoseconds(span)),
-        seconds => time_text(seconds),
     }
 }
 
@@ -579,15 +561,15 @@ mod tests {
             "\
 2025-10-09 08:53:20  claude  claude-100-1, uid 1000
       100  claude a\\nb
-      100  exited at 09:08:20 after 15 min: SIGKILL; closed at 09:08:21
-      100  1 reaped, 1 kept, 0 failed, 3.1 MB freed
+      100  exited at 09:08:20 after 15m: SIGKILL; closed at 09:08:21
+      100  1 reaped, 1 kept, 0 failed, 3.1 MB RSS freed
       101  sh x
       101  09:08:20  reap      its agent exited
-      101  09:08:20  ended     exit 3, 1.2 ms after the first signal, 3.1 MB freed
+      101  09:08:20  ended     exit 3, 1.2ms after the first signal, 3.1 MB RSS freed
       102  [sh\\u{1b}]
       102  09:08:20  keep      its agent exited (r)
 
-1 session in the last 2 h: 1 process reaped, 1 kept, 0 failed, 3.1 MB freed
+1 session in the last 2h: 1 process reaped, 1 kept, 0 failed, 3.1 MB RSS freed
 To keep such a process: REAPER_KEEP=1, `reaper keep PID`, or the rule from `reaper history 101`
 "
         );

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::client::{BOLD, DIM, client, print, span};
-use super::show::{count, fit, time as time_text, user, width};
-use super::{Failure, ServiceArgs, pid, time_with_unit};
+use super::client::{BOLD, DIM, client, for_each, print};
+use super::show::{count, fit, time, user, width};
+use super::{Failure, ServiceArgs, parse_pid, parse_time};
 use crate::api::{KEEP_MAX_S, KeepParams, KeepResult, KeepsResponse};
 
 /// Characters before the command in the list.
@@ -39,9 +39,9 @@ Examples:
 
 #[derive(Args)]
 pub(super) struct KeepArgs {
-    /// Process id.
-    #[arg(value_parser = pid())]
-    pid: Option<u32>,
+    /// Process ids.
+    #[arg(value_name = "PID", value_parser = parse_pid)]
+    pids: Vec<u32>,
     /// Time to keep it, such as `2h`; until it exits if omitted.
     #[arg(long = "for", value_name = "TIME", value_parser = keep_time)]
     keep_time: Option<Duration>,
@@ -49,24 +49,29 @@ pub(super) struct KeepArgs {
     #[arg(long)]
     tree: bool,
     /// List what is kept.
-    #[arg(long, conflicts_with_all = ["pid", "keep_time", "tree"])]
+    #[arg(long, conflicts_with_all = ["pids", "keep_time", "tree"])]
     list: bool,
     #[command(flatten)]
     service: ServiceArgs,
 }
 
-pub(super) fn run(args: &KeepArgs) -> Result<(), Failure> {
-    let (service, client) = (&args.service, client(&args.service));
-    if args.pid.is_none() && !args.list {
-        let what = "name a process by its pid, or list what is kept with --list";
+pub(super) fn run(args: &KeepArgs) -> Result<u8, Failure> {
+    let service = &args.service;
+    if args.list {
+        let response = client(service).get("/v1/keeps")?;
+        print(service, &response, |keeps: KeepsResponse| {
+            table(&keeps, width())
+        })?;
+        return Ok(0);
+    }
+    if args.pids.is_empty() {
+        let what = "name processes by their pids, or list what is kept with --list";
         return Err(Failure::Usage(what.into()));
     }
-    let Some(pid) = args.pid.filter(|_| !args.list) else {
-        let response = client.get("/v1/keeps")?;
-        return print(service, &response, |keeps: KeepsResponse| {
-            table(&keeps, width())
-        });
-    };
+    for_each(&args.pids, |pid| keep(pid, args))
+}
+
+fn keep(pid: u32, args: &KeepArgs) -> Result<(), Failure> {
     // Rounded up to whole seconds.
     let for_s = args
         .keep_time
@@ -76,29 +81,31 @@ pub(super) fn run(args: &KeepArgs) -> Result<(), Failure> {
         for_s,
         tree: args.tree,
     };
-    let response = client.post("/v1/keeps", &params)?;
-    print(service, &response, |done: KeepResult| {
-        let time = for_s.map_or_else(|| "until it exits".into(), |s| format!("for {}", span(s)));
+    let response = client(&args.service).post("/v1/keeps", &params)?;
+    print(&args.service, &response, |done: KeepResult| {
+        let until = for_s.map_or_else(|| "until it exits".into(), |s| format!("for {}", time(s)));
         let note = if done.durable {
             ""
         } else {
             "; it is not in the journal, so a restart of the service loses it"
         };
-        format!("kept {time}: {}{note}\n", processes(&done))
+        format!("kept {until}: {}{note}\n", processes(&done))
     })
 }
 
 /// Runs `reaper unkeep`.
-pub(super) fn undo(pid: u32, service: &ServiceArgs) -> Result<(), Failure> {
-    let response = client(service).delete(&format!("/v1/keeps/{pid}"))?;
-    print(service, &response, |done: KeepResult| {
-        format!("no longer kept: {}\n", processes(&done))
+pub(super) fn undo(pids: &[u32], service: &ServiceArgs) -> Result<u8, Failure> {
+    for_each(pids, |pid| {
+        let response = client(service).delete(&format!("/v1/keeps/{pid}"))?;
+        print(service, &response, |done: KeepResult| {
+            format!("no longer kept: {}\n", processes(&done))
+        })
     })
 }
 
 /// Parses the time of a keep, which the service limits to ten years.
 pub(super) fn keep_time(text: &str) -> Result<Duration, String> {
-    let keep_time = time_with_unit(text)?;
+    let keep_time = parse_time(text)?;
     if keep_time.is_zero() || keep_time > Duration::from_secs(KEEP_MAX_S) {
         let what = "expected more than 0 and at most ten years; omit --for to keep the process until it exits";
         return Err(what.into());
@@ -126,16 +133,16 @@ fn table(keeps: &KeepsResponse, width: Option<usize>) -> String {
         "PID", "TIME LEFT", "BY"
     );
     for keep in &keeps.keeps {
-        let time = keep
+        let left = keep
             .remaining_s
-            .map_or_else(|| "until it exits".into(), time_text);
+            .map_or_else(|| "until it exits".into(), time);
         let tree = if keep.tree { " [with descendants]" } else { "" };
         let taken = BEFORE + tree.len();
         let command = fit(&keep.process.command, taken, COMMAND_MAX, width);
         let (pid, by) = (keep.process.pid, user(keep.by_uid));
         let _ = writeln!(
             out,
-            "{BOLD}{pid:>8}{BOLD:#}  {time:<16}  {by:<9}  {command}{DIM}{tree}{DIM:#}"
+            "{BOLD}{pid:>8}{BOLD:#}  {left:<16}  {by:<9}  {command}{DIM}{tree}{DIM:#}"
         );
     }
     out

@@ -5,6 +5,7 @@
 mod agent_add;
 mod agents;
 mod client;
+mod color;
 mod config_check;
 mod config_init;
 mod config_show;
@@ -21,6 +22,7 @@ mod keep_advice;
 mod lock;
 #[cfg(target_os = "linux")]
 mod logs;
+mod overview;
 mod pager;
 #[cfg(target_os = "linux")]
 mod ps;
@@ -35,6 +37,7 @@ mod sockets;
 mod status;
 #[cfg(target_os = "linux")]
 mod stop;
+mod suggest;
 mod tree;
 #[cfg_attr(target_os = "macos", path = "unpin/darwin.rs")]
 mod unpin;
@@ -42,10 +45,9 @@ mod user;
 #[cfg(target_os = "linux")]
 mod wait;
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use clap::error::ContextValue;
 use clap::{Args, Parser, Subcommand};
@@ -54,10 +56,12 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::config::Config;
-use crate::export::{self, message, printable};
+use crate::export::{self, printable};
+use color::Color;
 use failure::Failure;
 use reaper_host::source::SourceKind;
 use reaper_host::sys;
+use reaper_model::value::{parse_pid, parse_time};
 use user::ConfigOwner;
 
 /// Cleans up the processes that AI coding agents leave behind.
@@ -67,14 +71,27 @@ use user::ConfigOwner;
 #[derive(Parser)]
 #[command(name = "reaper", version, after_long_help = EXAMPLES, max_term_width = MAX_WIDTH)]
 struct Cli {
+    /// When to use colours: auto, always or never.
+    #[arg(
+        long,
+        value_name = "WHEN",
+        global = true,
+        display_order = 900,
+        default_value = "auto",
+        hide_default_value = true,
+        hide_possible_values = true
+    )]
+    color: Color,
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
 }
 
 /// Longest line of a help text, in columns.
 const MAX_WIDTH: usize = 100;
 
 const EXAMPLES: &str = "\
+Without a command, reaper shows the status and the commands to try next.
+
 Examples:
   # Check what this host supports
   reaper doctor
@@ -107,12 +124,19 @@ Examples:
   sudo reaper scan
 
 Exit status:
-  0  success
-  1  failed while running
-  2  wrong usage or config; nothing was started
-  3  the requested event source is not available here; see `reaper doctor`
-  4  another daemon watches the same scope, or uses the pins to be removed
-  5  no service answers on the socket";
+  0    success
+  1    failed, or the service refused the request
+  2    wrong usage or config; nothing was started
+  3    the requested event source is not available here; see `reaper doctor`
+  4    another daemon watches the same scope, or uses the pins to be removed
+  5    no service answers on the socket
+  6    `scan` found something
+  124  `run`, `wait`: a time limit ended the run
+  125  `run`, `stop`, `wait`, `logs`: reaper failed, or no such run
+  126  `run`, `wait`: the command cannot be executed
+  127  `run`, `wait`: the command was not found
+
+`run` and `wait` pass on any other status of the command.";
 
 #[derive(Subcommand)]
 enum Command {
@@ -141,7 +165,11 @@ Exit status:
     #[command(after_long_help = "\
 Example:
   sudo reaper demo")]
-    Demo,
+    Demo {
+        /// Print the event stream as JSON lines instead of text.
+        #[arg(long)]
+        json: bool,
+    },
     /// Run the service: track agents and reap what they leave behind.
     ///
     /// Runs until Ctrl-C or SIGTERM.
@@ -166,6 +194,9 @@ Example:
         /// Name or id of a run, or the first characters of its id.
         #[arg(required = true, value_name = "RUN")]
         runs: Vec<String>,
+        /// Print one JSON object per run.
+        #[arg(long)]
+        json: bool,
     },
     /// Wait for a run and exit with its status.
     #[cfg(target_os = "linux")]
@@ -173,6 +204,9 @@ Example:
     Wait {
         /// Name or id of a run, or the first characters of its id.
         run: String,
+        /// Print the finished run as one JSON object.
+        #[arg(long)]
+        json: bool,
     },
     /// Show the output of a detached run.
     #[cfg(target_os = "linux")]
@@ -183,6 +217,9 @@ Example:
         /// Follow the output until the run ends.
         #[arg(short, long)]
         follow: bool,
+        /// Print one JSON object per line of output.
+        #[arg(long)]
+        json: bool,
     },
     /// Show what the service watches, has done and has missed.
     #[command(after_long_help = "\
@@ -195,9 +232,9 @@ Examples:
 Tags behind a process:
   [claude-code]        it is this agent
   [detached]           its parent has exited, but its agent is alive
-  [due]                its agent has exited; reaped unless another tag keeps it
-  [waits 9 min: RULE]  this rule delays the decision
-  [kept: RULE]         kept by this rule, by REAPER_KEEP or by a user
+  [to be reaped: WHY]  its agent has exited; `would be reaped` if the service only observes
+  [waits 9m 59s: WHY]  a rule delays the decision
+  [kept: WHY]          kept by a rule, by REAPER_KEEP or by a user
   [boundary: RULE]     it and its descendants belong to no agent above it
   [zombie]             it has exited, but its parent has not waited for it
 
@@ -226,11 +263,11 @@ Examples:
     #[command(after_long_help = "\
 Examples:
   reaper explain 4250
-  reaper explain 4250 --json | jq -r '.why, .next'")]
+  reaper explain 4250 4251 --json | jq -r '.why, .next'")]
     Explain {
-        /// Process id.
-        #[arg(value_parser = pid())]
-        pid: u32,
+        /// Process ids.
+        #[arg(required = true, value_name = "PID", value_parser = parse_pid)]
+        pids: Vec<u32>,
         #[command(flatten)]
         service: ServiceArgs,
     },
@@ -245,9 +282,9 @@ Examples:
 Example:
   reaper unkeep 4250")]
     Unkeep {
-        /// Process id.
-        #[arg(value_parser = pid())]
-        pid: u32,
+        /// Process ids.
+        #[arg(required = true, value_name = "PID", value_parser = parse_pid)]
+        pids: Vec<u32>,
         #[command(flatten)]
         service: ServiceArgs,
     },
@@ -319,6 +356,9 @@ Exit status:
         ///
         /// For root /etc/reaper/config.toml, for other users $XDG_CONFIG_HOME/reaper/config.toml.
         file: Option<PathBuf>,
+        /// Print one JSON object.
+        #[arg(long)]
+        json: bool,
     },
     /// Write a config file with all settings as comments.
     #[command(after_long_help = config_init::HELP)]
@@ -327,6 +367,9 @@ Exit status:
         ///
         /// For other users, the default is $XDG_CONFIG_HOME/reaper/config.toml.
         file: Option<PathBuf>,
+        /// Print one JSON object.
+        #[arg(long)]
+        json: bool,
     },
     /// Show the settings and rules that the service uses, in the order of evaluation.
     #[command(after_long_help = config_show::HELP)]
@@ -340,28 +383,8 @@ Example:
     Reload(ServiceArgs),
 }
 
-/// Exit status of `reaper run` and `reaper wait` if they fail themselves, as with `env`, `timeout` and `nohup`.
+/// Exit status of `run`, `stop`, `wait` and `logs` if they fail themselves, as with `env`, `timeout` and `nohup`.
 const OWN_FAILURE: u8 = 125;
-
-/// Returns the parser for a process id.
-fn pid() -> impl clap::builder::TypedValueParser<Value = u32> {
-    |text: &str| {
-        // The kernel's PID_MAX_LIMIT.
-        let pid = text
-            .parse()
-            .ok()
-            .filter(|pid| (1..=4_194_304).contains(pid));
-        pid.ok_or("expected a pid from 1 to 4194304, such as 4250")
-    }
-}
-
-/// Parses a time that is given with a unit.
-fn time_with_unit(text: &str) -> Result<Duration, &'static str> {
-    humantime::parse_duration(text).map_err(|error| match error {
-        humantime::DurationError::NumberOverflow => "this time is too long; write a shorter one",
-        _ => "expected a time with its unit, such as `30s`, `10min` or `2h`",
-    })
-}
 
 /// Options of the commands that query the service.
 #[derive(Args)]
@@ -393,12 +416,26 @@ struct UnpinArgs {
 /// Runs the command that the arguments name and returns its exit status.
 pub fn main() -> ExitCode {
     sys::fix_mmap_threshold();
-    let cli = match Cli::try_parse() {
+    let Cli { color, command } = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return usage_error(error),
     };
-    log_to_stderr(matches!(&cli.command, Command::Daemon(args) if args.bpf_log));
-    let result = match cli.command {
+    color.apply();
+    log_to_stderr(matches!(&command, Some(Command::Daemon(args)) if args.bpf_log));
+    let result = command.map_or_else(|| overview::run().map(|()| 0), run);
+    match result {
+        Ok(status) => ExitCode::from(status),
+        Err(Failure::Other(error)) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(failure) => {
+            failure.print();
+            ExitCode::from(failure.status())
+        }
+    }
+}
+
+/// Runs a command and returns its exit status.
+fn run(command: Command) -> Result<u8, Failure> {
+    match command {
         Command::Daemon(args) => daemon::run(args).map(|()| 0),
         #[cfg(target_os = "linux")]
         Command::Run(args) => Ok(run::run(args)),
@@ -407,12 +444,12 @@ pub fn main() -> ExitCode {
         #[cfg(target_os = "linux")]
         Command::Ps(args) => ps::run(&args).map(|()| 0),
         #[cfg(target_os = "linux")]
-        Command::Stop { runs } => stop::run(&runs),
+        Command::Stop { runs, json } => runs::own_status(stop::run(&runs, json)),
         #[cfg(target_os = "linux")]
-        Command::Wait { run } => Ok(wait::run(&run)),
+        Command::Wait { run, json } => runs::own_status(wait::run(&run, json)),
         #[cfg(target_os = "linux")]
-        Command::Logs { run, follow } => logs::run(&run, follow).map(|()| 0),
-        Command::Demo => demo::run(),
+        Command::Logs { run, follow, json } => runs::own_status(logs::run(&run, follow, json)),
+        Command::Demo { json } => demo::run(json),
         Command::Doctor { config, json } => doctor(config.as_deref(), json),
         Command::Unpin(args) => unpin::run(args).map(|()| 0),
         Command::Status(service) => status::run(&service).map(|()| 0),
@@ -421,37 +458,22 @@ pub fn main() -> ExitCode {
             all,
             service,
         } => tree::run(agent, all, &service).map(|()| 0),
-        Command::Explain { pid, service } => explain::run(pid, &service).map(|()| 0),
+        Command::Explain { pids, service } => explain::run(&pids, &service),
         Command::Scan(args) => scan::run(&args),
         Command::Agents(args) => agents::run(&args).map(|()| 0),
         Command::Agent(AgentCommand::Add(args)) => agent_add::run(&args).map(|()| 0),
-        Command::Keep(args) => keep::run(&args).map(|()| 0),
-        Command::Unkeep { pid, service } => keep::undo(pid, &service).map(|()| 0),
+        Command::Keep(args) => keep::run(&args),
+        Command::Unkeep { pids, service } => keep::undo(&pids, &service),
         Command::History(args) => history::run(args).map(|()| 0),
-        Command::Config(ConfigCommand::Check { file }) => {
-            config_check::run(file.as_deref()).map(|()| 0)
+        Command::Config(ConfigCommand::Check { file, json }) => {
+            config_check::run(file.as_deref(), json)
         }
-        Command::Config(ConfigCommand::Init { file }) => {
-            config_init::run(file.as_deref()).map(|()| 0)
+        Command::Config(ConfigCommand::Init { file, json }) => {
+            config_init::run(file.as_deref(), json).map(|()| 0)
         }
         Command::Config(ConfigCommand::Reload(service)) => client::reload(&service).map(|()| 0),
         Command::Config(ConfigCommand::Show(args)) => config_show::run(&args).map(|()| 0),
         Command::DemoAgent => demo::agent().map(|()| 0),
-    };
-    match result {
-        Ok(status) => ExitCode::from(status),
-        Err(Failure::Other(error)) if is_broken_pipe(&error) => ExitCode::SUCCESS,
-        Err(failure) => {
-            let text = format!("reaper: {failure}");
-            match failure {
-                // One line per problem or socket; names are already escaped.
-                Failure::Config(_) | Failure::NoService(_) => {
-                    text.lines().for_each(|line| message!("{line}"))
-                }
-                _ => message!("{text}"),
-            }
-            ExitCode::from(failure.status())
-        }
     }
 }
 
@@ -459,6 +481,8 @@ pub fn main() -> ExitCode {
 ///
 /// `run` and `wait` exit with 125 on errors, so that callers can tell these from statuses of the command.
 fn usage_error(mut error: clap::Error) -> ExitCode {
+    Color::find(std::env::args_os().skip(1)).apply();
+    suggest::suggest(&mut error);
     let quoted = error.context().filter_map(|(kind, value)| match value {
         ContextValue::String(text) => Some((kind, printable(text, usize::MAX))),
         _ => None,
@@ -472,7 +496,8 @@ fn usage_error(mut error: clap::Error) -> ExitCode {
         true => write!(export::stderr(), "{}", text.ansi()),
         false => export::print(text.ansi().to_string()),
     };
-    let command = std::env::args_os().nth(1);
+    let mut words = std::env::args_os().skip(1);
+    let command = words.find(|word| !word.as_encoded_bytes().starts_with(b"-"));
     let is_run = command.is_some_and(|command| command == "run" || command == "wait");
     match error.exit_code() {
         0 => ExitCode::SUCCESS,
@@ -521,7 +546,7 @@ fn log_to_stderr(probes: bool) {
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(|| export::Log)
         .with_target(false);
-    let lines = lines.with_ansi(io::stderr().is_terminal());
+    let lines = lines.with_ansi(export::colors_on_stderr());
     tracing_subscriber::registry()
         .with(wanted)
         .with(lines)
@@ -534,6 +559,9 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .downcast_ref::<io::Error>()
         .is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
 }
+
+#[cfg(test)]
+mod tests;
 
 /// Returns the definition of all commands and options.
 #[cfg(test)]

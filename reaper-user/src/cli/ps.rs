@@ -10,7 +10,7 @@ use super::Failure;
 use super::client::{BOLD, DIM};
 use super::runs::{open, redacted_command, shown_here};
 use super::show::{count, fit, time, width};
-use crate::export::{print, printable, to_json};
+use crate::export::{self, print, printable};
 use crate::run::{RecordedRun, RunHeader, RunRecord, RunResult};
 use reaper_host::sys;
 
@@ -84,10 +84,16 @@ pub(super) fn run(args: &PsArgs) -> Result<(), Failure> {
         runs: known.iter().map(ListedRun::of).collect(),
     };
     let text = match args.json {
-        true => to_json(&output),
+        true => export::to_json(&output),
         false => table(&output.runs, args.all, width()).into_bytes(),
     };
     print(text).map_err(Failure::stdout)
+}
+
+/// Returns a run as one line of JSON, as in the list.
+pub(super) fn to_json(run: &RecordedRun) -> Vec<u8> {
+    let run = shown_here(run.clone());
+    export::to_json(&ListedRun::of(&run))
 }
 
 impl ListedRun<'_> {

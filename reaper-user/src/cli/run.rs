@@ -12,7 +12,7 @@ use std::time::Duration;
 use clap::Args;
 use nix::sys::signal::{Signal, raise};
 
-use super::{Failure, OWN_FAILURE, time_with_unit};
+use super::{Failure, OWN_FAILURE, parse_time};
 use crate::export::message;
 use crate::run::{
     CommandExit, ConcurrencyLimit, DoneWhen, Progress, Role, Run, RunError, RunOutcome, Runs,
@@ -94,7 +94,7 @@ pub(super) struct RunArgs {
     #[arg(long, value_name = "TIME", value_parser = limit)]
     idle: Option<Duration>,
     /// Time between the first signal and SIGKILL.
-    #[arg(long, value_name = "TIME", value_parser = time, default_value = "5s")]
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "5s")]
     grace: Duration,
     /// First signal, by name or number.
     #[arg(long, value_name = "SIGNAL", value_parser = signal, default_value = "TERM")]
@@ -324,19 +324,11 @@ fn progress_handler(
     }
 }
 
-/// Parses a number of seconds, or a time with its unit.
-fn time(text: &str) -> Result<Duration, String> {
-    match text.parse::<u64>() {
-        Ok(seconds) => Ok(Duration::from_secs(seconds)),
-        Err(_) => time_with_unit(text).map_err(str::to_owned),
-    }
-}
-
 /// Parses the time of `--timeout`. A number is seconds, possibly with a fraction, as for timeout(1). Zero is no limit.
 fn timeout(text: &str) -> Result<Duration, String> {
     let is_number = text.bytes().all(|c| c.is_ascii_digit() || c == b'.');
     let Some(seconds) = text.parse::<f64>().ok().filter(|_| is_number) else {
-        return time(text);
+        return parse_time(text).map_err(str::to_owned);
     };
     let rounded = Duration::try_from_secs_f64(seconds);
     let rounded = rounded.map_err(|_| "this time is too long; write a shorter one")?;
@@ -347,7 +339,7 @@ fn timeout(text: &str) -> Result<Duration, String> {
 
 /// Parses a time limit, which must not be zero.
 fn limit(text: &str) -> Result<Duration, String> {
-    match time(text)? {
+    match parse_time(text)? {
         Duration::ZERO => {
             Err("must be more than 0; without this option its default applies".to_owned())
         }

@@ -1,7 +1,7 @@
 //! Helpers for `reaper ps`, `stop`, `wait` and `logs`.
 
-use super::Failure;
 use super::show::count;
+use super::{Failure, OWN_FAILURE, is_broken_pipe};
 use crate::export::{message, printable, redact};
 use crate::run::{RecordError, RecordedRun, Runs, StopError, Survivor};
 use reaper_host::sys;
@@ -26,6 +26,21 @@ impl From<StopError> for Failure {
             StopError::Record(error) => error.into(),
             other => Failure::Refused(printable(&other.to_string(), 1000)),
         }
+    }
+}
+
+/// Prints the error of a command about runs, and returns its exit status: 125, also if there is no such run.
+///
+/// # Errors
+/// Standard output was closed.
+pub(super) fn own_status(result: Result<u8, Failure>) -> Result<u8, Failure> {
+    match result {
+        Err(Failure::Other(error)) if is_broken_pipe(&error) => Err(Failure::Other(error)),
+        Err(failure) => {
+            failure.print();
+            Ok(OWN_FAILURE)
+        }
+        result => result,
     }
 }
 

@@ -12,7 +12,7 @@ use hashbrown::HashSet;
 
 use super::client::client;
 use super::show::width;
-use super::{Failure, ServiceArgs, load, pid, scope, sockets, time_with_unit};
+use super::{Failure, ServiceArgs, load, parse_pid, parse_time, scope, sockets};
 use crate::api::ScanReport;
 use crate::api::client::{ClientError, ServiceResponse};
 use crate::export::{self, to_json};
@@ -21,7 +21,6 @@ use crate::reap::Times;
 use reaper_host::source::procfs::ProcfsError;
 use reaper_host::sys;
 use reaper_host::sys::pidfd;
-use reaper_model::Scope;
 use show::text;
 
 pub(super) const HELP: &str = "\
@@ -59,9 +58,10 @@ Examples:
 
 Exit status:
   0  nothing is left behind
-  1  something was found, even if --reap ended it, or the scan failed
+  1  the scan failed, or the service refused it
   2  wrong usage or config
-  4  --reap: a service is running but did not do the scan; nothing was reaped";
+  4  --reap: a service is running but did not do the scan; nothing was reaped
+  6  something was found, even if --reap ended it";
 
 #[derive(Args)]
 pub(super) struct ScanArgs {
@@ -71,7 +71,7 @@ pub(super) struct ScanArgs {
     /// Minimum age of an orphaned shell of a Claude tool [default: 10min].
     ///
     /// Only for shells whose environment names no agent.
-    #[arg(long, value_name = "TIME", value_parser = time_with_unit)]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
     min_age: Option<Duration>,
     /// Print one JSON object.
     #[arg(long)]
@@ -82,14 +82,17 @@ pub(super) struct ScanArgs {
     /// Scan without a service, with the rules of this config file.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Scan without a service, and only the descendants of this process.
-    #[arg(long, value_name = "PID", value_parser = pid())]
-    scope: Option<u32>,
+    /// Scan without a service, and only the descendants of this process; can be repeated.
+    #[arg(long, value_name = "PID", value_parser = parse_pid)]
+    scope: Vec<u32>,
 }
 
-/// Scans, prints the report and returns the exit status: 1 if something was found.
+/// Exit status if something was found.
+const FOUND: u8 = 6;
+
+/// Scans, prints the report and returns the exit status.
 pub(super) fn run(args: &ScanArgs) -> Result<u8, Failure> {
-    if args.config.is_none() && args.scope.is_none() {
+    if args.config.is_none() && args.scope.is_empty() {
         match query_service(args) {
             // Without a service, this process scans, unless the user has named a socket.
             Err(ClientError::NoService { .. })
@@ -141,14 +144,15 @@ fn scan_here(args: &ScanArgs) -> Result<ScanReport, Failure> {
             Vec::new()
         }
     };
-    let scope = args.scope.map(|pid| scope::parse(&[pid.to_string()]));
+    let pids: Vec<String> = args.scope.iter().map(u32::to_string).collect();
+    let scope = scope::parse(&pids)?;
     // Fails if /proc shows another pid namespace, where pids from environment variables mean other processes.
     sys::non_initial_pid_namespace().map_err(|error| {
         anyhow!("cannot scan: cannot use /proc: {error}; mount this pid namespace's own, as `unshare --mount-proc` does")
     })?;
     let options = ScanOptions {
         rules: config.rules,
-        scope: scope.transpose()?.unwrap_or_else(Scope::default),
+        scope,
         uid: Some(nix::unistd::geteuid().as_raw()).filter(|uid| *uid != 0),
         min_age: args.min_age.unwrap_or(MIN_AGE),
         kept,
@@ -182,5 +186,8 @@ fn print(report: &ScanReport, args: &ScanArgs) -> Result<u8, Failure> {
         text(report, args.reap, all_users, width()).into_bytes()
     };
     export::print(text).map_err(Failure::stdout)?;
-    Ok(u8::from(!report.reapable.is_empty()))
+    Ok(match report.reapable.is_empty() {
+        true => 0,
+        false => FOUND,
+    })
 }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::Failure;
+use super::{Failure, parse_pid};
 use crate::api;
 use reaper_host::source::procfs::Procfs;
 use reaper_host::sys::paths::SOCKET_MAX;
@@ -20,7 +20,7 @@ const NAME_MAX: usize = 200;
 pub(super) fn parse(args: &[String]) -> Result<Scope, Failure> {
     let mut scope = Scope::default();
     for arg in args {
-        if let Ok(pid) = arg.parse::<u32>() {
+        if let Ok(pid) = parse_pid(arg) {
             let ticks = Procfs::default().start_ticks(pid).ok_or_else(|| {
                 Failure::Usage(format!(
                     "--scope {arg}: there is no process {pid}; name a running one"
@@ -50,8 +50,10 @@ pub(super) fn parse(args: &[String]) -> Result<Scope, Failure> {
                 .map_err(|e| error(&format!("cannot read this cgroup: {e}")))?;
             scope.cgroups.extend(ids);
         } else {
-            let what = "expected a pid or the absolute path of a cgroup";
-            return Err(Failure::Usage(format!("--scope {arg}: {what}")));
+            let what = parse_pid(arg).err().unwrap_or_default();
+            return Err(Failure::Usage(format!(
+                "--scope {arg}: {what}, or the absolute path of a cgroup"
+            )));
         }
     }
     Ok(scope)

@@ -8,8 +8,8 @@ use terminal_size::{Width, terminal_size_of};
 
 use super::client::DIM;
 use crate::api::{DecisionInfo, ProcessInfo};
-use crate::export::printable;
-pub(super) use crate::export::size;
+pub(super) use crate::export::{memory_text, size, time};
+use crate::export::{printable, without_error_codes};
 
 const NOTE: Style = AnsiColor::Cyan.on_default();
 const WARN: Style = AnsiColor::Yellow.on_default();
@@ -18,7 +18,7 @@ const GOOD: Style = AnsiColor::Green.on_default();
 /// Longest name of a rule or an agent, in characters.
 pub(super) const NAME_MAX: usize = 64;
 /// Smallest width of the last column, in characters. A narrower terminal wraps it.
-const LEAST: usize = 12;
+pub(super) const LEAST: usize = 12;
 
 /// Returns the width of the terminal in columns, `None` if stdout is not a terminal: then nothing is cut.
 pub(super) fn width() -> Option<usize> {
@@ -81,7 +81,8 @@ pub(super) fn check(
     let mut out = format!("{style}{word}{style:#}  {name:names$}  {value}");
     for (label, text) in [("why:", reason), ("do: ", advice)] {
         let Some(text) = text else { continue };
-        let text = wrap(&printable(text, usize::MAX), column + 5, width);
+        let text = printable(&without_error_codes(text), usize::MAX);
+        let text = wrap(&text, column + 5, width);
         let text = text.get(column + 5..).unwrap_or_default();
         out += &format!("{:column$}{DIM}{label} {DIM:#}{text}", "");
     }
@@ -91,16 +92,6 @@ pub(super) fn check(
 /// Formats a size that may be unknown.
 pub(super) fn memory(bytes: Option<u64>) -> String {
     bytes.map_or_else(|| "-".into(), size)
-}
-
-/// Formats a time in whole seconds, minutes, hours or days. A unit is used from two of it on: `119 s`, `2 min`.
-pub(super) fn time(seconds: u64) -> String {
-    match seconds {
-        s if s < 120 => format!("{s} s"),
-        s if s < 7200 => format!("{} min", s / 60),
-        s if s < 172_800 => format!("{} h", s / 3600),
-        s => format!("{} d", s / 86_400),
-    }
 }
 
 /// Returns the name of a user, or the uid without one.
@@ -121,25 +112,30 @@ pub(super) fn count(n: u64, one: &str, many: &str) -> String {
 pub(super) struct ProcessTags(Vec<(Style, String)>);
 
 impl ProcessTags {
+    /// Returns the state of a process and the decision about it.
     pub(super) fn of(process: &ProcessInfo) -> ProcessTags {
+        let mut tags = ProcessTags::state(process);
+        if let Some(tag) = process.decision.as_ref().and_then(decision_tag) {
+            let style = if process.due { WARN } else { NOTE };
+            tags.put(style, tag);
+        }
+        tags
+    }
+
+    /// Returns the state of a process, without the decision about it.
+    pub(super) fn state(process: &ProcessInfo) -> ProcessTags {
         let mut tags = ProcessTags(Vec::new());
         if process.session_root {
             tags.put(GOOD, process.agent.as_deref().unwrap_or("agent"));
         }
-        for (applies, style, tag) in [
-            (process.detached, NOTE, "detached"),
-            (process.due, WARN, "due"),
-            (process.zombie, DIM, "zombie"),
-        ] {
-            if applies {
-                tags.put(style, tag);
-            }
+        if process.detached {
+            tags.put(NOTE, "detached");
+        }
+        if process.zombie {
+            tags.put(DIM, "zombie");
         }
         if let Some(rule) = &process.boundary {
             tags.put(NOTE, &format!("boundary: {rule}"));
-        }
-        if let Some(tag) = process.decision.as_ref().and_then(decision_tag) {
-            tags.put(NOTE, &tag);
         }
         tags
     }
@@ -160,34 +156,12 @@ impl ProcessTags {
     }
 }
 
-/// Returns a tag for the decision, `None` if it only follows from the other tags.
-fn decision_tag(decision: &DecisionInfo) -> Option<String> {
-    let rule = decision.rule.as_deref();
-    let named = || rule.unwrap_or(&decision.reason);
-    let remaining = decision.remaining_s.map(time);
-    Some(match (&*decision.decision, &*decision.reason) {
-        ("keep", "root_alive" | "detached")
-        | ("reap", "root_exited" | "forked_after_root_exit") => {
-            return None;
-        }
-        ("wait", "unread") => "undecided".into(),
-        ("wait", _) => match remaining {
-            Some(time) => format!("waits {time}: {}", named()),
-            None => format!("waits: {}", named()),
-        },
-        ("keep", "keep_marker") => "kept: REAPER_KEEP".into(),
-        ("keep", "kept_by_user") => match remaining {
-            Some(time) => format!("kept by a user for {time}"),
-            None => "kept by a user".into(),
-        },
-        ("keep", "keep_rule" | "other_uid") => format!("kept: {}", named()),
-        ("keep", reason) => match rule {
-            Some(rule) => format!("kept: {reason}, {rule}"),
-            None => format!("kept: {reason}"),
-        },
-        ("report", _) => format!("report: {}", named()),
-        (decision, _) => format!("{decision}: {}", named()),
-    })
+/// Returns a tag for the decision, `None` if it only follows from the living agent.
+fn decision_tag(decision: &DecisionInfo) -> Option<&str> {
+    match (&*decision.decision, &*decision.reason) {
+        ("keep", "root_alive" | "detached") => None,
+        _ => Some(&decision.text),
+    }
 }
 
 #[cfg(test)]
@@ -205,18 +179,6 @@ mod tests {
     }
 
     #[test]
-    fn sizes_and_times_have_units() {
-        assert_eq!(
-            [0, 1_200_000_000].map(size),
-            ["0 B".to_owned(), "1.2 GB".to_owned()]
-        );
-        assert_eq!(
-            [0, 119, 180, 7200, 200_000].map(time),
-            ["0 s", "119 s", "3 min", "2 h", "2 d"]
-        );
-    }
-
-    #[test]
     fn fit_cuts_to_the_width() {
         assert_eq!(fit(&"x".repeat(90), 40, 200, Some(80)).chars().count(), 40);
         assert_eq!(fit("short", 40, 200, Some(80)), "short");
@@ -228,41 +190,25 @@ mod tests {
     }
 
     #[test]
-    fn decision_tag_names_rule_and_time() {
-        let tag = |decision: &str, reason: &str, rule: Option<&str>, for_s| {
-            decision_tag(&DecisionInfo {
+    fn tags_show_state_and_decision() {
+        let process = |decision: &str, reason: &str| ProcessInfo {
+            detached: true,
+            decision: Some(DecisionInfo {
                 decision: decision.into(),
                 reason: reason.into(),
-                rule: rule.map(Into::into),
-                remaining_s: for_s,
-            })
+                text: "kept: a user keeps it".into(),
+                ..DecisionInfo::default()
+            }),
+            ..ProcessInfo::default()
         };
-        for (actual, expected) in [
-            (tag("keep", "root_alive", None, None), None),
-            (tag("reap", "root_exited", None, None), None),
-            (
-                tag("wait", "rule_delay", Some("asked-for-servers"), Some(600)),
-                Some("waits 10 min: asked-for-servers"),
-            ),
-            (tag("wait", "unread", Some("x"), None), Some("undecided")),
-            (
-                tag("keep", "keep_rule", Some("gradle"), None),
-                Some("kept: gradle"),
-            ),
-            (
-                tag("keep", "kept_by_user", None, Some(7200)),
-                Some("kept by a user for 2 h"),
-            ),
-            (
-                tag("keep", "ancestor_kept", Some("pm2"), None),
-                Some("kept: ancestor_kept, pm2"),
-            ),
-            (
-                tag("reap", "reap_rule", Some("busy-loops"), None),
-                Some("reap: busy-loops"),
-            ),
-        ] {
-            assert_eq!(actual.as_deref(), expected);
-        }
+        let text = |process: &ProcessInfo| {
+            let tags = ProcessTags::of(process).text();
+            anstream::adapter::strip_str(&tags).to_string()
+        };
+        assert_eq!(text(&process("keep", "detached")), " [detached]");
+        assert_eq!(
+            text(&process("keep", "kept_by_user")),
+            " [detached] [kept: a user keeps it]"
+        );
     }
 }

@@ -1,10 +1,10 @@
 //! `reaper status`: shows what the service watches, has done and has missed.
 
 use super::client::{BOLD, client, print};
-use super::show::{count, row, size, time, width, wrap};
+use super::show::{count, memory_text, row, time, width, wrap};
 use super::{Failure, ServiceArgs};
 use crate::api::Status;
-use crate::export::{FreedMemory, printable};
+use crate::export::{FreedMemory, gap_text, printable, without_error_codes};
 
 /// Width of the column with the names, in characters.
 const NAMES: usize = 11;
@@ -23,13 +23,14 @@ fn table(status: &Status, width: Option<usize>) -> String {
     }
     out.push('\n');
     for (name, value) in rows(status) {
-        out += &row(name, &printable(&value, VALUE_MAX), NAMES, width);
+        let value = printable(&without_error_codes(&value), VALUE_MAX);
+        out += &row(name, &value, NAMES, width);
     }
     out
 }
 
 /// Returns whether the service works, and what it has achieved.
-fn summary(status: &Status) -> String {
+pub(super) fn summary(status: &Status) -> String {
     let sessions = count(status.sessions_open, "open session", "open sessions");
     let state = match (&status.gap, &*status.mode) {
         (Some(_), _) => "Events are missing, so nothing new is decided",
@@ -43,8 +44,8 @@ fn summary(status: &Status) -> String {
         }
         _ => {
             let reaped = count(status.reaped, "process", "processes");
-            let freed = status.memory.rss.saturating_add(status.memory.swap);
-            format!("{reaped} reaped, {} freed", size(freed))
+            let FreedMemory { rss, swap, .. } = status.memory;
+            format!("{reaped} reaped, {} freed", memory_text(rss, swap))
         }
     };
     let failed = match status.failed {
@@ -82,7 +83,7 @@ fn rows(status: &Status) -> Vec<(&'static str, String)> {
     rows.push(("source", status.source.clone()));
     rows.extend(status.rejected_sources.iter().map(|why| ("", why.clone())));
     if let Some(gap) = &status.gap {
-        rows.push(("gap", gap.clone()));
+        rows.push(("gap", gap_text(gap).to_owned()));
     }
     rows.extend([
         (
@@ -145,15 +146,11 @@ fn rows(status: &Status) -> Vec<(&'static str, String)> {
 
 /// Returns the memory of the reaped processes.
 fn freed(memory: &FreedMemory) -> String {
-    let swap = match memory.swap {
-        0 => String::new(),
-        swap => format!(" and {} of swap", size(swap)),
-    };
     let unmeasured = match memory.unmeasured {
         0 => String::new(),
         n => format!("; {n} exited before their memory could be read"),
     };
-    format!("{}{swap}{unmeasured}", size(memory.rss))
+    format!("{}{unmeasured}", memory_text(memory.rss, memory.swap))
 }
 
 #[cfg(test)]
@@ -204,7 +201,7 @@ mod tests {
         };
         assert_eq!(
             first(&status("enforce")),
-            "Reaping: 1 open session, 2 processes reaped, 1.2 GB freed"
+            "Reaping: 1 open session, 2 processes reaped, 1.2 GB RSS freed"
         );
         assert_eq!(
             first(&status("observe")),
@@ -217,7 +214,7 @@ mod tests {
         };
         assert_eq!(
             first(&gap),
-            "Events are missing, so nothing new is decided: 1 open session, 2 processes reaped, 1.2 GB freed, 1 failed"
+            "Events are missing, so nothing new is decided: 1 open session, 2 processes reaped, 1.2 GB RSS freed, 1 failed"
         );
     }
 

@@ -1,8 +1,8 @@
 //! `reaper stop`: stops runs.
 
-use super::Failure;
 use super::runs::{open, print_survivors, run_label};
-use crate::export::{message, print, printable};
+use super::{Failure, OWN_FAILURE, ps};
+use crate::export::{print, printable};
 use crate::run::RunOutcome;
 
 pub(super) const HELP: &str = "\
@@ -21,17 +21,20 @@ Examples:
   reaper stop k4
 
 Exit status:
-  0  all runs have ended
-  1  there is no such run, or processes could not be ended (they are listed)
-  2  wrong usage";
+  0    all runs have ended
+  1    processes could not be ended; they are listed
+  2    wrong usage
+  125  there is no such run, or it cannot be stopped
+
+With --json, each object has the keys of `reaper ps --json`.";
 
 /// Stops the runs and returns the exit status. If one cannot be stopped, the others still are.
-pub(super) fn run(names: &[String]) -> Result<u8, Failure> {
+pub(super) fn run(names: &[String], json: bool) -> Result<u8, Failure> {
     let runs = open()?;
     let mut status = 0;
     let mut report = |failure: Failure| {
-        message!("reaper: {failure}");
-        status = status.max(failure.status());
+        failure.print();
+        status = OWN_FAILURE;
     };
     let mut all = Vec::new();
     for name in names {
@@ -68,7 +71,11 @@ pub(super) fn run(names: &[String]) -> Result<u8, Failure> {
             _ => format!("ended by itself: {outcome}"),
         };
         let line = printable(&format!("{} {state}", run_label(&run)), usize::MAX);
-        print(line + "\n").map_err(Failure::stdout)?;
+        let line = match json {
+            true => ps::to_json(&run),
+            false => format!("{line}\n").into_bytes(),
+        };
+        print(line).map_err(Failure::stdout)?;
         print_survivors(&run, &result.left);
         left |= !result.left.is_empty() && !had_ended;
     }

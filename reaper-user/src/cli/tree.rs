@@ -4,7 +4,9 @@ use std::fmt::Write;
 use std::io::IsTerminal;
 
 use super::client::{BOLD, DIM, client, print};
-use super::show::{NAME_MAX, ProcessTags, count, fit, memory, size, time, width, wrap};
+use super::show::{
+    LEAST, NAME_MAX, ProcessTags, count, fit, memory, memory_text, time, width, wrap,
+};
 use super::{Failure, ServiceArgs};
 use crate::api::{SessionInfo, TreeGroup, TreeResponse, TreeRow};
 use crate::export::printable;
@@ -16,6 +18,8 @@ const ASCII: Branches = ["|- ", "`- ", "|  ", "   "];
 
 /// Characters before the command of a process.
 const BEFORE: usize = 28;
+/// Characters before the tags of a process that have a line of their own.
+const TAGS: usize = 8;
 /// Longest command, in characters.
 const COMMAND_MAX: usize = 256;
 
@@ -51,7 +55,7 @@ fn table(tree: &TreeResponse, branches: Branches, width: Option<usize>) -> Strin
     }
     for group in groups {
         let name = group.session.as_ref();
-        let name = name.map_or("no agent", |session| &session.agent);
+        let name = name.map_or("not tracked", |session| &session.agent);
         let name = printable(name, NAME_MAX);
         let title = format!("{name}{}", printable(&title(group), 400));
         let title = wrap(&title, 0, width);
@@ -69,7 +73,7 @@ fn table(tree: &TreeResponse, branches: Branches, width: Option<usize>) -> Strin
         let _ = writeln!(
             out,
             "{DIM}{:>8} {:>7} {:>9}  COMMAND{DIM:#}",
-            "PID", "AGE", "MEMORY"
+            "PID", "AGE", "RSS"
         );
         draw(&mut out, group, branches, width);
     }
@@ -135,7 +139,7 @@ impl Total {
 
     fn text(&self) -> String {
         let processes = count(self.processes, "process", "processes");
-        format!("{processes} ({})", size(self.bytes))
+        format!("{processes} ({})", memory_text(self.bytes, 0))
     }
 }
 
@@ -198,14 +202,27 @@ fn draw(out: &mut String, group: &TreeGroup, branches: Branches, width: Option<u
         }
         let (age, memory) = (time(process.age_s), memory(process.rss));
         let tags = ProcessTags::of(process);
-        let taken = BEFORE + prefix.chars().count() + tags.len();
-        let command = fit(&process.command, taken, COMMAND_MAX, width);
+        let indent = BEFORE + prefix.chars().count();
+        // Tags that leave no room for the command get a line of their own.
+        let least = process.command.chars().count().min(LEAST + 1);
+        let (beside, below) = match width {
+            Some(width) if indent + least + tags.len() > width => {
+                (0, format!("{:TAGS$}{}\n", "", tags.text()))
+            }
+            _ => (tags.len(), String::new()),
+        };
+        let command = fit(&process.command, indent + beside, COMMAND_MAX, width);
+        let tags = if below.is_empty() {
+            tags.text()
+        } else {
+            String::new()
+        };
         let _ = writeln!(
             out,
-            "{:>8} {age:>7} {memory:>9}  {DIM}{prefix}{DIM:#}{command}{}",
+            "{:>8} {age:>7} {memory:>9}  {DIM}{prefix}{DIM:#}{command}{tags}",
             process.pid,
-            tags.text()
         );
+        *out += &below;
     }
 }
 
@@ -279,11 +296,14 @@ mod tests {
             session: Some(session()),
             processes,
         };
-        assert_eq!(title(&group), " 1 running for 90 s: 2 processes (3.0 MB)");
+        assert_eq!(
+            title(&group),
+            " 1 running for 1m 30s: 2 processes (3.0 MB RSS)"
+        );
         group.session.as_mut().unwrap().kind = "server".into();
         assert_eq!(
             title(&group),
-            " 1, an agent's server, running for 90 s: 2 processes (3.0 MB)"
+            " 1, an agent's server, running for 1m 30s: 2 processes (3.0 MB RSS)"
         );
         let session = group.session.as_mut().unwrap();
         session.kind = "agent".into();
@@ -291,7 +311,7 @@ mod tests {
         session.since_root_exit_s = Some(5);
         assert_eq!(
             title(&group),
-            " 1 exited 5 s ago (SIGKILL): 2 processes (3.0 MB)"
+            " 1 exited 5s ago (SIGKILL): 2 processes (3.0 MB RSS)"
         );
     }
 
@@ -322,9 +342,39 @@ mod tests {
         let both = first(vec![group(1, None), group(2, Some("SIGKILL"))]);
         assert!(
             both.ends_with(
-                "running with 1 process (2.0 MB); 1 exited and left 1 process (2.0 MB), 0 kept"
+                "running with 1 process (2.0 MB RSS); 1 exited and left 1 process (2.0 MB RSS), 0 kept"
             ),
             "{both}"
+        );
+    }
+
+    #[test]
+    fn long_tags_get_their_own_line() {
+        let text = "waits 9m 59s: a rule delays the decision (asked-for-servers)";
+        let mut waiting = row(1, 0);
+        waiting.process.command = "server ".repeat(20);
+        waiting.process.decision = Some(crate::api::DecisionInfo {
+            text: text.into(),
+            ..Default::default()
+        });
+        let group = TreeGroup {
+            session: None,
+            processes: vec![waiting],
+        };
+        let drawn = |width| {
+            let mut out = String::new();
+            draw(&mut out, &group, ASCII, width);
+            anstream::adapter::strip_str(&out).to_string()
+        };
+        assert_eq!(drawn(None).lines().count(), 1);
+        let narrow = drawn(Some(80));
+        assert!(
+            narrow.ends_with(&format!("\n         [{text}]\n")),
+            "{narrow}"
+        );
+        assert!(
+            narrow.lines().all(|line| line.chars().count() <= 80),
+            "{narrow}"
         );
     }
 

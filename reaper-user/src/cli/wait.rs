@@ -1,8 +1,8 @@
 //! `reaper wait`: waits for a run.
 
 use super::runs::{open, print_survivors, shown_here};
-use super::{Failure, OWN_FAILURE};
-use crate::export::message;
+use super::{Failure, OWN_FAILURE, ps};
+use crate::export::print;
 
 pub(super) const HELP: &str = "\
 Examples:
@@ -12,22 +12,17 @@ Examples:
 Exit status:
   the status that `reaper run` exits with, see `reaper run --help`; of a stopped run, that of its command, such as 143
   1    `reaper run` was killed before it ended the run
-  125  there is no such run, or it cannot be waited for";
+  125  there is no such run, or it cannot be waited for
 
-/// Waits for the run and returns its exit status, or 125 on an error.
-pub(super) fn run(name: &str) -> u8 {
-    match wait(name) {
-        Ok(status) => status,
-        Err(failure) => {
-            message!("reaper: {failure}");
-            OWN_FAILURE
-        }
-    }
-}
+With --json, the object has the keys of `reaper ps --json`.";
 
-fn wait(name: &str) -> Result<u8, Failure> {
+/// Waits for the run and returns its exit status.
+pub(super) fn run(name: &str, json: bool) -> Result<u8, Failure> {
     let runs = open()?;
     let recorded = shown_here(runs.wait(&runs.find(name)?)?);
+    if json {
+        print(ps::to_json(&recorded)).map_err(Failure::stdout)?;
+    }
     let Some(result) = &recorded.record.result else {
         return Ok(OWN_FAILURE);
     };

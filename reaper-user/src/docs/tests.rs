@@ -127,7 +127,7 @@ fn docs_list_each_builtin_rule_with_its_times() {
 
 /// Returns a duration of a config as the docs write it: `10 min` for `10m`.
 fn in_words(time: &str) -> String {
-    let time = humantime::parse_duration(time).expect("a duration");
+    let time = reaper_model::value::parse_time(time).expect("a duration");
     let (count, unit) = match time.as_secs() {
         seconds if seconds % 3600 == 0 => (seconds / 3600, "h"),
         seconds if seconds % 60 == 0 => (seconds / 60, "min"),
@@ -165,6 +165,25 @@ fn docs_list_each_reason_of_a_decision() {
     for name in names.into_iter().filter(|name| *name != "unread") {
         assert!(text.contains(&format!("`{name}`")), "no reason {name}");
     }
+}
+
+#[test]
+fn docs_list_each_exit_status_of_the_help() {
+    let text = page("reaper-user/docs/operations.md");
+    let (_, table) = text.split_once("## Exit status").expect("a heading");
+    let (table, _) = table.split_once("\n## ").expect("the next heading");
+    let rows = table.lines().filter_map(|line| line.strip_prefix("| "));
+    let rows: Vec<u8> = rows
+        .filter_map(|row| row.split(' ').next()?.parse().ok())
+        .collect();
+    let help = crate::cli::command().render_long_help().to_string();
+    let (_, listed) = help.split_once("Exit status:").expect("a heading");
+    let listed: Vec<u8> = listed
+        .lines()
+        .filter_map(|line| line.split_whitespace().next()?.parse().ok())
+        .collect();
+    assert!(listed.len() > 8, "{listed:?}");
+    assert_eq!(rows, listed);
 }
 
 #[test]

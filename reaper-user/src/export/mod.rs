@@ -42,7 +42,9 @@ pub use sink::{Format, Sink, StreamOutput, Writer};
 #[cfg(target_os = "linux")]
 pub use terminal::for_terminal;
 pub(crate) use terminal::message;
-pub use terminal::{Log, print, stderr, stdout, without_error_codes, write_message};
+pub use terminal::{
+    Log, colors_on_stderr, print, set_colors, stderr, stdout, without_error_codes, write_message,
+};
 pub use text::{
     command_line, duration, exit_status_text, freed, memory_text, printable, size, time,
 };

@@ -324,7 +324,7 @@ impl Writer {
     pub fn join(self) {
         if self.done.recv_timeout(JOIN_MAX).is_err() {
             tracing::error!(
-                "the event stream lacks its last records: its reader did not take them within {} s of the stop",
+                "the event stream lacks its last records: its reader did not take them within {}s of the stop",
                 JOIN_MAX.as_secs()
             );
         }

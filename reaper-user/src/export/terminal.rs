@@ -7,7 +7,7 @@
 use std::fmt::Arguments;
 use std::io::{self, BufWriter, Stderr, Stdout, Write};
 
-use anstream::AutoStream;
+use anstream::{AutoStream, ColorChoice};
 
 use super::text::{is_unprintable, printable};
 
@@ -15,9 +15,24 @@ use super::text::{is_unprintable, printable};
 /// terminal.
 pub struct TerminalWriter<W: Write>(W);
 
+/// Sets whether all later output has colours. `None`: on a terminal, unless `NO_COLOR` is set.
+pub fn set_colors(always: Option<bool>) {
+    let choice = match always {
+        None => ColorChoice::Auto,
+        Some(true) => ColorChoice::Always,
+        Some(false) => ColorChoice::Never,
+    };
+    choice.write_global();
+}
+
+/// Returns whether standard error has colours.
+pub fn colors_on_stderr() -> bool {
+    AutoStream::choice(&io::stderr()) != ColorChoice::Never
+}
+
 /// Returns buffered standard output that escapes control characters.
 ///
-/// Removes colours if it is not a terminal, or if `NO_COLOR` is set.
+/// Removes colours as set by [`set_colors`].
 pub fn stdout() -> TerminalWriter<BufWriter<AutoStream<Stdout>>> {
     TerminalWriter(BufWriter::new(anstream::stdout()))
 }

@@ -83,6 +83,7 @@ const SHOWN: &[(&str, &[&str])] = &[
     ("cli::runtime-dir-of-others", &["isolation"]),
     ("cli::config-of-others", &["isolation"]),
     ("cli::history-of-its-owner", &["isolation"]),
+    ("cli::judgement", &["answers", "kept"]),
     ("cli::kept-by-user", &["kept"]),
     ("cli::keep", &["kept"]),
     ("cli::history-of-a-session", &["journal"]),

@@ -12,8 +12,8 @@ use crate::api::peer::SignalTarget;
 use crate::api::{DecisionInfo, Explanation, ProcessInfo, SessionInfo};
 use crate::export::names::{outcome_name, outcome_reason};
 use crate::export::{
-    EntityId, ExitInfo, KeepAdvice, RecentProcess, RecentSession, RootExit, SessionIdText,
-    command_args, keep_rule, leftover_text, wall_time,
+    EntityId, ExitInfo, Judgement, KeepAdvice, RecentProcess, RecentSession, RootExit,
+    SessionIdText, command_args, keep_rule, leftover_text, wall_time,
 };
 use crate::journal::history::{HistoryDecision, HistoryOutcome, HistoryProcess, HistorySession};
 use reaper_host::source::procfs::Zombie;
@@ -145,6 +145,14 @@ impl Exited {
             reason: decision.reason.clone(),
             rule: decision.rule.clone(),
             remaining_s: None,
+            text: Judgement {
+                decision: &decision.decision,
+                reason: &decision.reason,
+                rule: decision.rule.as_deref(),
+                remaining_s: None,
+                observes: false,
+            }
+            .text(),
         });
         let session = self.session.as_ref();
         ProcessInfo {

@@ -15,13 +15,19 @@ use reaper_model::value::show_duration;
 
 /// Returns the judgement on a process in the words of every command, then details.
 pub(super) fn why(snapshot: &ExplainSnapshot, nearest: Option<&RuleTest>) -> String {
-    let is_reaped = snapshot.row.decision.as_ref().filter(|d| d.decision == "reap");
+    let is_reaped = snapshot
+        .row
+        .decision
+        .as_ref()
+        .filter(|d| d.decision == "reap");
     let judgement = match (&snapshot.signalled, is_reaped) {
         (Some(signalled), Some(decision)) => being_reaped(signalled, decision),
         _ => judgement(snapshot),
     };
     let near = nearest.filter(|_| snapshot.leftover.is_none());
-    let near = near.map(|rule| near_rule(snapshot, rule)).unwrap_or_default();
+    let near = near
+        .map(|rule| near_rule(snapshot, rule))
+        .unwrap_or_default();
     let mut letters = judgement.chars();
     let first = letters.next().map(char::to_uppercase).into_iter().flatten();
     let sentence: String = first.chain(letters).collect();
@@ -157,7 +163,7 @@ pub(super) fn next(snapshot: &ExplainSnapshot, nearest: Option<&RuleTest>) -> St
                 "It exits once the kernel lets it.".into()
             }
             Some(_) => {
-                let grace = humantime::format_duration(snapshot.grace);
+                let grace = show_duration(snapshot.grace);
                 format!("SIGKILL follows {grace} after the first signal, unless it exits.")
             }
             None => format!("Now: {}.", signals(snapshot)),

@@ -309,6 +309,8 @@ fn explanation_sentences_match_the_decision() {
         }),
         ..untracked(UntrackedReason::NoAgent(None))
     };
+    let agent_unknown = "If an agent started it, `reaper agents --test PID` with the agent's pid says why no rule matches, and \
+                         `reaper agent add` adds one.";
     let lives = "Kept: the agent lives. Its agent is claude-code (42).";
     let killed = "Its agent claude-code (42) was killed by SIGKILL 0s ago.";
     let reaped_then =
@@ -375,7 +377,16 @@ fn explanation_sentences_match_the_decision() {
         (
             untracked(UntrackedReason::NoAgent(None)),
             "Not tracked: no agent rule matches this process or one above it.".into(),
-            "Nothing: it is never signalled.".into(),
+            format!("Nothing: it is never signalled. {agent_unknown}"),
+        ),
+        (
+            near_agent,
+            "Not tracked: no agent rule matches this process or one between it and tmux (7); nearest to process \
+             1073741825: claude-code, whose `script` needs an absolute path, not bin/claude."
+                .into(),
+            "Nothing, unless an agent left it behind before this service started: `reaper scan` checks that. `reaper agents \
+             --test 1073741825` tests each rule, and `reaper agent add --pid 1073741825` adds one."
+                .into(),
         ),
         (
             untracked(UntrackedReason::Never("never_pid1")),
@@ -388,8 +399,9 @@ fn explanation_sentences_match_the_decision() {
                 ..untracked(UntrackedReason::NoAgent(None))
             },
             "Not tracked: no agent rule matches this process or one above it.".into(),
-            "Nothing, unless an agent left it behind before this service started: `reaper scan` checks that."
-                .into(),
+            format!(
+                "Nothing, unless an agent left it behind before this service started: `reaper scan` checks that. {agent_unknown}"
+            ),
         ),
         (
             found("reap", "to be reaped: orphaned shell of a tool"),
@@ -493,31 +505,31 @@ fn exited_process_is_explained() {
     for (snapshot, why) in [
         (
             exited(|it| it.recent.outcome = ended),
-            format!("Reaped 0 s ago: SIGTERM, {cause}."),
+            format!("Reaped 0s ago: SIGTERM, {cause}."),
         ),
         (
             exited(|it| it.recent.outcome = stuck),
             format!(
-                "Could not be ended 0 s ago: it waits in the kernel (state D) and cannot be killed, {cause}."
+                "Could not be ended 0s ago: it did not exit after SIGKILL: it waits in the kernel (state D), {cause}."
             ),
         ),
         (
             exited(|it| it.recent.outcome = gone),
-            format!("Exited 0 s ago, before a signal was sent. It was to be reaped: {cause}."),
+            format!("Exited 0s ago, before a signal was sent. It was to be reaped: {cause}."),
         ),
         (
             exited(|it| it.recent.signal = Some((sys::boot_time(), "SIGTERM"))),
-            format!("Ended 0 s ago, after SIGTERM, {cause}."),
+            format!("Ended 0s ago, after SIGTERM, {cause}."),
         ),
         (
             exited(|it| it.enforce = false),
             format!(
-                "Exited by itself 0 s ago (exit 3). It would have been reaped, but this service only observes: {cause}."
+                "Exited by itself 0s ago (exit 3). It would have been reaped, but this service only observes: {cause}."
             ),
         ),
         (
             exited(|it| it.recent.decision = None),
-            "Exited by itself 0 s ago (exit 3).".into(),
+            "Exited by itself 0s ago (exit 3).".into(),
         ),
         (
             exited(|it| {
@@ -525,7 +537,7 @@ fn exited_process_is_explained() {
                 it.session.root_exit = None;
             }),
             format!(
-                "Reaped 0 s ago: SIGTERM, its agent my-agent ({}) exited.",
+                "Reaped 0s ago: SIGTERM, its agent my-agent ({}) exited.",
                 BASE + 1
             ),
         ),
@@ -535,7 +547,7 @@ fn exited_process_is_explained() {
                 it.recent.process.key = ProcessKey { pid: 42, start: 1 };
                 it.session.outer = Some(outer);
             }),
-            "Reaped 0 s ago: SIGTERM, the agent of the session outer-9-a, in which it ran, exited."
+            "Reaped 0s ago: SIGTERM, the agent of the session outer-9-a, in which it ran, exited."
                 .into(),
         ),
     ] {
@@ -558,7 +570,7 @@ fn exited_zombie_is_explained_with_its_parent() {
     assert_eq!(
         explained.next,
         format!(
-            "It exited 2.0 ms after the first signal (exit 3); 3.1 MB freed. It is a zombie, because its parent {BASE} has \
+            "It exited 2ms after the first signal (exit 3); 3.1 MB RSS freed. It is a zombie, because its parent {BASE} has \
              not waited for it; a zombie holds no memory."
         )
     );
@@ -600,11 +612,11 @@ fn explanation_says_what_keeps_the_process() {
         });
         (explained.why, explained.next)
     };
-    let cause = "its agent claude-code (42) was killed by SIGKILL 0 s ago";
+    let cause = "Its agent claude-code (42) was killed by SIGKILL 0s ago";
     assert_eq!(
         signalled(None),
         (
-            format!("Being reaped: SIGTERM sent 0 s ago, {cause}."),
+            format!("Being reaped: SIGTERM sent 0s ago, its agent exited. {cause}."),
             "SIGKILL follows 5s after the first signal, unless it exits.".into()
         )
     );
@@ -612,7 +624,9 @@ fn explanation_says_what_keeps_the_process() {
     assert_eq!(
         signalled(stuck),
         (
-            format!("Could not be ended 0 s ago: the service may not signal it; {cause}."),
+            format!(
+                "Could not be ended 0s ago: it may not be signalled by this user; end it as root; its agent exited. {cause}."
+            ),
             "Nothing until it exits; `sudo reaper scan --reap` tries again.".into()
         )
     );

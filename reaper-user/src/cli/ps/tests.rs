@@ -47,7 +47,7 @@ fn table_omits_columns_without_values() {
     assert_eq!(
         plain(&[listed_run("abcdef")], None),
         "1 run: 1 running\n\n\
-         ID      NAME  PID  STATE    AGE   COMMAND\nabcdef  -     8    running  61 s  make all\n"
+         ID      NAME  PID  STATE    AGE    COMMAND\nabcdef  -     8    running  1m 1s  make all\n"
     );
     let mut other = listed_run("bcdefg");
     (other.remaining_ms, other.pid) = (Some(600_000), None);
@@ -58,9 +58,9 @@ fn table_omits_columns_without_values() {
     assert_eq!(
         text,
         "2 runs: 1 running, 1 waiting\n\n\
-         ID      NAME  PID  STATE    AGE   LEFT    SESSION  COMMAND\n\
-         abcdef  -     8    running  61 s  -       -        make all\n\
-         bcdefg  web   -    waiting  61 s  10 min  turn 17  make all\n"
+         ID      NAME  PID  STATE    AGE    LEFT  SESSION  COMMAND\n\
+         abcdef  -     8    running  1m 1s  -     -        make all\n\
+         bcdefg  web   -    waiting  1m 1s  10m   turn 17  make all\n"
     );
     assert!(plain(&[], None).contains("--all"));
 }

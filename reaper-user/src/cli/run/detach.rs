@@ -62,12 +62,13 @@ pub(super) fn split() -> io::Result<Side> {
 /// Re-executes this program with the subcommand that services recognise. If that fails, the run continues unrecognised.
 fn become_supervisor(to: &PipeWriter) {
     let mut args: Vec<OsString> = std::env::args_os().collect();
-    let Some(subcommand) = args.get_mut(1).filter(|subcommand| *subcommand == "run") else {
+    // Only `--color` may come before the subcommand.
+    let Some(at) = args.iter().skip(1).position(|arg| arg == "run") else {
         return tracing::debug!("services will not recognise this run: unexpected subcommand");
     };
-    *subcommand = SUPERVISE.into();
     let number = to.as_fd().as_raw_fd().to_string();
-    args.splice(2..2, ["--tell".into(), number.into()]);
+    let subcommand = [SUPERVISE.into(), "--tell".into(), number.into()];
+    args.splice(at + 1..at + 2, subcommand);
     let error = child::reexec(&args, Some(to.as_fd()));
     tracing::debug!("services will not recognise this run: {error}");
 }

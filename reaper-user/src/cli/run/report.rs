@@ -2,7 +2,6 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
@@ -11,6 +10,7 @@ use crate::cli::show::count;
 use crate::export::{message, to_json};
 use crate::run::{RunOutcome, RunReport};
 use reaper_host::sys::held_path::{self, HeldFile, HeldPath, HeldPathError};
+use reaper_model::value::show_duration;
 
 /// Options for what is printed about a run.
 #[derive(Args, Clone)]
@@ -150,7 +150,7 @@ fn summary(report: &RunReport, verbose: bool) -> Vec<String> {
     match limit {
         Some(limit) => lines.push(format!(
             "ended after {option} {}, {reaped} reaped",
-            limit_text(limit)
+            show_duration(limit)
         )),
         None if verbose => lines.push(format!("{reaped} reaped")),
         None => {}
@@ -158,13 +158,10 @@ fn summary(report: &RunReport, verbose: bool) -> Vec<String> {
     lines
 }
 
-/// Formats a time limit as in the config, such as `1h 30m`.
-fn limit_text(limit: Duration) -> String {
-    humantime::format_duration(limit).to_string()
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::run::{CommandExit, EndedProcess};
 

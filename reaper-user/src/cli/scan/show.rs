@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::api::{Finding, ScanReport};
 use crate::cli::client::{BOLD, DIM};
-use crate::cli::show::{count, fit, memory, size, time, wrap};
+use crate::cli::show::{count, fit, memory, memory_text, time, wrap};
 use crate::export::{duration, printable};
 
 /// Number of kept subtrees that are listed. The others are only counted.
@@ -53,7 +53,7 @@ fn summary(report: &ScanReport, reap: bool, all_users: bool) -> String {
         let processes = count(number, "process", "processes");
         return format!(
             "Reaped {ended} of {processes}, each exit confirmed: {} freed.",
-            size(freed)
+            memory_text(freed, 0)
         );
     }
     let held = report.reapable.iter().filter_map(|found| found.rss).sum();
@@ -71,7 +71,7 @@ fn summary(report: &ScanReport, reap: bool, all_users: bool) -> String {
     } else {
         "; `reaper scan --reap` ends them"
     };
-    format!("{left}, {}{action}.", size(held))
+    format!("{left}, {}{action}.", memory_text(held, 0))
 }
 
 /// Writes the first `max` subtrees of these processes. Consecutive processes with the same reason share one line for
@@ -117,13 +117,20 @@ fn outcome(finding: &Finding) -> String {
     let Some(outcome) = &finding.outcome else {
         return String::new();
     };
-    let signal = printable(finding.signal.as_deref().unwrap_or_default(), 16);
-    let after = finding.duration_ns.map(|ns| format!(", {}", duration(ns)));
-    format!(
-        "  {} {signal}{}",
-        printable(outcome, 200),
-        after.unwrap_or_default()
-    )
+    let outcome = match &**outcome {
+        "not_sent" => "not signalled".into(),
+        other => printable(other, 200),
+    };
+    let signal = finding.signal.as_deref();
+    let signal = signal.map(|signal| printable(signal, 16));
+    let after = finding
+        .duration_ns
+        .map(|ns| format!("after {}", duration(ns)));
+    let details: Vec<String> = signal.into_iter().chain(after).collect();
+    match details.is_empty() {
+        true => format!("  {outcome}"),
+        false => format!("  {outcome} ({})", details.join(", ")),
+    }
 }
 
 #[cfg(test)]
@@ -149,12 +156,12 @@ mod tests {
         }];
         assert_eq!(
             first_line(&report, false),
-            "1 process is left behind, 3.0 MB; `reaper scan --reap` ends them."
+            "1 process is left behind, 3.0 MB RSS; `reaper scan --reap` ends them."
         );
         (report.ended, report.freed_bytes) = (Some(1), Some(3_000_000));
         assert_eq!(
             first_line(&report, true),
-            "Reaped 1 of 1 process, each exit confirmed: 3.0 MB freed."
+            "Reaped 1 of 1 process, each exit confirmed: 3.0 MB RSS freed."
         );
     }
 }

@@ -1,0 +1,116 @@
+//! `reaper` without a command: shows the status, and the commands to try next.
+
+use std::fmt::Write;
+use std::io::{self, ErrorKind};
+
+use super::client::{BOLD, DIM};
+use super::show::{width, wrap};
+use super::{Failure, ServiceArgs, client, status};
+use crate::api::Status;
+use crate::api::client::ClientError;
+use crate::export::{print, printable};
+
+/// Commands to try next, each with its purpose.
+type Next = [(&'static str, &'static str); 5];
+
+const WITH_SERVICE: Next = [
+    ("reaper tree", "the agents with all their processes"),
+    ("reaper explain PID", "why a process is kept or reaped"),
+    ("reaper history", "what was reaped and kept"),
+    ("reaper keep PID", "keep a process although its agent exits"),
+    ("reaper scan", "what agents left behind earlier"),
+];
+
+#[cfg(target_os = "linux")]
+const WITHOUT_SERVICE: Next = [
+    ("reaper doctor", "what this host supports"),
+    (
+        "sudo reaper demo",
+        "watch a small process tree being reaped",
+    ),
+    ("reaper scan", "what agents have left behind"),
+    (
+        "sudo reaper daemon --observe",
+        "watch the host, signal nothing",
+    ),
+    (
+        "reaper run -- COMMAND",
+        "run a command, leave nothing behind",
+    ),
+];
+#[cfg(not(target_os = "linux"))]
+const WITHOUT_SERVICE: Next = [
+    ("reaper doctor", "what this host supports"),
+    ("reaper demo", "watch a small process tree being reaped"),
+    ("reaper scan", "what agents have left behind"),
+    (
+        "reaper daemon --user --observe",
+        "watch your processes, signal nothing",
+    ),
+    ("reaper config show", "the rules in force"),
+];
+
+pub(super) fn run() -> Result<(), Failure> {
+    let service = ServiceArgs {
+        socket: None,
+        json: false,
+    };
+    let (state, next) = match client::client(&service).get("/v1/status") {
+        Ok(response) => {
+            let status: Status = response.read()?;
+            (status::summary(&status) + ".", WITH_SERVICE)
+        }
+        Err(ClientError::NoService { source, .. }) if is_absent(&source) => {
+            ("No service is running.".into(), WITHOUT_SERVICE)
+        }
+        Err(error) => return Err(error.into()),
+    };
+    print(text(&state, &next, width())).map_err(Failure::stdout)
+}
+
+/// Returns whether an error of a connection means that no service runs.
+fn is_absent(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::NotFound | ErrorKind::ConnectionRefused
+    )
+}
+
+fn text(state: &str, next: &Next, width: Option<usize>) -> String {
+    let mut out = String::new();
+    for line in wrap(&printable(state, 1000), 0, width).lines() {
+        let _ = writeln!(out, "{BOLD}{line}{BOLD:#}");
+    }
+    out += "\nNext:\n";
+    let column = next.iter().map(|(command, _)| command.len()).max();
+    let column = column.unwrap_or_default();
+    for (command, purpose) in next {
+        let _ = writeln!(out, "  {command:<column$}  {DIM}{purpose}{DIM:#}");
+    }
+    out + "\n`reaper --help` lists all commands.\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overview_shows_state_and_five_commands() {
+        for next in [WITH_SERVICE, WITHOUT_SERVICE] {
+            let text = text("Reaping: 1 open session.", &next, Some(80));
+            let text = anstream::adapter::strip_str(&text).to_string();
+            assert!(
+                text.starts_with("Reaping: 1 open session.\n\nNext:\n  "),
+                "{text}"
+            );
+            assert!(
+                text.lines().all(|line| line.chars().count() <= 80),
+                "{text}"
+            );
+            assert_eq!(
+                text.lines().filter(|line| line.starts_with("  ")).count(),
+                5
+            );
+        }
+    }
+}
