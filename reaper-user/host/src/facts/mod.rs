@@ -32,7 +32,7 @@ use reading::{CpuTime, ReadResult, read_facts};
 use reaper_model::event::{Image, ProcessKey, TICK_NS};
 use reaper_model::facts::{Fact, FactSet, Facts};
 use reaper_model::ruleset::Ruleset;
-pub use scan::{listening, scan_pids, scan_processes};
+pub use scan::{listening, listening_ports, scan_pids, scan_processes};
 
 /// Time in ns that a thread may sleep in one read before it counts as stuck. Multiplied by the number of runnable
 /// threads per processor: one of these may hold a lock that the read needs.

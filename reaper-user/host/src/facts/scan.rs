@@ -176,6 +176,19 @@ pub fn listening(
     Ok(all)
 }
 
+/// Returns the TCP ports on which a process listens, in order; none if it has exited or cannot be read.
+pub fn listening_ports(procfs: &Procfs, key: ProcessKey) -> Vec<u16> {
+    let Some(mut subject) = ProcDir::open(procfs.root(), key) else {
+        return Vec::new();
+    };
+    let ports = subject.listening_ports().unwrap_or_default();
+    if subject.is_alive() {
+        ports
+    } else {
+        Vec::new()
+    }
+}
+
 /// Reads the facts for the row of a process. Those that cannot be read are unknown in the row.
 fn scan(procfs: &Procfs, _: u32, found: Result<ProcessReading, ProcfsError>) -> ScannedProcess {
     let seen = match found {

@@ -1,6 +1,6 @@
 //! Reads a process from /proc.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
@@ -15,7 +15,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::listeners::in_own_namespace;
 use super::registry::{RegistryDir, RegistryProcess, variable};
-use super::sockets::{connections, listens};
+use super::sockets::{connections, listening_ports, listens};
 use super::{CpuTime, home, match_markers};
 use crate::source::procfs::parse::{Stat, field, innermost_pid, is_nested, number, words};
 use crate::source::procfs::{Dir, living_thread};
@@ -391,6 +391,18 @@ impl ProcDir {
         };
         Ok((listens || all).then_some(listens))
     }
+
+    /// Returns the TCP ports on which the process listens, in order. Leaves out those of files that cannot be read
+    /// within [`FILES_BUDGET`]. Read by path, as in [`ProcDir::listening`].
+    pub(in crate::facts) fn listening_ports(&self) -> io::Result<Vec<u16>> {
+        let (sockets, _) = self.sockets(FILES_BUDGET)?;
+        let tables = ["net/tcp", "net/tcp6"].map(|table| self.path.join(table));
+        let ports = tables
+            .iter()
+            .filter_map(|table| listening_ports(table, &sockets).ok());
+        let ports: io::Result<BTreeSet<u16>> = ports.flatten().collect();
+        Ok(ports?.into_iter().collect())
+    }
 }
 
 /// Returns the innermost systemd unit in a `cgroup` file; empty if there is no unit. Uses cgroup v2, and systemd's own
@@ -535,8 +547,12 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), TCP).unwrap();
         for (inode, expected) in [(4242, true), (4243, false), (0, false)] {
-            let found = listens(file.path(), &HashSet::from([inode])).unwrap();
+            let sockets = HashSet::from([inode]);
+            let found = listens(file.path(), &sockets).unwrap();
             assert_eq!(found, expected, "{inode}");
+            let ports: io::Result<Vec<u16>> =
+                listening_ports(file.path(), &sockets).unwrap().collect();
+            assert_eq!(ports.unwrap().first() == Some(&8080), expected, "{inode}");
         }
     }
 

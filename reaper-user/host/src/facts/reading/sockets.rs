@@ -111,19 +111,35 @@ fn as_v4(address: &[u8]) -> &[u8] {
 /// # Errors
 /// The table cannot be read.
 pub(super) fn listens(table: &Path, sockets: &HashSet<u64>) -> io::Result<bool> {
+    Ok(listening_ports(table, sockets)?
+        .next()
+        .transpose()?
+        .is_some())
+}
+
+/// Returns the ports of those of the sockets (inode numbers) that listen, by a table in the format of `net/tcp`.
+///
+/// # Errors
+/// The table cannot be read.
+pub(super) fn listening_ports<'a>(
+    table: &Path,
+    sockets: &'a HashSet<u64>,
+) -> io::Result<impl Iterator<Item = io::Result<u16>> + use<'a>> {
     let table = BufReader::new(File::open(table)?.take(SOCKETS_MAX));
-    for line in table.split(b'\n').skip(1) {
-        let line = line?;
-        let mut words = words(&line).skip(3);
-        // The kernel lists listening sockets first. The many others need not be read.
-        if words.next().is_some_and(|state| state != LISTEN) {
-            return Ok(false);
+    // The kernel lists listening sockets first. The many others need not be read.
+    let rows = table.split(b'\n').skip(1).map_while(|line| match line {
+        Ok(line) => {
+            let mut words = words(&line).skip(1);
+            let local = port(words.next()?).to_vec();
+            (words.nth(1)? == LISTEN).then(|| Ok((local, words.nth(5).and_then(number::<u64>))))
         }
-        if let Some(inode) = words.nth(5).and_then(number::<u64>)
-            && sockets.contains(&inode)
-        {
-            return Ok(true);
+        Err(error) => Some(Err(error)),
+    });
+    Ok(rows.filter_map(|row| match row {
+        Ok((port, inode)) => {
+            let port = u16::from_str_radix(str::from_utf8(&port).ok()?, 16).ok()?;
+            sockets.contains(&inode?).then_some(Ok(port))
         }
-    }
-    Ok(false)
+        Err(error) => Some(Err(error)),
+    }))
 }

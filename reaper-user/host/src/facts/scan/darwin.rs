@@ -96,3 +96,8 @@ pub fn listening(
     }
     Ok(all)
 }
+
+/// Returns no ports: macOS tells only whether a socket listens.
+pub fn listening_ports(_: &Procfs, _: ProcessKey) -> Vec<u16> {
+    Vec::new()
+}
