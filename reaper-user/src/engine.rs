@@ -34,6 +34,7 @@ mod signal;
 mod succession;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
+mod waits;
 
 use std::collections::VecDeque;
 use std::io;
@@ -162,8 +163,6 @@ pub struct Engine {
     started_at: u64,
     /// Number of gaps opened.
     gaps: u64,
-    /// Number of processes that would have been reaped, in observe mode.
-    would_have_reaped: u64,
     /// Number of records read since the idle timer was last updated.
     drained: u64,
     /// Closed sessions whose state is still in the kernel's map, by their first root, oldest first. Each has the ring
@@ -229,7 +228,6 @@ impl Engine {
             started_at: kernel.clock.boot_time(),
             kernel,
             gaps: 0,
-            would_have_reaped: 0,
             drained: 0,
             closed_at_position: VecDeque::new(),
         };

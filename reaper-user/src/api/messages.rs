@@ -153,6 +153,8 @@ pub struct ProcessSnapshot {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DecisionSnapshot {
     pub decision: &'static str,
+    /// Mode of the service.
+    pub mode: &'static str,
     pub reason: &'static str,
     pub rule: Option<Arc<str>>,
     /// End of the rule's delay (CLOCK_MONOTONIC, ns).
@@ -161,8 +163,6 @@ pub struct DecisionSnapshot {
     pub action: Option<Action>,
     /// Facts that must be read before a decision is possible.
     pub needs: FactSet,
-    /// Whether the service only observes.
-    pub observes: bool,
 }
 
 /// Copy of a session.

@@ -68,6 +68,9 @@ pub struct DecisionInfo {
     pub decision: String,
     /// Reason, such as `root_exited`, as in the event stream.
     pub reason: String,
+    /// Mode of the service: with `observe`, nothing is signalled.
+    #[serde(default)]
+    pub mode: String,
     /// Name of the deciding rule, if a rule decided.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,

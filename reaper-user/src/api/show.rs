@@ -20,6 +20,7 @@ use super::{
     KeepsResponse, NamedProcess, ProcessInfo, RuleTest, ScanReport, SessionInfo, Status,
     TreeResponse, TreeRow, recognition,
 };
+use crate::config::Mode;
 use crate::export::{
     Judgement, KeepAdvice, SessionIdText, SessionRef, command_line, exit_status_text, keep_rule,
     wall_time,
@@ -67,7 +68,7 @@ pub(super) fn tree(snapshot: TreeSnapshot, leftovers: &ScanReport) -> TreeRespon
     let untracked = groups.iter_mut().filter(|group| group.session.is_none());
     for row in untracked.flat_map(|group| &mut group.processes) {
         let found = leftovers.finding(row.process.pid);
-        row.process.decision = found.map(leftover_decision);
+        row.process.decision = found.map(|found| leftover_decision(found, leftovers.observes));
     }
     TreeResponse { groups }
 }
@@ -135,7 +136,7 @@ pub(super) fn explanation(snapshot: ExplainSnapshot) -> Explanation {
     let nearest = nearest_rule(&snapshot);
     let mut process = process(&snapshot.row, LONG, &Procfs::default());
     if let Some(found) = &snapshot.leftover {
-        process.decision = Some(leftover_decision(found));
+        process.decision = Some(leftover_decision(found, !snapshot.enforce));
     }
     Explanation {
         exited: false,
@@ -176,9 +177,15 @@ fn nearest_rule(snapshot: &ExplainSnapshot) -> Option<RuleTest> {
 }
 
 /// Returns the decision about a leftover that a scan has found.
-fn leftover_decision(found: &Finding) -> DecisionInfo {
+fn leftover_decision(found: &Finding, observes: bool) -> DecisionInfo {
+    let mode = if observes {
+        Mode::Observe
+    } else {
+        Mode::Enforce
+    };
     DecisionInfo {
         decision: found.decision.clone(),
+        mode: mode.name().into(),
         reason: found.reason.clone(),
         rule: found.rule.clone(),
         remaining_s: None,
@@ -371,6 +378,7 @@ fn process(row: &ProcessSnapshot, longest: usize, procfs: &Procfs) -> ProcessInf
         let judgement = judgement(decision);
         DecisionInfo {
             decision: judgement.decision.into(),
+            mode: decision.mode.into(),
             reason: judgement.reason.into(),
             rule: judgement.rule.map(str::to_owned),
             remaining_s: judgement.remaining_s,
@@ -406,7 +414,7 @@ fn judgement(decision: &DecisionSnapshot) -> Judgement<'_> {
         reason: decision.reason,
         rule: decision.rule.as_deref(),
         remaining_s: decision.until.map(seconds_until),
-        observes: decision.observes,
+        observes: decision.mode == Mode::Observe.name(),
     }
 }
 

@@ -23,7 +23,7 @@ use crate::api::server::{self, Backend, Socket};
 use crate::config::{Config, EventScope, KernelReap, Mode};
 use crate::engine::reload::LoadedConfig;
 use crate::engine::{Engine, EngineSettings, KeepStore};
-use crate::export::{Format, Sink, StreamOutput};
+use crate::export::{Detail, Format, Sink, StreamOutput};
 use crate::journal::{self, Journal, JournalError, NewerSchema};
 use crate::leftovers::Scanner;
 use reaper_host::source::kind::SourceChoice;
@@ -38,8 +38,8 @@ Signals only members of the sessions of recognised agents, and leftovers: proces
     `reap_leftovers = false` turns that off).
 
 Never signalled: pid 1, kernel threads, reaper and its ancestors, processes that a rule keeps or declares a boundary, and \
-    processes with REAPER_KEEP=1 (unless `honor_keep = false`). With --observe the same decisions are made and printed, \
-    but no signal is sent.
+    processes with REAPER_KEEP=1 (unless `honor_keep = false`). With --observe the same decisions are made and printed \
+    as `would reap`, but no signal is sent. Ctrl-C then sums up what would have been reaped.
 
 Event sources: BPF probes need privileges and a recent kernel. Without them, the daemon uses the netlink proc \
     connector (root only before Linux 6.6), or polls the process table. It also does so if a source fails later, and logs \
@@ -88,6 +88,12 @@ pub(super) struct DaemonArgs {
     /// The file may be rotated: it is created again when it was renamed or removed.
     #[arg(long, value_name = "FILE|-")]
     events: Option<PathBuf>,
+    /// Print each step: orphans, decisions and signals.
+    ///
+    /// Without it, there is one line for each process that has ended, waits or is reported, and for the start and the
+    /// end of each session.
+    #[arg(long, short)]
+    verbose: bool,
     /// Print the event stream to stdout as JSON lines instead of text.
     ///
     /// The daemon stops when the reader closes stdout, as in a pipeline.
@@ -140,11 +146,7 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     }
     let mut scope = scope::parse(&args.scope)?;
     let scope_name = scope::name(&args.scope, &scope);
-    let outputs = outputs(
-        args.events.as_deref(),
-        args.json,
-        config.events == EventScope::All,
-    )?;
+    let outputs = outputs(args.events.as_deref(), args.json, detail(&args, &config))?;
     let directory = args.runtime_dir.as_deref().unwrap_or(&config.runtime_dir);
     // Taken before anything is touched that another daemon may use.
     let _lock = lock::take(directory, scope_name.as_deref())
@@ -397,18 +399,27 @@ fn is_stdout(events: &Path) -> bool {
     events.as_os_str() == "-"
 }
 
-/// Opens the outputs of the event stream: stdout, and the file `events` unless that is `-`. With `lifecycle`, lines for
-/// people include lifecycle records.
+/// Returns the extent of the lines for people.
+fn detail(args: &DaemonArgs, config: &Config) -> Detail {
+    match (config.events, args.verbose) {
+        (EventScope::All, _) => Detail::Lifecycle,
+        (EventScope::Agents, true) => Detail::Steps,
+        (EventScope::Agents, false) => Detail::Summary,
+    }
+}
+
+/// Opens the outputs of the event stream: stdout, with lines of this `detail` unless they are JSON, and the file
+/// `events` unless that is `-`.
 fn outputs(
     events: Option<&Path>,
     json: bool,
-    lifecycle: bool,
+    detail: Detail,
 ) -> Result<Vec<StreamOutput>, Failure> {
     let to_stdout = events.is_some_and(is_stdout);
     let format = if json || to_stdout {
         Format::Json
     } else {
-        Format::Lines { lifecycle }
+        Format::Lines(detail)
     };
     let stdout = StreamOutput::stdout(format).map_err(Failure::system("cannot open stdout"))?;
     let mut outputs = vec![stdout.with_hints()];

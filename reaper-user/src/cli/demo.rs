@@ -18,7 +18,7 @@ use super::engine::{
 use super::{Failure, scope};
 use crate::config::Config;
 use crate::engine::Engine;
-use crate::export::{Format, Sink, StreamOutput};
+use crate::export::{Detail, Format, Sink, StreamOutput};
 use crate::reap;
 use reaper_host::kernel::ProcessHandle;
 use reaper_host::source::probes::ProbeOptions;
@@ -78,7 +78,7 @@ pub(super) fn run(json: bool) -> Result<u8, Failure> {
         true => Format::Json,
         false => {
             introduce(pid);
-            Format::Lines { lifecycle: false }
+            Format::Lines(Detail::Summary)
         }
     };
     let scope_name = pid.to_string();

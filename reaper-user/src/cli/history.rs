@@ -17,8 +17,8 @@ use super::show::{count, fit, memory_text, time, width, wrap};
 use super::{Failure, ServiceArgs, pager, parse_pid, parse_time};
 use crate::api::History;
 use crate::export::{
-    self, ExitInfo, FreedMemory, KeepAdvice, duration, freed, message, outcome_reason_text,
-    printable, reason_text, write_object,
+    self, ExitInfo, FreedMemory, KeepAdvice, duration, exit_code_text, freed, message,
+    outcome_reason_text, printable, reason_text, write_object,
 };
 use crate::journal::history::{
     HistoryError, HistoryOutcome, HistoryProcess, HistoryQuery, HistorySession, read,
@@ -184,6 +184,7 @@ struct Total {
     kept: u64,
     failed: u64,
     memory: FreedMemory,
+    would_have_reaped: u64,
 }
 
 /// Prints sessions as JSON at once, or collects them as text.
@@ -230,6 +231,7 @@ impl<W: Write> Printer<W> {
         total.failed += u64::from(session.failed);
         total.memory.rss = total.memory.rss.saturating_add(session.memory.rss);
         total.memory.swap = total.memory.swap.saturating_add(session.memory.swap);
+        total.would_have_reaped += would_have_reaped(session);
         if self.json {
             return write_object(&mut self.out, session);
         }
@@ -260,16 +262,20 @@ impl<W: Write> Printer<W> {
             kept,
             failed,
             memory,
+            would_have_reaped,
         } = self.total;
+        let would = would_text(would_have_reaped);
         let sessions = count(sessions, "session", "sessions");
         let since = since.map(|since| format!(" in the last {}", time(since.as_secs())));
         let since = since.unwrap_or_default();
         let reaped = count(reaped, "process", "processes");
-        writeln!(
-            self.text,
-            "{BOLD}{sessions}{since}: {reaped} reaped, {kept} kept, {failed} failed, {} freed{BOLD:#}",
+        let sum = format!(
+            "{sessions}{since}: {reaped} reaped{would}, {kept} kept, {failed} failed, {} freed",
             memory_text(memory.rss, memory.swap)
-        )?;
+        );
+        for line in wrap(&sum, 0, self.width).lines() {
+            writeln!(self.text, "{BOLD}{line}{BOLD:#}")?;
+        }
         if let Some(pid) = self.example {
             let hint = format!(
                 "To keep such a process: REAPER_KEEP=1, `reaper keep PID`, or the rule from `reaper history {pid}`"
@@ -341,7 +347,7 @@ fn write_session(
         (0, 0) => PLAIN,
         _ => BAD,
     };
-    if session.closed_at.is_some() {
+    if session.closed_at.is_some() || would_have_reaped(session) > 0 {
         for line in wrap(&sum(session), 0, room(width)).lines() {
             root(out)?;
             writeln!(out, "{style}{line}{style:#}")?;
@@ -351,6 +357,21 @@ fn write_session(
         .processes
         .iter()
         .try_for_each(|process| write_process(out, process, &at, width))
+}
+
+/// Returns the number of processes that would have been reaped, but the service only observed.
+fn would_have_reaped(session: &HistorySession) -> u64 {
+    let processes = session.processes.iter();
+    let would = |process: &&HistoryProcess| process.decisions.iter().any(|d| d.would_reap());
+    processes.filter(would).count() as u64
+}
+
+/// Returns ` (3 would have been)`, as the end of a sentence about reaped processes; empty without any.
+fn would_text(would: u64) -> String {
+    match would {
+        0 => String::new(),
+        n => format!(" ({n} would have been)"),
+    }
 }
 
 /// Returns the counters of a session.
@@ -363,7 +384,8 @@ fn sum(session: &HistorySession) -> String {
         lost_before,
         ..
     } = session;
-    let mut text = format!("{reaped} reaped, {kept} kept, {failed} failed");
+    let would = would_text(would_have_reaped(session));
+    let mut text = format!("{reaped} reaped{would}, {kept} kept, {failed} failed");
     text += &freed(memory);
     if *lost_before > 0 {
         let _ = write!(text, "; {lost_before} events were lost in this time");
@@ -389,7 +411,11 @@ fn write_process(
         };
         let rule = decision.rule.as_ref().map(|rule| format!(" ({rule})"));
         let why = reason_text(&decision.reason).to_owned() + &rule.unwrap_or_default();
-        (decision.time, style, decision.decision.clone(), why)
+        let word = match decision.would_reap() {
+            true => "would reap".to_owned(),
+            false => decision.decision.clone(),
+        };
+        (decision.time, style, word, why)
     });
     let outcomes = process.outcomes.iter().map(|outcome| {
         let style = match outcome.outcome.as_str() {
@@ -410,9 +436,9 @@ fn write_process(
     lines.sort_by_key(|(time, ..)| *time);
     for (time, style, word, why) in &lines {
         let time = at(*time);
-        let word = printable(word, 8);
+        let word = printable(word, 10);
         // The columns of time and word, with two spaces behind each.
-        let before = time.len() + 2 + 8 + 2;
+        let before = time.len() + 2 + 10 + 2;
         let why = wrap(
             &printable(why, COMMAND_MAX),
             0,
@@ -421,7 +447,7 @@ fn write_process(
         for (n, why) in why.lines().enumerate() {
             write_pid(out, process.pid)?;
             match n {
-                0 => writeln!(out, "{DIM}{time}{DIM:#}  {style}{word:<8}{style:#}  {why}")?,
+                0 => writeln!(out, "{DIM}{time}{DIM:#}  {style}{word:<10}{style:#}  {why}")?,
                 _ => writeln!(out, "{:before$}{why}", "")?,
             }
         }
@@ -463,7 +489,7 @@ fn how(exit: &ExitInfo) -> String {
         } => printable(signal, 16),
         ExitInfo {
             code: Some(code), ..
-        } => format!("exit {code}"),
+        } => exit_code_text(*code),
         _ => "unknown exit status".into(),
     }
 }
@@ -501,6 +527,7 @@ mod tests {
             decision: decision.into(),
             reason: "root_exited".into(),
             rule: rule.map(Into::into),
+            mode: rule.map(|_| "observe".into()),
         };
         let ended = HistoryOutcome {
             time: at(900_002),
@@ -546,6 +573,12 @@ mod tests {
                     vec![ended],
                 ),
                 process(102, &[], vec![decided(900_001, "keep", Some("r"))], vec![]),
+                process(
+                    103,
+                    &["y"],
+                    vec![decided(900_001, "reap", Some("r"))],
+                    vec![],
+                ),
             ],
         };
         let text = |width, pid| {
@@ -561,15 +594,17 @@ mod tests {
             "\
 2025-10-09 08:53:20  claude  claude-100-1, uid 1000
       100  claude a\\nb
-      100  exited at 09:08:20 after 15m: SIGKILL; closed at 09:08:21
-      100  1 reaped, 1 kept, 0 failed, 3.1 MB RSS freed
+      100  exited at 09:08:20 after 15 min: SIGKILL; closed at 09:08:21
+      100  1 reaped (1 would have been), 1 kept, 0 failed, 3.1 MB freed
       101  sh x
-      101  09:08:20  reap      its agent exited
-      101  09:08:20  ended     exit 3, 1.2ms after the first signal, 3.1 MB RSS freed
+      101  09:08:20  reap        its agent exited
+      101  09:08:20  ended       exit 3, 1.2 ms after the first signal, 3.1 MB freed
       102  [sh\\u{1b}]
-      102  09:08:20  keep      its agent exited (r)
+      102  09:08:20  keep        its agent exited (r)
+      103  y
+      103  09:08:20  would reap  its agent exited (r)
 
-1 session in the last 2h: 1 process reaped, 1 kept, 0 failed, 3.1 MB RSS freed
+1 session in the last 2 h: 1 process reaped (1 would have been), 1 kept, 0 failed, 3.1 MB freed
 To keep such a process: REAPER_KEEP=1, `reaper keep PID`, or the rule from `reaper history 101`
 "
         );

@@ -1,14 +1,11 @@
 //! Formats values and processes for a terminal of any width.
 
-use std::io;
-
 use anstyle::{AnsiColor, Style};
 use nix::unistd::{Uid, User};
-use terminal_size::{Width, terminal_size_of};
 
 use super::client::DIM;
 use crate::api::{DecisionInfo, ProcessInfo};
-pub(super) use crate::export::{memory_text, size, time};
+pub(super) use crate::export::{counted as count, memory_text, size, time, width};
 use crate::export::{printable, without_error_codes};
 
 const NOTE: Style = AnsiColor::Cyan.on_default();
@@ -19,12 +16,6 @@ const GOOD: Style = AnsiColor::Green.on_default();
 pub(super) const NAME_MAX: usize = 64;
 /// Smallest width of the last column, in characters. A narrower terminal wraps it.
 pub(super) const LEAST: usize = 12;
-
-/// Returns the width of the terminal in columns, `None` if stdout is not a terminal: then nothing is cut.
-pub(super) fn width() -> Option<usize> {
-    let (Width(columns), _) = terminal_size_of(io::stdout())?;
-    Some(columns.into())
-}
 
 /// Escapes a text, and cuts it to the room that `taken` characters leave in the line, and to at most `max` characters.
 /// The room is at least [`LEAST`]. Without `width` only `max` counts.
@@ -98,14 +89,6 @@ pub(super) fn memory(bytes: Option<u64>) -> String {
 pub(super) fn user(uid: u32) -> String {
     let known = User::from_uid(Uid::from_raw(uid)).ok().flatten();
     known.map_or_else(|| uid.to_string(), |user| printable(&user.name, NAME_MAX))
-}
-
-/// Formats a number with its noun: `1 process`, `2 processes`.
-pub(super) fn count(n: u64, one: &str, many: &str) -> String {
-    match n {
-        1 => format!("1 {one}"),
-        n => format!("{n} {many}"),
-    }
 }
 
 /// Tags of a process, shown in brackets behind its command.

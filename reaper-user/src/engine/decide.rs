@@ -205,11 +205,13 @@ impl Engine {
                 if !self.ingest.reaper.claim(&self.model, key, &decision) {
                     return;
                 }
-                self.would_have_reaped += u64::from(self.settings.mode == Mode::Observe);
+                let observed = self.settings.mode == Mode::Observe;
+                self.count.would_have_reaped += u64::from(observed);
                 let process = ProcessRef::new(&self.model, node);
                 self.claimed.insert(key, process);
                 if let Some(id) = node.state.member.session {
-                    self.sessions.entry(id).or_default();
+                    let tally = self.sessions.entry(id).or_default();
+                    tally.would_have_reaped += u32::from(observed);
                 }
             }
             // All other verdicts keep the process, at least for now.
@@ -232,8 +234,10 @@ impl Engine {
         let memory = root.and_then(|session| self.model.memory_within(session.id));
         let names = DecisionNames {
             verdict,
+            mode: self.settings.mode.name(),
             reason,
             rule,
+            wait: self.wait_info(process.key, decision),
             memory,
         };
         self.emit(EventBody::Decision {
@@ -462,6 +466,7 @@ impl Engine {
         let Tally {
             reaped,
             failed,
+            would_have_reaped,
             memory,
             lost: lost_before,
             ..
@@ -483,6 +488,7 @@ impl Engine {
                 kept_reasons: names(kept),
                 nested,
                 failed,
+                would_have_reaped,
                 memory,
                 lost_before,
             });

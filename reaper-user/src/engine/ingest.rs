@@ -3,12 +3,14 @@
 //! Records are emitted at once. Decisions, updates of the kernel's maps and reads of /proc wait for the end of the
 //! drain.
 
+use std::sync::Arc;
+
 use hashbrown::{HashMap, HashSet};
 use nix::sys::signal::Signal;
 use reaper_common::MEMBER_SIGKILL_SENT;
 
 use super::attribution::Unattributed;
-use crate::config::EventScope;
+use crate::config::{EventScope, Mode};
 use crate::export::{
     Adopter, DecisionNames, EventBody, EventRecord, FreedMemory, Lifecycle, ProcessRef, SessionRef,
     Sink,
@@ -18,6 +20,9 @@ use reaper_model::event::{Event, EventKind, ExitStatus, ProcessKey, Provenance};
 use reaper_model::policy::{Reason, Verdict};
 use reaper_model::session::{Session, SessionEvent, SessionId, Succession};
 use reaper_model::{Model, Node, Output, TreeChange};
+
+/// Limit of forks by which a program becomes a daemon.
+const DAEMON_FORKS_MAX: usize = 4;
 
 /// Decision that is made once the source is drained.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -74,6 +79,8 @@ impl Extend<Queued> for Queue {
 pub struct Tally {
     pub reaped: u32,
     pub failed: u32,
+    /// Number of members that would have been reaped, in observe mode.
+    pub would_have_reaped: u32,
     /// Memory of the reaped members.
     pub memory: FreedMemory,
     /// Number of records lost while the session was open.
@@ -306,6 +313,7 @@ impl Ingest {
                 orphans
                     .iter()
                     .for_each(|orphan| self.on_orphan(model, node, *orphan, time));
+                self.on_boundary_exit(model, node, orphans, time);
             }
             TreeChange::SignalSent { key, signal } => {
                 self.on_kernel_signal(model, key, signal, time)
@@ -374,6 +382,41 @@ impl Ingest {
         self.without_adopter.push(orphan);
         if self.emit_orphan(model, parent.key, &parent.image.comm, orphan, time) {
             self.queued.push(Queued::Process(orphan));
+        }
+    }
+
+    /// Emits a boundary record for each orphan by which a boundary lives on: it still runs the program of the boundary,
+    /// as the server that `tmux` forks does.
+    fn on_boundary_exit(
+        &mut self,
+        model: &Model,
+        exited: &Node,
+        orphans: &[ProcessKey],
+        time: u64,
+    ) {
+        let orphans = orphans.iter().filter_map(|key| model.tree.get(*key));
+        let mut orphans = orphans
+            .filter(|orphan| {
+                orphan.state.member.session.is_none() && orphan.image.exe == exited.image.exe
+            })
+            .peekable();
+        if orphans.peek().is_none() {
+            return;
+        }
+        let parent = |node: &&Node| node.parent.and_then(|key| model.tree.get(key));
+        let mut above = std::iter::successors(Some(exited), parent)
+            .take(DAEMON_FORKS_MAX)
+            .take_while(|node| node.image.exe == exited.image.exe);
+        let Some(rule) = above.find_map(|node| node.state.member.boundary.clone()) else {
+            return;
+        };
+        for orphan in orphans {
+            let body = EventBody::Boundary {
+                process: ProcessRef::new(model, orphan),
+                session: None,
+                rule: Arc::clone(&rule),
+            };
+            self.emit(time, body);
         }
     }
 
@@ -471,8 +514,11 @@ impl Ingest {
                 };
                 let names = DecisionNames {
                     verdict: "reap",
+                    // Only a service in this mode lets the probes signal.
+                    mode: Mode::Enforce.name(),
                     reason: reason.name(),
                     rule: None,
+                    wait: None,
                     memory: None,
                 };
                 let process = ProcessRef::new(model, node);

@@ -54,8 +54,7 @@ impl Engine {
 
     /// Executes a request and returns the reply. The error is the reply to a refused request.
     fn reply(&mut self, peer: Peer, kind: RequestKind) -> Result<EngineReply, ErrorResponse> {
-        let observes = self.settings.mode == Mode::Observe;
-        let view = View::new(&self.model, peer).observing(observes);
+        let view = View::new(&self.model, peer).in_mode(self.settings.mode);
         Ok(match kind {
             RequestKind::Status => EngineReply::Status {
                 status: Box::new(self.status(&view)),
@@ -133,7 +132,7 @@ impl Engine {
             reaped: count.reaped,
             kept: self.kept(),
             failed: count.failed,
-            would_have_reaped: self.would_have_reaped,
+            would_have_reaped: count.would_have_reaped,
             memory: count.memory,
             zombies: 0,
             pin_dir: self.pinned(),
@@ -174,7 +173,7 @@ impl Engine {
                 EventBody::Leftover { leftover, .. }
                     if !enforce && leftover.verdict == Left::Reap =>
                 {
-                    self.would_have_reaped += 1;
+                    self.count.would_have_reaped += 1;
                 }
                 _ => {}
             }

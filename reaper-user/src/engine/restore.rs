@@ -13,7 +13,7 @@ use super::map_sync::exit_status_from_wait;
 use super::scan::{ScanResult, ScanScope, Scanner};
 use super::{Engine, EngineError};
 use crate::config::Mode;
-use crate::export::{EventBody, ProcessRef, Resumed, ResumedRoot, SessionRef};
+use crate::export::{EventBody, EventRecord, ProcessRef, Resumed, ResumedRoot, SessionRef};
 use reaper_host::source::probes::model_key;
 use reaper_host::source::procfs::Liveness;
 use reaper_model::event::{
@@ -110,7 +110,7 @@ impl Engine {
         let can_signal = probes.is_some_and(|probes| probes.can_signal());
         let ring_size = probes.map(|probes| probes.ring().size());
         let socket = self.settings.socket.as_ref();
-        self.emit(EventBody::Ready {
+        let ready = EventBody::Ready {
             mode: self.settings.mode.name(),
             mode_reason: self.settings.mode_reason.clone(),
             config: self.settings.config.file.clone(),
@@ -125,6 +125,12 @@ impl Engine {
             pin_dir: restored.pinned.clone(),
             kernel_reap: self.settings.kernel_reap && can_signal,
             ring_size,
+        };
+        // The agents that run already are reported after it.
+        let boot_ns = self.kernel.clock.boot_time();
+        self.ingest.out.push_first(EventRecord {
+            boot_ns,
+            body: ready,
         });
         if replaced_other_abi {
             tracing::warn!(

@@ -31,11 +31,18 @@ pub fn wall_time(boot_ns: u64) -> Timestamp {
 }
 
 /// Returns the local time of day of an event, with milliseconds.
-pub fn time_of_day(boot_ns: u64) -> impl Display {
-    wall_time(boot_ns)
-        .to_zoned(BOOT.zone.clone())
-        .strftime("%H:%M:%S%.3f")
-        .to_string()
+pub fn time_of_day(boot_ns: u64) -> String {
+    local(boot_ns, "%H:%M:%S%.3f")
+}
+
+/// Returns the local time of day of an event, to the second.
+pub fn time_of_day_in_seconds(boot_ns: u64) -> String {
+    local(boot_ns, "%H:%M:%S")
+}
+
+fn local(boot_ns: u64, format: &str) -> String {
+    let time = wall_time(boot_ns).to_zoned(BOOT.zone.clone());
+    time.strftime(format).to_string()
 }
 
 /// Process id that is never reused: boot id, start time, pid.

@@ -63,6 +63,11 @@ pub fn time<S: Serializer>(boot_ns: &Option<u64>, serializer: S) -> Encoded<S> {
     boot_ns.map(wall_time).serialize(serializer)
 }
 
+/// Writes a time in nanoseconds since boot as wall-clock time.
+pub fn boot_time<S: Serializer>(boot_ns: &u64, serializer: S) -> Encoded<S> {
+    wall_time(*boot_ns).serialize(serializer)
+}
+
 /// Returns the arguments of a program with secrets redacted.
 pub fn command_args(image: &Image) -> Vec<String> {
     redact::arguments(image.args())
@@ -84,6 +89,10 @@ pub fn old_parent<S: Serializer>(key: &Option<ProcessKey>, serializer: S) -> Enc
 
 pub fn adopter<S: Serializer>(key: &ProcessKey, serializer: S) -> Encoded<S> {
     id_and_pid(["adopter_id", "adopter_pid"], Some(*key), serializer)
+}
+
+pub fn listener<S: Serializer>(key: &ProcessKey, serializer: S) -> Encoded<S> {
+    id_and_pid(["listener_id", "listener_pid"], Some(*key), serializer)
 }
 
 /// Writes the id and the pid of a process under these keys.

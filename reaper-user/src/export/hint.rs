@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use anstyle::Style;
 use hashbrown::HashSet;
 
-use super::clock::time_of_day;
+use super::clock::time_of_day_in_seconds;
 use super::record::{EventBody, EventRecord};
 use crate::reap::ReapOutcome;
 use reaper_model::event::ProcessKey;
@@ -55,7 +55,7 @@ impl Hints {
         if !self.given.insert(session.first_root) {
             return Ok(());
         }
-        let (time, pid) = (time_of_day(record.boot_ns), process.key.pid);
+        let (time, pid) = (time_of_day_in_seconds(record.boot_ns), process.key.pid);
         writeln!(
             out,
             "{DIM}{time}  hint  to keep one: REAPER_KEEP=1; more ways: reaper explain {pid}{DIM:#}"

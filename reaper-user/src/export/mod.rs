@@ -4,6 +4,7 @@
 //! formats and writes them. If it falls behind it drops records and reports their number, but it never blocks the engine.
 
 mod clock;
+mod command;
 mod config_file;
 mod consumer;
 mod encode;
@@ -31,22 +32,26 @@ pub use encode::{ExitInfo, command_args};
 pub use json::{to_json, write_object};
 pub use keep_advice::{KeepAdvice, keep_rule};
 pub use leftover::{leftover_judgement, leftover_text};
+pub use line::Detail;
 #[cfg(test)]
 pub use recent::RecentOutcome;
 pub use recent::{RecentProcess, RecentSession, RootExit};
 pub use record::{
     Adopter, DecisionNames, EventBody, EventRecord, EvidenceRef, FreedMemory, KeepDuration,
-    Lifecycle, NestedSummary, ProcessRef, Resumed, ResumedRoot, SessionIdText, SessionRef, Totals,
+    Lifecycle, Listener, NestedSummary, ProcessRef, Resumed, ResumedRoot, SessionIdText,
+    SessionRef, Totals, WaitInfo,
 };
 pub use sink::{Format, Sink, StreamOutput, Writer};
 #[cfg(target_os = "linux")]
 pub use terminal::for_terminal;
 pub(crate) use terminal::message;
 pub use terminal::{
-    Log, colors_on_stderr, print, set_colors, stderr, stdout, without_error_codes, write_message,
+    Log, colors_on_stderr, print, set_colors, stderr, stdout, width, without_error_codes,
+    write_message,
 };
 pub use text::{
-    command_line, duration, exit_status_text, freed, memory_text, printable, size, time,
+    command_line, counted, duration, exit_code_text, exit_status_text, freed, memory_text,
+    printable, size, time,
 };
 pub use words::{
     Judgement, evidence_ref_text, evidence_text, gap_text, outcome_reason_text, reason_text,

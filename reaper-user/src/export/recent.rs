@@ -84,9 +84,9 @@ impl Recent {
                     known.decision = Some((at, decision.clone()));
                 }
             }
-            EventBody::Leftover { process, leftover }
-                if leftover.verdict == LeftoverVerdict::Reap =>
-            {
+            EventBody::Leftover {
+                process, leftover, ..
+            } if leftover.verdict == LeftoverVerdict::Reap => {
                 self.reaped_mut(process).leftover = Some(leftover.clone());
             }
             EventBody::Signal { process, sent } => {
@@ -280,6 +280,8 @@ mod tests {
             reason: "root_exited",
             rule: None,
             memory: None,
+            mode: "enforce",
+            wait: None,
         };
         EventBody::Decision { process, decision }
     }

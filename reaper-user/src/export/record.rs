@@ -285,6 +285,8 @@ pub struct Totals {
     pub kept: u64,
     /// Number of processes that could not be ended.
     pub failed: u64,
+    /// Number of processes that would have been reaped, in observe mode.
+    pub would_have_reaped: u64,
     /// Number of signals sent, by the service and the probes.
     pub signals: u64,
     /// Number of events read from the source.
@@ -315,12 +317,53 @@ pub struct Resumed {
 pub struct DecisionNames {
     #[serde(rename = "decision")]
     pub verdict: &'static str,
+    /// Mode of the service: with `observe`, nothing is signalled.
+    pub mode: &'static str,
     pub reason: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<Arc<str>>,
+    /// How long a process waits, and for what.
+    #[serde(flatten)]
+    pub wait: Option<WaitInfo>,
     /// Memory of the whole tree, if a rule decides about the living root of a session.
     #[serde(flatten)]
     pub memory: Option<TreeMemory>,
+}
+
+impl DecisionNames {
+    /// Returns whether the process is reaped if the service does not only observe.
+    pub fn would_reap(&self) -> bool {
+        self.verdict == "reap" && self.mode == "observe"
+    }
+}
+
+/// End of a wait, and what it waits for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct WaitInfo {
+    /// End in nanoseconds since boot.
+    #[serde(serialize_with = "encode::boot_time")]
+    pub until: u64,
+    /// Conditions of the rule that make the process wait, such as `listening`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<&'static str>,
+    /// Relative that listens, if the process waits with it.
+    #[serde(flatten)]
+    pub listener: Option<Listener>,
+    /// Ports of the listening process. The writer of the stream reads them from /proc.
+    #[serde(rename = "listening_ports", skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<u16>,
+}
+
+/// Relative of a process that waits with it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Listener {
+    #[serde(flatten, serialize_with = "encode::listener")]
+    pub key: ProcessKey,
+    #[serde(rename = "listener_comm", serialize_with = "encode::lossy")]
+    pub comm: Vec<u8>,
+    /// Whether it descends from the process that waits. Otherwise that descends from it.
+    #[serde(skip)]
+    pub is_below: bool,
 }
 
 /// Duration and extent of a keep.
@@ -356,6 +399,10 @@ pub enum ResumedRoot {
         #[serde(flatten, serialize_with = "encode::root")]
         key: ProcessKey,
     },
+}
+
+fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 /// Content of a record, by kind of event.
@@ -501,6 +548,9 @@ pub enum EventBody {
         #[serde(skip_serializing_if = "Vec::is_empty")]
         nested: Vec<NestedSummary>,
         failed: u32,
+        /// Number of members that would have been reaped, in observe mode.
+        #[serde(skip_serializing_if = "is_zero")]
+        would_have_reaped: u32,
         #[serde(flatten)]
         memory: FreedMemory,
     },
@@ -527,6 +577,8 @@ pub enum EventBody {
         process: ProcessRef,
         #[serde(flatten, serialize_with = "encode::leftover")]
         leftover: Leftover,
+        /// Mode of the service: with `observe`, nothing is signalled.
+        mode: &'static str,
     },
     /// The config was reloaded. `message` says what has changed, or why the config was rejected.
     ConfigReload {

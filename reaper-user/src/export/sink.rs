@@ -6,15 +6,19 @@ mod tests;
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::consumer::Consumer;
 use super::hint::Hints;
+use super::line::{Detail, LineWriter};
 use super::line_file::{LineFile, LineFileState};
 use super::recent::Recent;
-use super::{EventBody, EventRecord, json, line};
+use super::terminal::width;
+use super::{DecisionNames, EventBody, EventRecord, WaitInfo, json};
+use reaper_host::facts::listening_ports;
+use reaper_host::source::procfs::Procfs;
 use reaper_host::sys;
 
 /// Number of queued records above which lifecycle records are dropped. Above twice as many, all are dropped.
@@ -22,6 +26,8 @@ const QUEUED_MAX: usize = 65_536;
 
 /// Time limit for the last records to be written.
 const JOIN_MAX: Duration = Duration::from_secs(2);
+/// Limit of processes in a batch whose ports are read.
+const PORTS_MAX: usize = 16;
 /// Number of records after which the writer updates its progress.
 const CHUNK: usize = 1024;
 /// Capacity of an empty batch.
@@ -31,10 +37,13 @@ const BATCH: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// Lines for people.
-    Lines {
-        /// Whether lifecycle records are included.
-        lifecycle: bool,
-    },
+    Lines(Detail),
+    Json,
+}
+
+/// State of a format.
+enum Encoder {
+    Lines(Box<LineWriter>),
     Json,
 }
 
@@ -42,10 +51,12 @@ pub enum Format {
 pub struct StreamOutput {
     /// Path of the file, or `stdout`.
     name: String,
-    format: Format,
+    encoder: Encoder,
     writer: Box<dyn Write + Send>,
     /// State of a file, which counts its lost lines.
     file: Option<Arc<LineFileState>>,
+    /// Returns the width of the terminal, `None` if it is none.
+    width: fn() -> Option<usize>,
     /// Whether the reader has closed it. Nothing more is written then.
     closed: bool,
     /// Whether a write has failed since the last flush that succeeded.
@@ -63,18 +74,21 @@ impl StreamOutput {
         let name = "stdout".to_owned();
         Ok(match format {
             Format::Json => StreamOutput::lines(name, LineFile::stdout()?),
-            Format::Lines { .. } => {
-                StreamOutput::new(name, format, Box::new(super::terminal::stdout()))
-            }
+            Format::Lines(detail) => StreamOutput {
+                encoder: Encoder::Lines(Box::new(LineWriter::new(detail))),
+                width,
+                ..StreamOutput::json(name, Box::new(super::terminal::stdout()))
+            },
         })
     }
 
-    fn new(name: String, format: Format, writer: Box<dyn Write + Send>) -> StreamOutput {
+    fn json(name: String, writer: Box<dyn Write + Send>) -> StreamOutput {
         StreamOutput {
             name,
-            format,
+            encoder: Encoder::Json,
             writer,
             file: None,
+            width: || None,
             closed: false,
             failing: false,
             hints: None,
@@ -84,7 +98,7 @@ impl StreamOutput {
     fn lines(name: String, file: LineFile) -> StreamOutput {
         StreamOutput {
             file: Some(file.state()),
-            ..StreamOutput::new(name, Format::Json, Box::new(file))
+            ..StreamOutput::json(name, Box::new(file))
         }
     }
 
@@ -201,6 +215,14 @@ impl Sink {
         self.batch.push(record);
     }
 
+    /// Adds a record before all others of the batch, with a time that is not later than theirs.
+    pub fn push_first(&mut self, mut record: EventRecord) {
+        if let Some(first) = self.batch.first() {
+            record.boot_ns = record.boot_ns.min(first.boot_ns);
+        }
+        self.batch.insert(0, record);
+    }
+
     /// Passes on the records of the backlog of an earlier service. They do not count towards [`QUEUED_MAX`].
     pub fn flush_backlog(&mut self) {
         self.backlog_allowance += self.batch.len();
@@ -306,9 +328,17 @@ impl Writer {
                 all: outputs,
                 seq: 0,
             };
-            while let Ok(batch) = receiver.recv() {
-                write(&mut outputs, &batch, &shared);
-                emit_dropped(&mut outputs, &shared);
+            loop {
+                match outputs.receive(&receiver) {
+                    Ok(mut batch) => {
+                        read_ports(&mut batch);
+                        write(&mut outputs, &batch, &shared);
+                        emit_dropped(&mut outputs, &shared);
+                    }
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => break,
+                }
+                outputs.write_due();
             }
             emit_dropped(&mut outputs, &shared);
             let _ = end.send(());
@@ -328,6 +358,29 @@ impl Writer {
                 JOIN_MAX.as_secs()
             );
         }
+    }
+}
+
+/// Reads the ports of processes that wait because one listens, for a limited number of them. The engine does not: it
+/// would delay signals.
+fn read_ports(batch: &mut [EventRecord]) {
+    let waits = batch
+        .iter_mut()
+        .filter_map(|record| match &mut record.body {
+            EventBody::Decision {
+                process,
+                decision: DecisionNames {
+                    wait: Some(wait), ..
+                },
+            } if wait.conditions.contains(&"listening") => Some((process.key, wait)),
+            _ => None,
+        });
+    for (key, wait) in waits.take(PORTS_MAX) {
+        let WaitInfo {
+            listener, ports, ..
+        } = wait;
+        let key = listener.as_ref().map_or(key, |listener| listener.key);
+        *ports = listening_ports(&Procfs::default(), key);
     }
 }
 
@@ -369,6 +422,29 @@ struct StreamOutputs {
 }
 
 impl StreamOutputs {
+    /// Waits for a batch, at most until a line is due.
+    fn receive(
+        &self,
+        receiver: &Receiver<Vec<EventRecord>>,
+    ) -> Result<Vec<EventRecord>, RecvTimeoutError> {
+        let due = self.all.iter().filter_map(StreamOutput::next_due).min();
+        match due {
+            None => receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(due) => {
+                let wait = due.saturating_sub(sys::boot_time());
+                receiver.recv_timeout(Duration::from_nanos(wait))
+            }
+        }
+    }
+
+    /// Writes the lines that are due.
+    fn write_due(&mut self) {
+        for output in self.all.iter_mut().filter(|it| it.next_due().is_some()) {
+            output.write_due();
+            output.flush();
+        }
+    }
+
     /// Writes records and flushes.
     fn write(&mut self, records: &[EventRecord]) {
         for record in records {
@@ -386,18 +462,34 @@ impl StreamOutput {
         if self.closed {
             return;
         }
-        let written = match self.format {
-            Format::Lines { lifecycle } if !line::is_shown(record, lifecycle) => Ok(()),
-            Format::Lines { .. } => line::write(&mut self.writer, record),
-            Format::Json => json::write(&mut self.writer, record, seq),
+        let written = match &mut self.encoder {
+            Encoder::Lines(lines) => lines.write(&mut self.writer, record, (self.width)()),
+            Encoder::Json => json::write(&mut self.writer, record, seq),
         };
         let written = written.and_then(|()| match &mut self.hints {
-            Some(hints) if self.format != Format::Json => {
+            Some(hints) if matches!(self.encoder, Encoder::Lines(_)) => {
                 hints.write_after(&mut self.writer, record)
             }
             _ => Ok(()),
         });
         self.check(written);
+    }
+
+    /// Returns when to call [`StreamOutput::write_due`] next, in ns since boot.
+    fn next_due(&self) -> Option<u64> {
+        match &self.encoder {
+            Encoder::Lines(lines) if !self.closed => lines.next_due(),
+            _ => None,
+        }
+    }
+
+    fn write_due(&mut self) {
+        if let Encoder::Lines(lines) = &mut self.encoder
+            && !self.closed
+        {
+            let written = lines.write_due(&mut self.writer, sys::boot_time(), (self.width)());
+            self.check(written);
+        }
     }
 
     fn flush(&mut self) {

@@ -8,6 +8,7 @@ use std::fmt::Arguments;
 use std::io::{self, BufWriter, Stderr, Stdout, Write};
 
 use anstream::{AutoStream, ColorChoice};
+use terminal_size::{Width, terminal_size_of};
 
 use super::text::{is_unprintable, printable};
 
@@ -35,6 +36,12 @@ pub fn colors_on_stderr() -> bool {
 /// Removes colours as set by [`set_colors`].
 pub fn stdout() -> TerminalWriter<BufWriter<AutoStream<Stdout>>> {
     TerminalWriter(BufWriter::new(anstream::stdout()))
+}
+
+/// Returns the width of the terminal in columns, `None` if stdout is not a terminal: then nothing is cut.
+pub fn width() -> Option<usize> {
+    let (Width(columns), _) = terminal_size_of(io::stdout())?;
+    Some(columns.into())
 }
 
 /// Returns unbuffered standard error for text with colours. It escapes and removes colours as [`stdout`] does.

@@ -4,16 +4,22 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use bytesize::ByteSize;
+use nix::sys::signal::Signal;
 
 use super::names::SignalName;
-use super::record::{FreedMemory, NestedSummary, ProcessRef};
+use super::record::{FreedMemory, NestedSummary};
 use super::redact;
 use reaper_model::activity::TreeMemory;
 use reaper_model::event::{ExitStatus, Image, ProcessKey};
 use reaper_model::value::show_duration;
 
-/// Maximum number of characters of a command line.
-const COMMAND_MAX: usize = 48;
+/// Formats a number with its noun: `1 process`, `2 processes`.
+pub fn counted(n: u64, one: &str, many: &str) -> String {
+    match n {
+        1 => format!("1 {one}"),
+        n => format!("{n} {many}"),
+    }
+}
 
 /// Formats a number of bytes, such as `1.2 GB`.
 pub fn size(bytes: u64) -> String {
@@ -94,10 +100,10 @@ pub(super) fn forked_by(parent: Option<ProcessKey>) -> String {
         .unwrap_or_default()
 }
 
-/// Returns an exit status for people: `exit 3`, `SIGTERM`.
+/// Returns an exit status for people: `exit 3`, `exit 143, as after SIGTERM`, `SIGTERM`.
 pub fn exit_status_text(status: ExitStatus) -> String {
     match status {
-        ExitStatus::Exited(code) => format!("exit {code}"),
+        ExitStatus::Exited(code) => exit_code_text(code),
         ExitStatus::Signalled {
             signal,
             core: false,
@@ -106,6 +112,15 @@ pub fn exit_status_text(status: ExitStatus) -> String {
             format!("{} (core dumped)", SignalName(signal))
         }
         ExitStatus::Unknown => "exit status unknown".into(),
+    }
+}
+
+/// Returns an exit code for people. Shells add 128 to the number of the signal that ended a command.
+pub fn exit_code_text(code: u8) -> String {
+    let signal = code.checked_sub(128).map(i32::from);
+    match signal.map(Signal::try_from) {
+        Some(Ok(signal)) => format!("exit {code}, as after {signal}"),
+        _ => format!("exit {code}"),
     }
 }
 
@@ -131,10 +146,6 @@ pub fn duration(ns: u64) -> String {
     let digits = if value < 10.0 { 1 } else { 0 };
     let value = format!("{value:.digits$}");
     format!("{}{unit}", value.strip_suffix(".0").unwrap_or(&value))
-}
-
-pub(super) fn command(process: &ProcessRef) -> String {
-    printable(&command_line(&process.image, 4 * COMMAND_MAX), COMMAND_MAX)
 }
 
 /// Returns the command line with secrets redacted, in about `max` bytes. Without arguments, returns `[comm]`.
@@ -191,6 +202,18 @@ pub fn printable(text: &str, max: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn exit_codes_above_128_are_named() {
+        for (code, expected) in [
+            (3, "exit 3"),
+            (128, "exit 128"),
+            (143, "exit 143, as after SIGTERM"),
+            (255, "exit 255"),
+        ] {
+            assert_eq!(exit_code_text(code), expected);
+        }
+    }
 
     #[test]
     fn printable_text_is_escaped_and_truncated() {

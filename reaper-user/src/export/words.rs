@@ -1,7 +1,7 @@
 //! Describes reasons and evidence to people.
 
-use super::record::EvidenceRef;
-use super::text::{printable, time};
+use super::record::{EvidenceRef, Listener, WaitInfo};
+use super::text::{duration, printable, process_label, time};
 
 /// Describes the evidence by which a process was inferred to be a member: by its variable or directory, if given, or
 /// else by its kind.
@@ -130,9 +130,55 @@ impl Judgement<'_> {
     }
 }
 
+/// Returns how long a process waits, and for what: `10 min: it listens on 5173, and its agent left by itself`. `now` is
+/// in ns since boot.
+pub(super) fn wait_text(wait: &WaitInfo, reason: &str, now: u64) -> String {
+    let remaining = duration(wait.until.saturating_sub(now));
+    let conditions = wait.conditions.iter();
+    let conditions: Vec<String> = conditions.map(|name| condition_text(name, wait)).collect();
+    let why = match conditions.as_slice() {
+        [] => reason_text(reason).to_owned(),
+        conditions => conditions.join(", and "),
+    };
+    format!("{remaining}: {why}")
+}
+
+/// Describes a condition of a rule, given by its name in the stream.
+fn condition_text(condition: &str, wait: &WaitInfo) -> String {
+    match condition {
+        "listening" => {
+            let listener = match &wait.listener {
+                None => "it".to_owned(),
+                Some(Listener {
+                    key,
+                    comm,
+                    is_below,
+                }) => {
+                    let place = if *is_below { "below" } else { "above" };
+                    format!("{} {place} it", process_label(Some(*key), comm))
+                }
+            };
+            let ports: Vec<String> = wait.ports.iter().map(u16::to_string).collect();
+            match ports.as_slice() {
+                [] => format!("{listener} listens on a port"),
+                ports => format!("{listener} listens on {}", ports.join(", ")),
+            }
+        }
+        "orphan" => "its parent has exited".into(),
+        "childless" => "it has no children".into(),
+        "root_exited" => "its agent has exited".into(),
+        "root_not_killed" => "no signal ended its agent".into(),
+        "root_succeeded" => "its agent left by itself".into(),
+        "root_failed" => "its agent failed".into(),
+        "root_killed" => "its agent was killed".into(),
+        other => other.to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use reaper_model::event::ProcessKey;
 
     #[test]
     fn judgement_has_verdict_reason_rule_and_time() {
@@ -214,6 +260,47 @@ mod tests {
                 reason_text(name).contains(' ') || name == "keep_marker",
                 "{name}"
             );
+        }
+    }
+
+    #[test]
+    fn wait_has_time_and_reason() {
+        let vite = |is_below| {
+            Some(Listener {
+                key: ProcessKey { pid: 7, start: 1 },
+                comm: b"vite".into(),
+                is_below,
+            })
+        };
+        let server = vec!["listening", "root_succeeded"];
+        for (conditions, listener, ports, expected) in [
+            (
+                server.clone(),
+                None,
+                vec![5173],
+                "10 min: it listens on 5173, and its agent left by itself",
+            ),
+            (
+                server.clone(),
+                vite(true),
+                vec![80, 443],
+                "10 min: vite (7) below it listens on 80, 443, and its agent left by itself",
+            ),
+            (
+                server,
+                vite(false),
+                vec![],
+                "10 min: vite (7) above it listens on a port, and its agent left by itself",
+            ),
+            (vec![], None, vec![], "10 min: a rule delays the decision"),
+        ] {
+            let wait = WaitInfo {
+                until: 600_000_000_000,
+                conditions,
+                listener,
+                ports,
+            };
+            assert_eq!(wait_text(&wait, "rule_delay", 1_000_000), expected);
         }
     }
 }

@@ -152,6 +152,16 @@ pub struct HistoryDecision {
     /// Name of the deciding rule, if a rule decided.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
+    /// Mode of the service: with `observe`, nothing was signalled. `None` if an older version made the decision.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mode: Option<String>,
+}
+
+impl HistoryDecision {
+    /// Returns whether the process would have been reaped, but the service only observed.
+    pub fn would_reap(&self) -> bool {
+        self.decision == "reap" && self.mode.as_deref() == Some("observe")
+    }
 }
 
 /// Result of the signals to a member.
@@ -480,7 +490,7 @@ impl HistoryProcess {
 
 fn decisions(connection: &Connection, process: i64) -> rusqlite::Result<Vec<HistoryDecision>> {
     let mut statement = connection.prepare_cached(
-        "SELECT time, verdict, reason, rule FROM decision WHERE process = ?1 ORDER BY id",
+        "SELECT time, verdict, reason, rule, mode FROM decision WHERE process = ?1 ORDER BY id",
     )?;
     let rows = statement.query_map([process], |row| {
         Ok(HistoryDecision {
@@ -488,6 +498,7 @@ fn decisions(connection: &Connection, process: i64) -> rusqlite::Result<Vec<Hist
             decision: row.get(1)?,
             reason: row.get(2)?,
             rule: row.get(3)?,
+            mode: row.get(4)?,
         })
     })?;
     rows.collect()

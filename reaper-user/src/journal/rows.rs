@@ -123,12 +123,12 @@ impl RowWriter<'_> {
                 let rule = names.rule.as_deref();
                 // A decision that equals the latest one is not stored again.
                 self.execute(
-                    "INSERT INTO decision (process, time, verdict, reason, rule)
-                     SELECT ?1, ?2, ?3, ?4, ?5 WHERE NOT EXISTS (
+                    "INSERT INTO decision (process, time, verdict, reason, rule, mode)
+                     SELECT ?1, ?2, ?3, ?4, ?5, ?6 WHERE NOT EXISTS (
                          SELECT 1 FROM decision
                          WHERE id = (SELECT max(id) FROM decision WHERE process = ?1)
-                             AND (verdict, reason) = (?3, ?4) AND rule IS ?5)",
-                    params![process, time, names.verdict, names.reason, rule],
+                             AND (verdict, reason) = (?3, ?4) AND rule IS ?5 AND mode IS ?6)",
+                    params![process, time, names.verdict, names.reason, rule, names.mode],
                 )
             }
             EventBody::Outcome {

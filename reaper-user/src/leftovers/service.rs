@@ -16,6 +16,7 @@ use crate::api::leftovers::Leftovers;
 use crate::api::messages::{EngineReply, EngineRequest, RequestKind, ScanContext};
 use crate::api::peer::Peer;
 use crate::api::{ErrorResponse, ScanReport};
+use crate::config::Mode;
 use crate::export::{EventBody, EventRecord, ProcessRef};
 use crate::journal::recorded::recorded_sessions;
 use crate::reap::{ReapOutcome, ReapResult};
@@ -285,7 +286,15 @@ impl Scanner {
         let reported = leftovers.iter().filter(is_reported);
         let reported =
             reported.filter_map(|leftover| Some((names.of_key(leftover.key)?, leftover.clone())));
-        self.emit(reported.map(|(process, leftover)| EventBody::Leftover { process, leftover }))?;
+        let mode = match watched.enforce {
+            true => Mode::Enforce.name(),
+            false => Mode::Observe.name(),
+        };
+        self.emit(reported.map(|(process, leftover)| EventBody::Leftover {
+            process,
+            leftover,
+            mode,
+        }))?;
         if !watched.enforce || !leftovers.iter().any(|leftover| is_due(&leftover)) {
             return Ok(None);
         }
@@ -316,6 +325,8 @@ impl Scanner {
         self.emit(late.map(|(row, leftover)| EventBody::Leftover {
             process: names.of_row(row),
             leftover: leftover.clone(),
+            // Discovered while others were reaped.
+            mode: Mode::Enforce.name(),
         }))?;
         let outcome = |end: &ReapResult| {
             let late = done.late.iter().find(|(row, _)| row.entry.key == end.key);

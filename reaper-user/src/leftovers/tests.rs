@@ -140,9 +140,9 @@ fn leftover_with_weak_evidence_is_reported_not_reaped() {
     assert_eq!(find(&report, key), Some("kept"));
     let emitted = emitted.lock().unwrap();
     let verdict_of = |record: &EventRecord| match &record.body {
-        EventBody::Leftover { process, leftover } if process.key.pid == key.pid => {
-            Some(leftover.verdict.clone())
-        }
+        EventBody::Leftover {
+            process, leftover, ..
+        } if process.key.pid == key.pid => Some(leftover.verdict.clone()),
         _ => None,
     };
     let verdict = emitted.iter().find_map(verdict_of);

@@ -10,6 +10,7 @@ use super::{LONG, seconds_since};
 use crate::api::messages::ExitedSnapshot;
 use crate::api::peer::SignalTarget;
 use crate::api::{DecisionInfo, Explanation, ProcessInfo, SessionInfo};
+use crate::config::Mode;
 use crate::export::names::{outcome_name, outcome_reason};
 use crate::export::{
     EntityId, ExitInfo, Judgement, KeepAdvice, RecentProcess, RecentSession, RootExit,
@@ -143,6 +144,7 @@ impl Exited {
         let decision = process.decisions.last().map(|decision| DecisionInfo {
             decision: decision.decision.clone(),
             reason: decision.reason.clone(),
+            mode: decision.mode.clone().unwrap_or_default(),
             rule: decision.rule.clone(),
             remaining_s: None,
             text: Judgement {
@@ -150,7 +152,7 @@ impl Exited {
                 reason: &decision.reason,
                 rule: decision.rule.as_deref(),
                 remaining_s: None,
-                observes: false,
+                observes: decision.mode.as_deref() == Some(Mode::Observe.name()),
             }
             .text(),
         });
@@ -204,6 +206,7 @@ fn history_process(recent: &RecentProcess) -> HistoryProcess {
         decision: names.verdict.into(),
         reason: names.reason.into(),
         rule: names.rule.as_deref().map(str::to_owned),
+        mode: Some(names.mode.into()),
     });
     let outcomes = outcome.iter().map(|(at, end)| HistoryOutcome {
         time: wall_time(*at),

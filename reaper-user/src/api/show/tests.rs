@@ -114,12 +114,12 @@ fn scan_separates_reapable_from_kept_members() {
         evidence: None,
         decision: Some(messages::DecisionSnapshot {
             decision,
+            mode: "enforce",
             reason,
             rule: None,
             until: None,
             action: None,
             needs: FactSet::NONE,
-            observes: false,
         }),
         ..row(n, None)
     };
@@ -153,12 +153,12 @@ fn snapshot(decision: &'static str, reason: &'static str) -> ExplainSnapshot {
     };
     let decision = messages::DecisionSnapshot {
         decision,
+        mode: "enforce",
         reason,
         rule: None,
         until: None,
         action: None,
         needs: FactSet::NONE,
-        observes: false,
     };
     ExplainSnapshot {
         row: ProcessSnapshot {
@@ -207,12 +207,12 @@ fn decision(
 ) -> messages::DecisionSnapshot {
     messages::DecisionSnapshot {
         decision,
+        mode: "enforce",
         reason,
         rule: rule.map(Into::into),
         until: None,
         action: None,
         needs: FactSet::NONE,
-        observes: false,
     }
 }
 
@@ -251,7 +251,7 @@ fn ancestor(n: u32, exe: &str, argv: &str) -> Ancestor {
 /// Returns the explanation of a service that only observes.
 fn observed(mut snapshot: ExplainSnapshot) -> ExplainSnapshot {
     snapshot.enforce = false;
-    snapshot.row.decision.as_mut().unwrap().observes = true;
+    snapshot.row.decision.as_mut().unwrap().mode = "observe";
     snapshot
 }
 
@@ -436,6 +436,8 @@ fn exited(change: impl FnOnce(&mut messages::ExitedSnapshot)) -> messages::Exite
         reason: "root_exited",
         rule: None,
         memory: None,
+        mode: "enforce",
+        wait: None,
     };
     let root_exit = RootExit {
         root: ProcessKey { pid: 42, start: 1 },

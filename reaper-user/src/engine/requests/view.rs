@@ -7,6 +7,7 @@ use crate::api::messages::{
     AgentSnapshot, DecisionSnapshot, KeepSnapshot, ProcessSnapshot, SessionSnapshot, TreeSnapshot,
 };
 use crate::api::peer::Peer;
+use crate::config::Mode;
 use crate::export::{EvidenceRef, SessionRef};
 use reaper_model::Model;
 use reaper_model::Node;
@@ -20,24 +21,23 @@ pub(super) struct View<'a> {
     pub(super) model: &'a Model,
     pub(super) peer: Peer,
     round: Evaluation<'a>,
-    /// Whether the service only observes.
-    observes: bool,
+    mode: Mode,
 }
 
 impl<'a> View<'a> {
+    /// Returns the view of a user, for a service in enforce mode.
     pub(super) fn new(model: &'a Model, peer: Peer) -> View<'a> {
-        let round = model.evaluation();
         View {
             model,
             peer,
-            round,
-            observes: false,
+            round: model.evaluation(),
+            mode: Mode::Enforce,
         }
     }
 
-    /// Sets whether the service only observes.
-    pub(super) fn observing(self, observes: bool) -> View<'a> {
-        View { observes, ..self }
+    /// Sets the mode of the service.
+    pub(super) fn in_mode(self, mode: Mode) -> View<'a> {
+        View { mode, ..self }
     }
 
     /// Decides about a process.
@@ -243,11 +243,11 @@ impl<'a> View<'a> {
         DecisionSnapshot {
             action: rules.find(named).map(|rule| rule.action),
             decision: decision.verdict.name(),
+            mode: self.mode.name(),
             reason: decision.reason.name(),
             rule: decision.rule,
             until: decision.until,
             needs: decision.needs,
-            observes: self.observes,
         }
     }
 }

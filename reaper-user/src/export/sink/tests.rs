@@ -18,8 +18,7 @@ struct BlockableOutput {
 
 impl BlockableOutput {
     fn start(&self) -> (Sink, Writer) {
-        let writer = Box::new(io::BufWriter::new(self.clone()));
-        let output = StreamOutput::new("test".into(), Format::Json, writer);
+        let output = StreamOutput::json("test".into(), Box::new(io::BufWriter::new(self.clone())));
         Writer::start(vec![output]).unwrap()
     }
 
@@ -183,7 +182,7 @@ fn on_written_runs_after_drops_and_with_a_closed_output() {
 
     let closed = StreamOutput {
         closed: true,
-        ..StreamOutput::new("test".into(), Format::Json, Box::new(io::sink()))
+        ..StreamOutput::json("test".into(), Box::new(io::sink()))
     };
     let (mut sink, _writer) = Writer::start(vec![closed]).unwrap();
     let (sender, ran) = channel();
@@ -284,6 +283,7 @@ fn repeated_close_is_not_in_the_stream() {
             kept_reasons: vec![],
             nested: vec![],
             failed: 0,
+            would_have_reaped: 0,
             memory: FreedMemory::default(),
             lost_before: 0,
         };

@@ -49,6 +49,8 @@ pub fn records() -> Vec<EventRecord> {
         signals(),
         outcomes(),
         gaps(),
+        waits(),
+        observed(),
     ];
     let bodies = bodies.into_iter().flatten();
     let record = |(body, n): (EventBody, u64)| EventRecord {
@@ -217,6 +219,7 @@ fn service() -> Vec<EventBody> {
                 reaped: 2,
                 kept: 3,
                 failed: 4,
+                would_have_reaped: 0,
                 signals: 5,
                 events: 6,
                 lost: 7,
@@ -306,6 +309,7 @@ fn sessions() -> Vec<EventBody> {
         kept_reasons,
         nested,
         failed: 0,
+        would_have_reaped: 0,
         memory,
         lost_before,
     };
@@ -353,8 +357,10 @@ fn decisions() -> Vec<EventBody> {
         process,
         decision: DecisionNames {
             verdict,
+            mode: "enforce",
             reason,
             rule: rule.map(Into::into),
+            wait: None,
             memory,
         },
     };
@@ -376,8 +382,8 @@ fn decisions() -> Vec<EventBody> {
     ]
 }
 
-fn leftovers() -> Vec<EventBody> {
-    let leftover = |evidence, verdict| EventBody::Leftover {
+fn leftover(mode: &'static str, evidence: LeftoverEvidence, verdict: LeftoverVerdict) -> EventBody {
+    EventBody::Leftover {
         process: untracked(),
         leftover: Leftover {
             key: untracked().key,
@@ -386,7 +392,12 @@ fn leftovers() -> Vec<EventBody> {
             evidence,
             verdict,
         },
-    };
+        mode,
+    }
+}
+
+fn leftovers() -> Vec<EventBody> {
+    let leftover = |evidence, verdict| leftover("enforce", evidence, verdict);
     let owner = LeftoverEvidence::ExitedAgent {
         variable: "CLAUDE_PID",
         pid: 40,
@@ -503,6 +514,87 @@ fn gaps() -> Vec<EventBody> {
         EventBody::MemberMapFull {
             count: 9,
             capacity: 1024,
+        },
+    ]
+}
+
+fn waits() -> Vec<EventBody> {
+    let waits = |listener, ports| EventBody::Decision {
+        process: member(),
+        decision: DecisionNames {
+            verdict: "wait",
+            mode: "enforce",
+            reason: "rule_delay",
+            rule: Some("asked-for-servers".into()),
+            wait: Some(WaitInfo {
+                until: 700_000_000_000,
+                conditions: vec!["listening", "root_succeeded"],
+                listener,
+                ports,
+            }),
+            memory: None,
+        },
+    };
+    let listener = Listener {
+        key: ProcessKey { pid: 44, start: 10 },
+        comm: b"vite\xff".to_vec(),
+        is_below: true,
+    };
+    vec![waits(None, vec![5173]), waits(Some(listener), vec![])]
+}
+
+/// Returns records of a service that only observes.
+fn observed() -> Vec<EventBody> {
+    let would_reap = |process| EventBody::Decision {
+        process,
+        decision: DecisionNames {
+            verdict: "reap",
+            mode: "observe",
+            reason: "root_exited",
+            rule: None,
+            wait: None,
+            memory: None,
+        },
+    };
+    let owner = LeftoverEvidence::ExitedAgent {
+        variable: "CLAUDE_PID",
+        pid: 40,
+    };
+    let exited = EventBody::Lifecycle {
+        event: Lifecycle::Exit {
+            exit_status: ExitStatus::Exited(0),
+            peak_rss: 4096,
+        },
+        provenance: Provenance::Kernel,
+        process: member(),
+    };
+    let closed = EventBody::SessionClose {
+        session: session(42),
+        is_repeat: false,
+        reaped: 0,
+        kept: 0,
+        kept_reasons: vec![],
+        nested: vec![],
+        failed: 0,
+        would_have_reaped: 2,
+        memory: FreedMemory::default(),
+        lost_before: 0,
+    };
+    vec![
+        would_reap(process()),
+        would_reap(member()),
+        would_reap(member()),
+        exited,
+        leftover("observe", owner, LeftoverVerdict::Reap),
+        closed,
+        EventBody::Summary {
+            count: Totals {
+                sessions: 2,
+                would_have_reaped: 4,
+                ..Totals::default()
+            },
+            reason: "SIGINT",
+            pin_dir: None,
         },
     ]
 }

@@ -170,6 +170,7 @@ fn closed(time: u64, root: u32, reaped: u32) -> EventRecord {
         reaped,
         kept: 0,
         failed: 0,
+        would_have_reaped: 0,
         memory: FreedMemory {
             rss: 4096,
             swap: 0,
@@ -183,8 +184,10 @@ fn closed(time: u64, root: u32, reaped: u32) -> EventRecord {
 fn decided(time: u64, process: ProcessRef, verdict: &'static str) -> EventRecord {
     let names = DecisionNames {
         verdict,
+        mode: "enforce",
         reason: "root_gone",
         rule: (verdict == "keep").then(|| "my-servers".into()),
+        wait: None,
         memory: None,
     };
     record(

@@ -1,0 +1,194 @@
+//! Lines about the service itself.
+
+use std::fmt::Write as _;
+
+use super::Detail;
+use super::layout::{BAD, GOOD, Line, NOTE};
+use super::session::shown_memory;
+use crate::export::record::{EventBody, Resumed, Totals};
+use crate::export::text::{counted, duration, freed, printable, size};
+
+/// Maximum number of characters of a directory.
+const PATH_MAX: usize = 128;
+/// Maximum number of characters of the reason for a mode.
+const REASON_MAX: usize = 512;
+
+/// Returns the line of a record about the service, `None` for any other record.
+pub(super) fn line(body: &EventBody, detail: Detail) -> Option<Line> {
+    let (style, event, detail) = match body {
+        EventBody::Ready { .. } => return Some(ready(body)),
+        EventBody::GapOpen { reason, total, .. } => {
+            let is_bad = *reason == "source_failed" || *total > 0;
+            (if is_bad { BAD } else { NOTE }, "gap", gap(body))
+        }
+        EventBody::GapClose {
+            processes_recovered: processes,
+            exits_recovered: exits,
+            duration: took,
+            ..
+        } => {
+            let processes = counted(*processes, "process", "processes");
+            let exits = counted(*exits, "exit", "exits");
+            let took = duration(*took);
+            (
+                GOOD,
+                "gap closed",
+                format!("after {took}: {processes} and {exits} recovered"),
+            )
+        }
+        EventBody::MemberMapFull { count, capacity } => (
+            BAD,
+            "map full",
+            format!(
+                "{count} processes exceed max_members ({capacity}); they are tracked only while this service runs"
+            ),
+        ),
+        EventBody::CaughtUp {
+            records,
+            duration: took,
+        } => (
+            GOOD,
+            "caught up",
+            format!("{records} events in {}", duration(*took)),
+        ),
+        EventBody::Dropped { by, count } => {
+            let cause = match *by {
+                "journal" => "journal records: writing the journal is too slow",
+                _ => "lines of this stream: its reader is too slow",
+            };
+            (BAD, "dropped", format!("{count} {cause}"))
+        }
+        EventBody::ConfigReload { applied, message } => {
+            let (style, event) = if *applied {
+                (GOOD, "config")
+            } else {
+                (BAD, "config rejected")
+            };
+            (style, event, message.replace('\n', "; "))
+        }
+        EventBody::Malformed { count, reason } => {
+            (BAD, "malformed", format!("{count} skipped: {reason}"))
+        }
+        EventBody::Summary {
+            count,
+            reason,
+            pin_dir,
+        } => {
+            let mut text = format!("{reason}: {}", totals(count, detail));
+            if let Some(directory) = pin_dir {
+                let directory = printable(directory, PATH_MAX);
+                let _ = write!(text, "; the probes stay pinned in {directory}");
+            }
+            (GOOD, "stopped", text)
+        }
+        _ => return None,
+    };
+    Some(Line {
+        style,
+        event,
+        subject: None,
+        detail,
+        more: Vec::new(),
+    })
+}
+
+/// Returns the line of a service that is ready, with one row for each of its facts.
+fn ready(body: &EventBody) -> Line {
+    let mut rows = ready_rows(body).into_iter();
+    Line {
+        style: GOOD,
+        event: "ready",
+        subject: None,
+        detail: rows.next().unwrap_or_default(),
+        more: rows.collect(),
+    }
+}
+
+fn ready_rows(body: &EventBody) -> Vec<String> {
+    let EventBody::Ready {
+        mode,
+        mode_reason,
+        source,
+        processes,
+        config,
+        socket,
+        next_command,
+        scope,
+        resumed,
+        pin_dir,
+        ..
+    } = body
+    else {
+        return Vec::new();
+    };
+    let mut rows = vec![format!("mode {mode}, config {config}")];
+    let scope = match scope.as_slice() {
+        [] => "the whole host".to_owned(),
+        names => names.join(", "),
+    };
+    rows.push(format!(
+        "watching {scope} through {source}, {processes} processes found"
+    ));
+    let reason = mode_reason.as_ref();
+    let reason = reason.map(|reason| printable(reason, REASON_MAX));
+    rows.extend(reason.map(|reason| format!("only observes: {reason}")));
+    rows.push(match pin_dir {
+        Some(directory) => format!("pinned in {}", printable(directory, PATH_MAX)),
+        None => "tracking ends with this program".into(),
+    });
+    if let Some(Resumed {
+        sessions,
+        backlog,
+        lost,
+    }) = *resumed
+    {
+        let sessions = counted(sessions as u64, "session", "sessions");
+        let backlog = size(backlog);
+        rows.push(format!(
+            "resumed {sessions} and {backlog} of queued events, {lost} events lost"
+        ));
+    }
+    rows.extend(socket.iter().map(|socket| format!("socket {socket}")));
+    rows.extend(next_command.iter().map(|next| format!("next: {next}")));
+    rows
+}
+
+fn gap(body: &EventBody) -> String {
+    let EventBody::GapOpen {
+        reason,
+        source,
+        total,
+        ..
+    } = body
+    else {
+        return String::new();
+    };
+    let cause = match *reason {
+        "restart" => format!("no service was running, {total} events lost"),
+        "member_map_full" => format!("{total} processes exceed the kernel map of members"),
+        "record_malformed" => format!("{total} events unreadable"),
+        "source_failed" => format!("the event source failed, {source} replaces it"),
+        _ => format!("{total} events lost"),
+    };
+    format!("{cause}; new decisions wait until a scan has recovered what is missing")
+}
+
+/// Returns what the service has done, or would have done.
+fn totals(count: &Totals, detail: Detail) -> String {
+    let sessions = counted(count.sessions, "session", "sessions");
+    let signals = counted(count.signals, "signal", "signals");
+    let reaped = match (count.would_have_reaped, count.reaped) {
+        (0, reaped) => format!("{reaped} reaped"),
+        (would, 0) => format!(
+            "{} would have been reaped",
+            counted(would, "process", "processes")
+        ),
+        (would, reaped) => format!("{reaped} reaped, {would} would have been"),
+    };
+    let mut text = format!(
+        "{sessions}, {reaped}, {} kept, {} failed; {signals} sent, {} events read, {} lost",
+        count.kept, count.failed, count.events, count.lost
+    );
+    text += &freed(&shown_memory(&count.memory, detail));
+    text
+}
