@@ -9,6 +9,7 @@ mod explain;
 pub mod hostile;
 mod judgement;
 mod keeper;
+mod lines;
 mod readers;
 mod scan;
 mod service_requests;
@@ -74,6 +75,7 @@ pub fn privileged() -> Vec<Trial> {
     trials.extend(escaped::privileged());
     trials.extend(service_requests::privileged());
     trials.extend(hostile::privileged());
+    trials.extend(lines::privileged());
     trials.extend(scan::privileged());
     trials.extend(socket::privileged());
     trials.extend(config_file::privileged());

@@ -85,7 +85,7 @@ for n in 1 2; do
 done
 until_true '[ -s pids/other1 ] && [ -s pids/other2 ]'
 ./reaper daemon --scope $$ --source procfs --no-pin --no-journal --runtime-dir "$place/run" \
-    --config config.toml --events events.jsonl > stdout 2>&1 &
+    --verbose --config config.toml --events events.jsonl > stdout 2>&1 &
 daemon=$!
 until_true 'grep -q " ready " stdout'
 (cd app && exec setsid ../my-agent ../agent) &

@@ -569,7 +569,7 @@ fn closed_with_nested() {
 /// The children of a PID namespace's exiting init process have no adopter, because the kernel kills them.
 fn namespace_that_ends() {
     let mut world = World::new(true);
-    world.start_daemon(CONFIG, &[]);
+    world.start_daemon(CONFIG, &["--verbose"]);
     world.launch("claude", "agent", "agent", &["creator=namespace".into()]);
     let inside = world.await_processes("inside", 1)[0];
     world.await_processes("inside-too", 1);

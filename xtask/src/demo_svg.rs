@@ -21,15 +21,10 @@ const MARGIN: usize = 20;
 const BAR: usize = 34;
 
 /// Colours of a line, by the first of these words in it.
-const COLOURS: [(&str, &str); 10] = [
-    (" agent exit ", "#ff7b72"),
-    (" SIGTERM ", "#ffa657"),
-    (" SIGKILL ", "#ff7b72"),
+const COLOURS: [(&str, &str); 5] = [
+    (" agent  ", "#79c0ff"),
     (" FAILED ", "#ff7b72"),
-    (" ended ", "#7ee787"),
-    (" keep ", "#79c0ff"),
-    (" reap ", "#ffa657"),
-    (" orphan ", "#d2a8ff"),
+    (" ended ", "#ffa657"),
     (" closed ", "#7ee787"),
     ("Nothing is left", "#7ee787"),
 ];
@@ -121,7 +116,7 @@ mod tests {
     fn picture_escapes_cuts_and_colours_lines() {
         let svg = picture(&format!("a <b> & c\n1 ended y\n{}\n", "z".repeat(200)));
         assert!(svg.contains(">a &lt;b&gt; &amp; c</text>"), "{svg}");
-        assert!(svg.contains(r##"fill="#7ee787">1 ended y<"##), "{svg}");
+        assert!(svg.contains(r##"fill="#ffa657">1 ended y<"##), "{svg}");
         assert!(svg.contains(&format!(">{}…<", "z".repeat(WIDTH))), "{svg}");
         assert_eq!(svg.matches("<text").count(), 4);
     }

@@ -79,6 +79,7 @@ const SHOWN: &[(&str, &[&str])] = &[
     ("cli::events_continue", &["stream"]),
     ("cli::hostile", &["stream"]),
     ("cli::forged", &["stream"]),
+    ("cli::lines", &["stream"]),
     ("cli::requests-of-other-users", &["isolation"]),
     ("cli::runtime-dir-of-others", &["isolation"]),
     ("cli::config-of-others", &["isolation"]),
