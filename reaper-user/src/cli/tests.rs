@@ -69,7 +69,7 @@ fn times_and_pids_have_one_error_in_all_commands() {
         (&["history", "--since", "5"][..], "not a time"),
         (&["keep", "7", "--for", "soon"], "not a time"),
         (&["scan", "--min-age", "5"], "not a time"),
-        (&["run", "--timeout", "5", "true"], "not a time"),
+        (&["run", "--timeout", "5x", "true"], "not a time"),
         (&["run", "--grace", "x", "true"], "not a time"),
         (&["explain", "x"], "not a pid"),
         (&["keep", "0"], "not a pid"),

@@ -1,7 +1,7 @@
 //! Describes reasons and evidence to people.
 
 use super::record::{EvidenceRef, Listener, WaitInfo};
-use super::text::{duration, printable, process_label, time};
+use super::text::{printable, process_label, time};
 
 /// Describes the evidence by which a process was inferred to be a member: by its variable or directory, if given, or
 /// else by its kind.
@@ -130,10 +130,10 @@ impl Judgement<'_> {
     }
 }
 
-/// Returns how long a process waits, and for what: `10 min: it listens on 5173, and its agent left by itself`. `now` is
+/// Returns how long a process waits, and for what: `10m: it listens on 5173, and its agent left by itself`. `now` is
 /// in ns since boot.
 pub(super) fn wait_text(wait: &WaitInfo, reason: &str, now: u64) -> String {
-    let remaining = duration(wait.until.saturating_sub(now));
+    let remaining = time(wait.until.saturating_sub(now).div_ceil(1_000_000_000));
     let conditions = wait.conditions.iter();
     let conditions: Vec<String> = conditions.map(|name| condition_text(name, wait)).collect();
     let why = match conditions.as_slice() {
@@ -278,21 +278,21 @@ mod tests {
                 server.clone(),
                 None,
                 vec![5173],
-                "10 min: it listens on 5173, and its agent left by itself",
+                "10m: it listens on 5173, and its agent left by itself",
             ),
             (
                 server.clone(),
                 vite(true),
                 vec![80, 443],
-                "10 min: vite (7) below it listens on 80, 443, and its agent left by itself",
+                "10m: vite (7) below it listens on 80, 443, and its agent left by itself",
             ),
             (
                 server,
                 vite(false),
                 vec![],
-                "10 min: vite (7) above it listens on a port, and its agent left by itself",
+                "10m: vite (7) above it listens on a port, and its agent left by itself",
             ),
-            (vec![], None, vec![], "10 min: a rule delays the decision"),
+            (vec![], None, vec![], "10m: a rule delays the decision"),
         ] {
             let wait = WaitInfo {
                 until: 600_000_000_000,

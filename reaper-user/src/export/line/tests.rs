@@ -183,7 +183,7 @@ fn each_ended_process_and_session_has_one_line() {
         lines,
         [
             "claude-code agent 42 claude -p x",
-            "claude-code ended 43 sh -c x exit 143, as after SIGTERM, 2.0 s after the first signal",
+            "claude-code ended 43 sh -c x exit 143, as after SIGTERM, 2s after the first signal",
             "claude-code closed 42 claude -p x 1 reaped, 0 kept, 0 failed",
         ]
     );
@@ -207,7 +207,7 @@ fn steps_name_the_agent_and_an_earlier_program() {
             "claude-code orphan 42 claude -p x bash (41) exited, init (1) adopted it",
             "claude-code orphan 43 sh -c x claude-code (42) exited, init (1) adopted it",
             "claude-code reap 43 sh -c x its agent exited",
-            "claude-code ended 43 sleep 1 exit 0 after SIGTERM, 2.0 s after the first signal, was sh -c x",
+            "claude-code ended 43 sleep 1 exit 0 after SIGTERM, 2s after the first signal, was sh -c x",
         ]
     );
 }
