@@ -83,7 +83,7 @@ fn full_disk_and_rotation() {
     assert!(status["stream_error"].is_string(), "{status}");
     let said = ask(dir.path(), &["status"]);
     assert!(
-        said.contains("cannot be written now: No space left"),
+        said.contains("cannot be written now: no space left"),
         "{said}"
     );
     fs::remove_file(disk.0.join("filler")).expect("remove the file");

@@ -157,7 +157,7 @@ fn stopped(place: &RunWorld) {
 fn stop_races(place: &RunWorld) {
     let script = "for i in $(seq 60); do
             case $((i % 2)) in
-                0) ./reaper run --name r$i --timeout 60ms -- sleep 60 & ;;
+                0) ./reaper run -q --name r$i --timeout 60ms -- sleep 60 & ;;
                 1) ./reaper run --name r$i -- sleep 0.06 & ;;
             esac
             run=$!

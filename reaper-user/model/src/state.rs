@@ -112,7 +112,8 @@ impl Node {
         self.state.cached.missing(wanted)
     }
 
-    /// Returns whether `REAPER_KEEP=1` is in the environment, as a probe has reported it. Unread if none has.
+    /// Returns whether the current program was started with `REAPER_KEEP=1`, as a probe reported: with its exec, or by
+    /// inheritance at fork. Unread without such a report, and after an exec that was not reported.
     pub fn keep_marker(&self) -> Fact<bool> {
         self.state.cached.keep_marker
     }

@@ -101,7 +101,8 @@ pub(super) struct DaemonArgs {
     json: bool,
     /// Run as your own service, for your own processes only.
     ///
-    /// The lock and the socket are in $XDG_RUNTIME_DIR/reaper, the journal in ~/.local/state/reaper.
+    /// Unless the config or an option names others, the lock and the socket are in $XDG_RUNTIME_DIR/reaper, and the
+    /// journal in $XDG_STATE_HOME/reaper (default: ~/.local/state/reaper).
     #[arg(long)]
     user: bool,
     /// Event source; `auto` uses the best one available here.
@@ -113,7 +114,7 @@ pub(super) struct DaemonArgs {
     /// Load the BPF probes from this object file.
     #[arg(long, value_name = "FILE")]
     bpf_object: Option<PathBuf>,
-    /// Directory of the journal; overrides the config.
+    /// Keep the journal in this directory, even if the config says `journal = false`.
     #[arg(long, value_name = "DIR", conflicts_with = "no_journal")]
     journal_dir: Option<PathBuf>,
     /// Keep no journal.
@@ -125,7 +126,7 @@ pub(super) struct DaemonArgs {
     /// Leave the probes pinned on exit, so that the next daemon misses nothing.
     #[arg(long, conflicts_with = "no_pin")]
     leave_pinned: bool,
-    /// Directory of the pins, on a bpffs; overrides the config.
+    /// Pin the probes in this directory, on a bpffs, even if the config says `pin = false`.
     #[arg(long, value_name = "DIR", conflicts_with = "no_pin")]
     pin_dir: Option<PathBuf>,
     /// Pin nothing: tracking ends with the daemon.

@@ -465,7 +465,8 @@ fn room(width: Option<usize>) -> Option<usize> {
     width.map(|width| width.saturating_sub(COLUMN).max(60))
 }
 
-/// Returns how a reaped process exited, or why it did not.
+/// Returns how a process exited, or why it was not ended or not signalled; then, if known, the time since the first
+/// signal, and the memory that was freed.
 fn outcome_details(outcome: &HistoryOutcome) -> String {
     let mut text = match (outcome.outcome.as_str(), &outcome.reason) {
         (_, Some(reason)) => outcome_reason_text(reason),

@@ -39,7 +39,7 @@ Examples:
 
 #[derive(Args)]
 pub(super) struct KeepArgs {
-    /// Process ids.
+    /// Processes to keep; required without --list.
     #[arg(value_name = "PID", value_parser = parse_pid)]
     pids: Vec<u32>,
     /// Time to keep it, such as `2h`; until it exits if omitted.

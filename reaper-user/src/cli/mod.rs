@@ -183,7 +183,7 @@ Example:
     #[cfg(target_os = "linux")]
     #[command(name = run::SUPERVISE, hide = true)]
     Supervise(run::SuperviseArgs),
-    /// List what you started with `reaper run`, and its state.
+    /// List your runs (`reaper run`) that have not ended, and their state.
     #[cfg(target_os = "linux")]
     #[command(after_long_help = ps::HELP)]
     Ps(ps::PsArgs),
@@ -257,7 +257,7 @@ Examples:
         #[command(flatten)]
         service: ServiceArgs,
     },
-    /// Explain why a process is kept or was reaped, what happens next, and what keeps it.
+    /// Explain why a process is kept or was reaped, what happens next, and how to keep it.
     ///
     /// Also answers for a process that has exited, from the memory of the service or from its journal.
     #[command(after_long_help = "\

@@ -296,8 +296,9 @@ fn build_run(args: RunArgs) -> Run {
     run
 }
 
-/// Returns the handler of progress. It redirects the output of a detached run to its log, reports the start to
-/// `notifier`, and prints that the run waits for a slot. It prints that only on a terminal, and not if it is quiet.
+/// Returns the handler of progress. It redirects the output of a detached run to its log, and reports to `notifier`
+/// that the run has started or waits for a slot. It also prints that the run waits, if standard error is a terminal,
+/// and the run is neither detached nor quiet.
 fn progress_handler(
     run: &Run,
     output: &ReportOutput,

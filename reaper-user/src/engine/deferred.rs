@@ -224,8 +224,8 @@ impl Engine {
         }
     }
 
-    /// Requests the activity (CPU time and I/O) of all members of a session and of those nested in it. `root` is the
-    /// root of the session, which is re-evaluated after the last answer.
+    /// Forgets the activity (CPU time and I/O) of all members of a session and of those nested in it, and requests it
+    /// again. `root` is the root of the session, which is re-evaluated after the last answer.
     fn request_activity(&mut self, root: ProcessKey, session: SessionId) {
         // Earlier readings are outdated.
         self.model.forget_activity_within(root);

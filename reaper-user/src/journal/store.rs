@@ -219,7 +219,7 @@ fn set_aside(path: &Path, why: &str) -> Result<(), JournalError> {
         source,
     })?;
     tracing::warn!(
-        "cannot use the journal {}: {why}; moved it to {}, and continuing with an empty one",
+        "cannot use the journal {}: {why}; moved it to {}, and continuing with a new one, without the history; if the service is just starting, what users kept is lost too: keep it again with `reaper keep`",
         path.display(),
         aside.display()
     );

@@ -306,10 +306,10 @@ impl Runs {
     }
 
     /// Finds a run by its id, else by its name, else by the start of its id. Of runs with the same name it returns the
-    /// open one, or else the one that started last.
+    /// open one, or else the one that started last. Treats unreadable records as [`Runs::list`] does.
     ///
     /// # Errors
-    /// No run matches, or several.
+    /// The directory cannot be listed, no run matches, or several ids start with `word`.
     pub fn find(&self, word: &str) -> Result<RecordedRun, RecordError> {
         let all = self.list(true)?;
         let is_named = |known: &&RecordedRun| known.record.header.name.as_deref() == Some(word);

@@ -48,11 +48,13 @@ impl Supervisor {
 
 /// Decides which process supervises the run.
 ///
-/// If this process has children it forks the supervisor, and in the parent this function returns when the supervisor
-/// has exited. Must be called before this process starts any threads or children.
+/// If this process has children it forks the supervisor. In the parent, this function forwards signals to it, and
+/// returns when it has exited; if SIGINT killed it, that also kills this process. Must be called before this process
+/// starts any threads or children.
 ///
 /// # Errors
-/// The supervisor cannot be started.
+/// The supervisor cannot be started, so the command was not; or this process cannot wait for it, so the run, which may
+/// have started its command, is stopped.
 pub fn role() -> Result<Role, RunError> {
     let failed = RunError::system(
         "cannot start the process that supervises the run, so the command was not started",

@@ -33,8 +33,7 @@ pub const VALUES: &[(&str, &str)] = &[
     ("<pid> +TIME +SIZE", "<pid>    TIME      SIZE"),
     // A process may exit before its memory is read, and a long time moves the end of the line out of the terminal.
     (r"[,;] \d+ exited before their memory could be read", ""),
-    ("(failed.*), SIZE freed$", "$1"),
-    ("(after the first signal).*", "$1, SIZE freed"),
+    (r"[,;] SIZE(?: RSS)?(?: and SIZE swap)? freed", ""),
 ];
 
 /// What differs from run to run in the output of commands.

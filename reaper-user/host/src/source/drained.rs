@@ -42,7 +42,7 @@ pub enum Malformation {
     Stat(u32),
     /// A row of the process table, from which the pid cannot be read either.
     #[cfg(any(target_os = "macos", test))]
-    #[error("cannot parse a row of the process table")]
+    #[error("cannot parse an entry of the system's process list; scans leave that process out")]
     Row,
 }
 

@@ -89,7 +89,8 @@ impl StartNotifier {
         self.send(status, why)
     }
 
-    /// Redirects the output of this process and the command to a log file.
+    /// Redirects standard output and standard error of this process to a log file; the command inherits them. If that
+    /// fails, logs an error, and the run continues without a log.
     pub(super) fn write_to(&self, log: &File) {
         if let Err(error) = child::write_to(log.as_fd()) {
             tracing::error!(

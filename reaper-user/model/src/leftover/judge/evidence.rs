@@ -334,7 +334,8 @@ fn is_switched(row: &LeftoverRow) -> bool {
     uids.real != uids.effective || switches(file_name(&image.exe)) || switches(&image.comm)
 }
 
-/// Returns whether a program has the name of an agent, with or without a rule.
+/// Returns whether the file name or comm of a program begins with the name of a known agent, or is one of
+/// [`AGENT_NAMES`]. No rule need exist for it.
 pub(super) fn resembles_agent(image: &Image) -> bool {
     [file_name(&image.exe), &image.comm].iter().any(|name| {
         let mut starts = AGENT_STARTS.iter();

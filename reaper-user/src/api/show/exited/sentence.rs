@@ -7,7 +7,8 @@ use crate::export::{ExitInfo, duration, memory_text, outcome_reason_text, reason
 use crate::journal::history::{HistoryDecision, HistoryOutcome};
 
 impl Exited {
-    /// Returns what was done to the process, and why.
+    /// Returns how and when the process ended: what was done to it and why, or that it exited by itself. If its end is
+    /// unknown, returns the last decision, if there was one.
     pub(super) fn why(&self, now: Timestamp) -> String {
         let cause = self.cause();
         let because = cause.as_ref().map(|cause| format!(", {cause}"));
