@@ -68,6 +68,11 @@ fn capsule(name: &str) {
 pub fn in_pid_namespace(name: &str) {
     let (tmpfs, none) = (Some("tmpfs"), None::<&str>);
     mount(tmpfs, "/run", tmpfs, MsFlags::empty(), none).expect("hide the services of the host");
+    let journals = "/var/lib/reaper";
+    if Path::new(journals).exists() {
+        mount(tmpfs, journals, tmpfs, MsFlags::empty(), none)
+            .expect("hide the journals of the host");
+    }
     fs::write("/proc/sys/kernel/ns_last_pid", "20000").expect("choose the next pid");
     let test = INSIDE.iter().find(|(n, _)| *n == name);
     test.unwrap_or_else(|| panic!("no test is named '{name}'"))

@@ -23,6 +23,7 @@ pub const VALUES: &[(&str, &str)] = &[
         "N $1",
     ),
     (r"\b(reaper) \d+\.\d+\.\d+", "$1 VERSION"),
+    (r"listens on \d+", "listens on PORT"),
     // The engine reads it at any time.
     ("(?:, )?systemd unit: [^,]*", ""),
     (r"\b1 [^ ]+ test-process .*", "1 init"),
