@@ -2,19 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use anstyle::Style;
 use anyhow::anyhow;
 use serde::de::DeserializeOwned;
 
+pub(super) use super::show::{BOLD, DIM};
 use super::show::{width, wrap};
 use super::{Failure, ServiceArgs, sockets};
 use crate::api::Reloaded;
 use crate::api::client::{Client, ClientError, ServiceResponse};
 use crate::api::server::ServerError;
 use crate::export::{self, printable};
-
-pub(super) const BOLD: Style = Style::new().bold();
-pub(super) const DIM: Style = Style::new().dimmed();
 
 impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Failure {

@@ -3,11 +3,12 @@
 use anstyle::{AnsiColor, Style};
 use nix::unistd::{Uid, User};
 
-use super::client::DIM;
 use crate::api::{DecisionInfo, ProcessInfo};
 pub(super) use crate::export::{counted as count, memory_text, size, time, width};
 use crate::export::{printable, without_error_codes};
 
+pub(super) const BOLD: Style = Style::new().bold();
+pub(super) const DIM: Style = Style::new().dimmed();
 const NOTE: Style = AnsiColor::Cyan.on_default();
 const WARN: Style = AnsiColor::Yellow.on_default();
 const GOOD: Style = AnsiColor::Green.on_default();

@@ -13,7 +13,6 @@ use crate::api::recognition::{first_match, read_process};
 use reaper_model::Scope;
 use reaper_model::event::ProcEntry;
 use reaper_model::facts::Facts;
-use reaper_model::policy::Reason;
 use reaper_model::ruleset::{Action, Rule};
 
 /// Limit of ancestors.
@@ -77,10 +76,10 @@ fn reason(
     scope: &Scope,
 ) -> UntrackedReason {
     if process.kernel_thread {
-        return UntrackedReason::Never(Reason::NeverKernelThread.name());
+        return UntrackedReason::Never("never_kernel_thread");
     }
     if process.key.pid <= 1 {
-        return UntrackedReason::Never(Reason::NeverPid1.name());
+        return UntrackedReason::Never("never_pid1");
     }
     if let Some(rule) = boundary(own) {
         return UntrackedReason::Boundary(rule);
