@@ -127,7 +127,7 @@ fn idle_full_disk(place: &RunWorld) {
     let mut run = super::Started(command.spawn().expect("start the run"));
     assert_eq!(run.end(), 141);
     assert!(
-        place.read("err").contains("No space left"),
+        place.read("err").contains("no space left"),
         "{}",
         place.read("err")
     );

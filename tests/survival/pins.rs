@@ -82,7 +82,7 @@ fn read_only() {
     let place = test.pins.dir();
     assert_message(
         &test.world,
-        &[place.to_str().expect("a path in UTF-8"), "Read-only"],
+        &[place.to_str().expect("a path in UTF-8"), "read-only"],
     );
     assert_reaps(&mut test);
 }
