@@ -37,10 +37,11 @@ impl Engine {
         );
         let recent = self.ingest.out.recent().find(pid);
         let snapshot = match (view.explain(pid), recent) {
-            (Err(refusal), Some((recent, session))) if refusal.error == "not_found" => {
-                if !view.peer.may_see(recent.process.uids) {
-                    return Err(not_visible(pid));
-                }
+            // A remembered process of another user does not count: the pid may now be that of a process that the peer
+            // may see, and that the engine does not know.
+            (Err(refusal), Some((recent, session)))
+                if refusal.error == "not_found" && view.peer.may_see(recent.process.uids) =>
+            {
                 return Ok(EngineReply::ExplainExited(Box::new(ExitedSnapshot {
                     recent,
                     session,

@@ -9,6 +9,8 @@ use nix::sys::signal::Signal;
 use tokio::sync::{mpsc, oneshot};
 
 use super::*;
+use crate::api::messages::{EngineReply, EngineRequest, RequestKind};
+use crate::api::peer::Peer;
 use crate::export::{Consumer, Writer};
 use reaper_model::event::ExitStatus;
 use sim::SimKernel;
@@ -46,23 +48,8 @@ impl Consumer for StopAt {
     }
 }
 
-/// Starts an agent with a child, calls `happen`, and runs the engine until a record matches `is_last`.
-fn run(
-    mode: Mode,
-    child: &'static str,
-    happen: impl FnOnce(&SimKernel),
-    is_last: fn(&EventBody) -> bool,
-) -> (Totals, Vec<(u32, Signal)>) {
-    run_until(mode, child, happen, Some(is_last))
-}
-
-/// Same as [`run`]. Without `is_last` the engine is stopped before it runs.
-fn run_until(
-    mode: Mode,
-    child: &'static str,
-    happen: impl FnOnce(&SimKernel),
-    is_last: Option<fn(&EventBody) -> bool>,
-) -> (Totals, Vec<(u32, Signal)>) {
+/// Returns a kernel with an agent and its child.
+fn boot(child: &'static str) -> Arc<SimKernel> {
     let sim = SimKernel::boot();
     for (pid, parent, comm) in [
         (1, 0, "init"),
@@ -72,8 +59,12 @@ fn run_until(
     ] {
         sim.start(pid, parent, comm);
     }
+    sim
+}
+
+fn settings(mode: Mode) -> EngineSettings {
     let config = Config::parse(RULES, Path::new("test")).unwrap();
-    let settings = EngineSettings {
+    EngineSettings {
         mode,
         mode_reason: None,
         events: EventScope::Agents,
@@ -91,7 +82,28 @@ fn run_until(
         rejected_sources: Vec::new(),
         socket: None,
         next_command: None,
-    };
+    }
+}
+
+/// Starts an agent with a child, calls `happen`, and runs the engine until a record matches `is_last`.
+fn run(
+    mode: Mode,
+    child: &'static str,
+    happen: impl FnOnce(&SimKernel),
+    is_last: fn(&EventBody) -> bool,
+) -> (Totals, Vec<(u32, Signal)>) {
+    run_until(mode, child, happen, Some(is_last))
+}
+
+/// Same as [`run`]. Without `is_last` the engine is stopped before it runs.
+fn run_until(
+    mode: Mode,
+    child: &'static str,
+    happen: impl FnOnce(&SimKernel),
+    is_last: Option<fn(&EventBody) -> bool>,
+) -> (Totals, Vec<(u32, Signal)>) {
+    let sim = boot(child);
+    let settings = settings(mode);
     let (mut sink, writer) = Writer::start(Vec::new()).unwrap();
     let (stop, stopped) = oneshot::channel();
     let stop = is_last.map(|_| stop);
@@ -214,4 +226,49 @@ fn stopped_service_does_not_wait_for_facts_forever() {
     let (totals, sent) = run_until(Mode::Enforce, "child", happen, None);
     assert_eq!((totals.reaped, totals.failed), (0, 0));
     assert_eq!(sent, []);
+}
+
+/// Its pid may by now be that of a process which the user may see and the engine does not know.
+#[test]
+fn exited_process_of_another_user_is_not_found() {
+    let sim = boot("child");
+    let (kernel, source) = sim.interfaces();
+    let (sink, writer) = Writer::start(Vec::new()).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let (asks, requests) = mpsc::channel(1);
+    let explain = async |uid| {
+        let (reply, answered) = oneshot::channel();
+        let request = EngineRequest {
+            peer: Peer { uid },
+            kind: RequestKind::Explain { pid: CHILD },
+            reply,
+        };
+        assert!(asks.send(request).await.is_ok());
+        answered.await.unwrap()
+    };
+    let refusal = runtime.block_on(async {
+        let engine = Engine::start(kernel, source, settings(Mode::Observe), sink).unwrap();
+        sim.exit(CHILD, ExitStatus::Exited(0));
+        let (stop, stopped) = oneshot::channel::<()>();
+        let stop_engine = async {
+            let _ = stopped.await;
+            "test"
+        };
+        let ask = async {
+            while !matches!(explain(0).await, EngineReply::ExplainExited(_)) {}
+            let reply = explain(1001).await;
+            drop(stop);
+            reply
+        };
+        let both = async { tokio::join!(engine.run(stop_engine, requests), ask) };
+        tokio::time::timeout(Duration::from_secs(60), both).await
+    });
+    writer.join();
+    let EngineReply::Refused(refusal) = refusal.expect("a reply in time").1 else {
+        panic!("the process is shown");
+    };
+    assert_eq!(refusal.error, "not_found", "{}", refusal.message);
 }
