@@ -123,7 +123,7 @@ impl ListedRun<'_> {
         let budget = start.timeout_ms.filter(|_| result.is_none());
         ListedRun {
             state,
-            pid: first.map(|first| first.process.pid).filter(|pid| *pid != 0),
+            pid: first.and_then(|first| first.process.pid),
             age_ms: duration.unwrap_or(since.as_millis() as u64),
             remaining_ms: budget.map(|budget| budget.saturating_sub(spent())),
             log: start.detached.then(|| known.log().display().to_string()),

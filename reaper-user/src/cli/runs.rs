@@ -78,7 +78,7 @@ pub(super) fn close_dead(runs: &Runs, verbose: bool) {
     }
 }
 
-/// Returns the run without pids of another pid namespace, where they mean other processes: they are 0.
+/// Returns the run without pids of another pid namespace, where they mean other processes.
 pub(super) fn shown_here(mut run: RecordedRun) -> RecordedRun {
     run.record = run.record.shown_in(sys::non_initial_pid_namespace().ok());
     run
@@ -87,13 +87,16 @@ pub(super) fn shown_here(mut run: RecordedRun) -> RecordedRun {
 /// Prints the processes of a run that could not be ended.
 pub(super) fn print_survivors(run: &RecordedRun, all: &[Survivor]) {
     for left in all {
-        let why = &left.reason;
-        let command = printable(&left.command, COMMAND_MAX);
-        let process = match left.pid {
-            0 => format!("a process of another pid namespace ({command})"),
-            pid => format!("pid {pid} ({command})"),
-        };
-        message!("reaper: run {}: left behind: {process}: {why}", run.id());
+        message!("reaper: run {}: left behind: {}", run.id(), survivor(left));
+    }
+}
+
+/// Returns a process that could not be ended, with the reason.
+pub(super) fn survivor(left: &Survivor) -> String {
+    let (command, why) = (printable(&left.command, COMMAND_MAX), &left.reason);
+    match left.pid {
+        None => format!("a process of another pid namespace ({command}): {why}"),
+        Some(pid) => format!("pid {pid} ({command}): {why}"),
     }
 }
 

@@ -190,12 +190,14 @@ fn end_processes(file: &File, record: &RunRecord) -> io::Result<Option<RunResult
         return Ok(None);
     }
     let procfs = Procfs::default();
-    await_exit(header.supervisor.key(), &procfs);
+    if let Some(supervisor) = header.supervisor.key() {
+        await_exit(supervisor, &procfs);
+    }
     let mut tree = RunTree {
         known: record
             .commands
             .iter()
-            .map(|command| command.process.key())
+            .filter_map(|command| command.process.key())
             .collect(),
         cgroup,
         procfs: &procfs,

@@ -34,18 +34,20 @@ pub(super) enum Line {
 /// Identity of a process, with its start time from /proc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordedProcess {
-    /// Pid in the PID namespace of the run.
-    pub pid: u32,
+    /// Pid in the PID namespace of the run; `None` in a record that is shown in another one
+    /// ([`RunRecord::shown_in`]).
+    pub pid: Option<u32>,
     /// Start time in nanoseconds since boot, rounded down to a clock tick.
     pub start_ns: u64,
 }
 
 impl RecordedProcess {
-    pub(super) fn key(self) -> ProcessKey {
-        ProcessKey {
-            pid: self.pid,
+    /// Returns the key of the process. `None` without a valid pid: 0 is not that of a process.
+    pub(super) fn key(self) -> Option<ProcessKey> {
+        Some(ProcessKey {
+            pid: self.pid.filter(|pid| *pid != 0)?,
             start: self.start_ns,
-        }
+        })
     }
 }
 
@@ -129,8 +131,8 @@ pub struct CommandStarted {
 pub struct Claim {
     /// Outcome that the run will have.
     pub outcome: RunOutcome,
-    /// Pid of the claiming process.
-    pub by: u32,
+    /// Pid of the claiming process; `None` in a record that is shown in another PID namespace.
+    pub by: Option<u32>,
 }
 
 /// Result of a run.
@@ -269,7 +271,7 @@ impl RunRecord {
     }
 
     /// Returns the record as a process in the PID namespace with this inode may show it (0 for the initial one, `None` if
-    /// it is unknown). Pids of another namespace become 0, because they mean other processes.
+    /// it is unknown). Pids of another namespace are removed, because they mean other processes.
     pub fn shown_in(mut self, namespace: Option<u32>) -> RunRecord {
         if namespace != Some(self.header.pid_namespace) {
             let commands = self
@@ -281,7 +283,7 @@ impl RunRecord {
             let left = left.map(|survivor| &mut survivor.pid);
             let pids = commands.chain(claim).chain(left);
             pids.chain([&mut self.header.supervisor.pid])
-                .for_each(|pid| *pid = 0);
+                .for_each(|pid| *pid = None);
         }
         self
     }

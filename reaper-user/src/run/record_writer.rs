@@ -165,7 +165,7 @@ impl RecordWriter {
     pub(super) fn is_stop_requested(&self) -> bool {
         let record = self.record();
         let claim = record.and_then(|record| record.claim);
-        claim.is_some_and(|claim| claim.by != std::process::id())
+        claim.is_some_and(|claim| claim.by != Some(std::process::id()))
     }
 
     /// Claims an outcome for the run. Returns the outcome of the first claim, which may be another. If the claim cannot
@@ -213,7 +213,7 @@ pub(super) fn claim(file: &File, outcome: RunOutcome) -> io::Result<RunRecord> {
     if record.outcome().is_some() {
         return Ok(record);
     }
-    let by = std::process::id();
+    let by = Some(std::process::id());
     runs::append(file, &Line::Claim(Claim { outcome, by }))?;
     parse()
 }
@@ -249,7 +249,10 @@ fn header(run: &Run, id: &str) -> io::Result<RunHeader> {
         agent: run.agent.clone(),
         boot_id: boot_id(Path::new("/")),
         pid_namespace: pid_namespace()?,
-        supervisor: RecordedProcess { pid: own, start_ns },
+        supervisor: RecordedProcess {
+            pid: Some(own),
+            start_ns,
+        },
         uid: nix::unistd::geteuid().as_raw(),
         command,
         truncated,

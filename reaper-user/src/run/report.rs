@@ -100,8 +100,8 @@ pub struct EndedProcess {
 /// A process that could not be ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Survivor {
-    /// Pid in the PID namespace of the run.
-    pub pid: u32,
+    /// Pid in the PID namespace of the run; `None` in a record that is shown in another one.
+    pub pid: Option<u32>,
     /// Kernel's short name (`comm`); empty if unknown.
     pub command: String,
     /// Reason why it could not be ended.
@@ -146,7 +146,7 @@ impl Survivor {
             .filter_map(|result| Survivor::of(result, &procfs));
         let mut survivors: Vec<Survivor> = survivors.collect();
         for survivor in &survivors {
-            living.remove(&survivor.pid);
+            survivor.pid.map(|pid| living.remove(&pid));
         }
         let mut unseen: Vec<u32> = living.into_iter().collect();
         unseen.sort_unstable();
@@ -157,7 +157,7 @@ impl Survivor {
                 None => "it belongs to another user, and /proc does not show it; end it as root",
             };
             Survivor {
-                pid,
+                pid: Some(pid),
                 command: comm.unwrap_or_default(),
                 reason: reason.to_owned(),
             }
@@ -176,7 +176,7 @@ impl Survivor {
             Reaped::Failed(failure) => failure.to_string(),
         };
         Some(Survivor {
-            pid: result.key.pid,
+            pid: Some(result.key.pid),
             command: procfs.comm(result.key.pid).unwrap_or_default(),
             reason,
         })

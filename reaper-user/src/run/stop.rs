@@ -71,13 +71,14 @@ fn refused(known: &RecordedRun, reason: &'static str) -> StopError {
     let own = runs::pid_namespace().is_ok_and(|own| own == header.pid_namespace);
     StopError::Supervisor {
         id: known.id().to_owned(),
-        pid: own.then_some(header.supervisor.pid),
+        pid: header.supervisor.pid.filter(|_| own),
         reason,
     }
 }
 
-/// Opens a pidfd of the supervisor of a run. Returns `None` if it has exited; [`Runs::wait`] then closes the run.
-fn open_supervisor(known: &RecordedRun) -> Result<Option<Pidfd>, StopError> {
+/// Opens a pidfd of the supervisor of a run, and returns its pid too. Returns `None` if it has exited; [`Runs::wait`]
+/// then closes the run.
+fn open_supervisor(known: &RecordedRun) -> Result<Option<(u32, Pidfd)>, StopError> {
     let failed = failed(known, "find its `reaper run`, which was not signalled");
     let header = &known.record.header;
     if runs::pid_namespace().map_err(&failed)? != header.pid_namespace {
@@ -87,28 +88,29 @@ fn open_supervisor(known: &RecordedRun) -> Result<Option<Pidfd>, StopError> {
         ));
     }
     // Before the claim.
-    if header.supervisor.pid == 0 {
+    let Some(supervisor) = header.supervisor.key() else {
         return Err(refused(
             known,
             "has no valid pid: the record of the run is damaged; find its processes with `ps`, and kill them",
         ));
-    }
-    if header.supervisor.pid == 1 {
+    };
+    if supervisor.pid == 1 {
         return Err(refused(
             known,
             "is the first process of its pid namespace, which is never signalled; stop its container instead",
         ));
     }
     // Before the check of the start time, so that the pidfd is known to be that of the supervisor.
-    let pidfd = Pidfd::open(header.supervisor.pid);
-    match Procfs::default().probe(header.supervisor.key()) {
+    let pidfd = Pidfd::open(supervisor.pid);
+    match Procfs::default().probe(supervisor) {
         Ok(Liveness::Alive { .. }) => {}
         Ok(Liveness::Gone) => return Ok(None),
         Err(error) => return Err(failed(io::Error::other(error))),
     }
     match pidfd {
         Err(Errno::ESRCH) => Ok(None),
-        pidfd => pidfd.map(Some).map_err(|errno| failed(errno.into())),
+        Ok(pidfd) => Ok(Some((supervisor.pid, pidfd))),
+        Err(errno) => Err(failed(errno.into())),
     }
 }
 
@@ -140,7 +142,7 @@ impl Runs {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             file => file.map_err(failed(known, "open its record, so it was not stopped"))?,
         };
-        let Some(supervisor) = open_supervisor(known)? else {
+        let Some((pid, supervisor)) = open_supervisor(known)? else {
             return Ok(());
         };
         if !is_supervised(known, &file)? {
@@ -162,7 +164,6 @@ impl Runs {
         if !is_supervised(known, &file)? {
             return Ok(());
         }
-        let pid = known.record.header.supervisor.pid;
         let sent = match claimed {
             Ok(_) => terminate_own(&supervisor, pid, Signal::SIGTERM),
             Err(error) => {

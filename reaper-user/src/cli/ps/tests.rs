@@ -12,7 +12,7 @@ fn listed_run(id: &str) -> ListedRun<'static> {
             boot_id: String::new(),
             pid_namespace: 0,
             supervisor: RecordedProcess {
-                pid: 7,
+                pid: Some(7),
                 start_ns: 0,
             },
             uid: 0,

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::Args;
 
+use crate::cli::runs::survivor;
 use crate::cli::show::count;
 use crate::export::{message, to_json};
 use crate::run::{RunOutcome, RunReport};
@@ -71,8 +72,7 @@ impl ReportOutput {
     /// besides errors and processes that could not be ended.
     pub(super) fn write(&self, report: &RunReport) -> anyhow::Result<()> {
         for left in &report.survivors {
-            let (pid, command, why) = (left.pid, &left.command, &left.reason);
-            message!("reaper: left behind: pid {pid} ({command}): {why}");
+            message!("reaper: left behind: {}", survivor(left));
         }
         for error in &report.errors {
             message!("reaper: {error}");

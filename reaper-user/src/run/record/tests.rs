@@ -16,7 +16,7 @@ pub(in crate::run) fn header(id: &str) -> RunHeader {
         boot_id: "0a15f438-6774-4ca6-b514-09852823d3e8".to_owned(),
         pid_namespace: 0,
         supervisor: RecordedProcess {
-            pid: 700,
+            pid: Some(700),
             start_ns: 70_000_000,
         },
         uid: 1000,
@@ -41,12 +41,15 @@ fn text(lines: &[Line]) -> Vec<u8> {
 }
 
 fn claim(outcome: RunOutcome, by: u32) -> Line {
-    Line::Claim(Claim { outcome, by })
+    Line::Claim(Claim {
+        outcome,
+        by: Some(by),
+    })
 }
 
 fn sample_lines() -> Vec<Line> {
     let process = RecordedProcess {
-        pid: 701,
+        pid: Some(701),
         start_ns: 80_000_000,
     };
     vec![
@@ -71,7 +74,7 @@ fn first_claim_and_first_result_count() {
         Some(CgroupCreated { id: 6 }),
         "not the last cgroup"
     );
-    assert_eq!(record.claim.unwrap().by, 5);
+    assert_eq!(record.claim.unwrap().by, Some(5));
     assert_eq!(record.outcome(), Some(RunOutcome::Cancelled));
     assert_eq!(record.result.unwrap().notes, ["x"]);
 }
@@ -133,7 +136,7 @@ proptest! {
 fn pids_are_shown_only_in_the_pid_namespace_of_the_run() {
     let mut record = RunRecord::parse(&text(&sample_lines())).unwrap();
     let left = Survivor {
-        pid: 702,
+        pid: Some(702),
         command: "cc".to_owned(),
         reason: "x".to_owned(),
     };
@@ -147,7 +150,9 @@ fn pids_are_shown_only_in_the_pid_namespace_of_the_run() {
             shown.claim.unwrap().by,
             shown.result.as_ref().unwrap().left[0].pid,
         ];
-        assert_eq!(pids, [0; 4]);
+        assert_eq!(pids, [None; 4]);
+        let header = serde_json::to_value(&shown.header).unwrap();
+        assert!(header["wrapper"]["pid"].is_null(), "{header}");
         assert_eq!(shown.outcome(), record.outcome());
     }
 }

@@ -44,7 +44,10 @@ impl TestProcess {
     fn identity(&self) -> RecordedProcess {
         let pid = self.0.id();
         let start_ns = Procfs::default().start_ticks(pid).unwrap() * TICK_NS;
-        RecordedProcess { pid, start_ns }
+        RecordedProcess {
+            pid: Some(pid),
+            start_ns,
+        }
     }
 
     fn lives(&mut self) -> bool {
@@ -95,7 +98,7 @@ fn record_is_private_and_locked_while_its_run_is_open() {
     assert_eq!(mode(&path), 0o600);
     let known = runs.find("x").unwrap();
     assert!(known.has_supervisor().unwrap());
-    assert_eq!(known.record.header.supervisor.pid, std::process::id());
+    assert_eq!(known.record.header.supervisor.pid, Some(std::process::id()));
     assert!(
         runs.close_dead().unwrap().is_empty(),
         "a supervised run was closed"
@@ -250,7 +253,11 @@ fn unproven_processes_are_not_signalled() {
     // A run that includes this process is not closed.
     let own = std::process::id();
     let start_ns = Procfs::default().start_ticks(own).unwrap() * TICK_NS;
-    write_dead_run(&runs, Some(RecordedProcess { pid: own, start_ns }), |_| ());
+    let itself = RecordedProcess {
+        pid: Some(own),
+        start_ns,
+    };
+    write_dead_run(&runs, Some(itself), |_| ());
     assert!(runs.close_dead().unwrap().is_empty());
 }
 
@@ -258,7 +265,7 @@ fn unproven_processes_are_not_signalled() {
 fn stop_with_supervisor_pid_0_reports_a_damaged_record() {
     let dir = tempfile::tempdir().unwrap();
     let runs = runs(&dir);
-    write_dead_run(&runs, None, |header| header.supervisor.pid = 0);
+    write_dead_run(&runs, None, |header| header.supervisor.pid = Some(0));
     let error = runs.stop(&runs.find("left22").unwrap()).unwrap_err();
     assert!(error.to_string().contains("is damaged"), "{error}");
 }
@@ -431,7 +438,7 @@ fn refused_stop_names_no_pid_of_another_pid_namespace() {
     let runs = runs(&dir);
     write_dead_run(&runs, None, |header| {
         header.pid_namespace ^= 1;
-        header.supervisor.pid = 4_190_001;
+        header.supervisor.pid = Some(4_190_001);
     });
     let error = runs.stop(&runs.find("left22").unwrap()).unwrap_err();
     let error = error.to_string();
