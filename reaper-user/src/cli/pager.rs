@@ -24,8 +24,10 @@ pub(super) fn print(text: &[u8], plain: bool) -> io::Result<()> {
 
 #[cfg(target_os = "linux")]
 mod linux {
+    use std::ffi::OsString;
     use std::fs::File;
     use std::io::{self, IsTerminal, Seek, Write};
+    use std::os::unix::ffi::OsStrExt;
     use std::os::unix::process::CommandExt;
     use std::path::Path;
     use std::process::{Command, Stdio};
@@ -63,10 +65,8 @@ mod linux {
         if nix::unistd::geteuid().is_root() || nix::unistd::geteuid() != nix::unistd::getuid() {
             let less = ["/usr/bin/less", "/bin/less"].into_iter();
             let mut less = Command::new(less.map(Path::new).find(|path| path.exists())?);
-            less.args(LESS).env("LESSSECURE", "1");
-            for name in ["LESS", "LESSOPEN", "LESSCLOSE"] {
-                less.env_remove(name);
-            }
+            less.args(LESS);
+            secure(&mut less, std::env::vars_os().map(|(name, _)| name));
             return Some(less);
         }
         match std::env::var("PAGER").ok().as_deref().map(str::trim) {
@@ -87,5 +87,41 @@ mod linux {
                 Some(shell)
             }
         }
+    }
+
+    /// Runs `less` in its secure mode, without the settings in these variables of the environment.
+    ///
+    /// Each variable of `less` begins with `LESS`. One of them, `LESSSECURE_ALLOW`, permits what the secure mode forbids.
+    fn secure(less: &mut Command, variables: impl Iterator<Item = OsString>) {
+        for name in variables.filter(|name| name.as_bytes().starts_with(b"LESS")) {
+            less.env_remove(name);
+        }
+        less.env("LESSSECURE", "1");
+    }
+
+    #[test]
+    fn secure_pager_gets_no_settings_of_its_caller() {
+        let mut less = Command::new("less");
+        let variables = [
+            "LESS",
+            "LESSSECURE_ALLOW",
+            "LESSKEY_CONTENT",
+            "LESSSECURE",
+            "TERM",
+        ];
+        secure(&mut less, variables.into_iter().map(OsString::from));
+        let changed: Vec<_> = less
+            .get_envs()
+            .filter_map(|(name, value)| Some((name.to_str()?, value)))
+            .collect();
+        assert_eq!(
+            changed,
+            [
+                ("LESS", None),
+                ("LESSKEY_CONTENT", None),
+                ("LESSSECURE", Some("1".as_ref())),
+                ("LESSSECURE_ALLOW", None),
+            ]
+        );
     }
 }
