@@ -56,6 +56,11 @@ pub fn trials() -> Vec<Trial> {
     trials.push(trial("cli", "help", help));
     trials.push(trial("cli", "wrong-usage", wrong_usage));
     trials.push(trial("cli", "leave-nothing", leave_nothing));
+    trials.push(trial(
+        "cli",
+        "user-without-directories",
+        user_without_directories,
+    ));
     trials.push(trial("cli", "doctor", doctor));
     trials
 }
@@ -188,6 +193,34 @@ fn wrong_usage() {
             !said.err.is_empty(),
             "{args:?} is refused without a message"
         );
+    }
+}
+
+/// A daemon of a user needs the variables only of directories that no option names. The wrong scope keeps it from
+/// starting.
+fn user_without_directories() {
+    let dir = TempDir::new();
+    fs::write(dir.path().join("c.toml"), "").expect("write the configuration");
+    let base = ["daemon", "--user", "--config", "c.toml", "--scope", "x"];
+    for (options, named) in [
+        (&[][..], "or name a directory with --runtime-dir"),
+        (
+            &["--runtime-dir", "r"],
+            "or name a directory with --journal-dir",
+        ),
+        (&["--runtime-dir", "r", "--journal-dir", "j"], "--scope"),
+        (&["--runtime-dir", "r", "--no-journal"], "--scope"),
+    ] {
+        let mut command = Command::new(REAPER);
+        for name in ["HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME"] {
+            command.env_remove(name);
+        }
+        let said = run(
+            dir.path(),
+            command.args(base).args(options).current_dir(dir.path()),
+        );
+        assert_eq!(said.code, Some(2), "{options:?}: {}", said.err);
+        assert!(said.err.contains(named), "{options:?}: {}", said.err);
     }
 }
 

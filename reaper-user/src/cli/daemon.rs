@@ -313,13 +313,16 @@ fn load_config(args: &DaemonArgs) -> Result<Config, Failure> {
                     --leave-pinned";
         return Err(Failure::Usage(what.into()));
     }
-    if args.user {
-        user::place(&mut config)?;
-    }
-    if let Some(directory) = &args.journal_dir {
-        config.journal_dir = absolute("--journal-dir", directory)?;
-    }
     config.journal = !args.no_journal && (config.journal || args.journal_dir.is_some());
+    // A directory that an option names needs no environment variable.
+    if args.user && args.runtime_dir.is_none() {
+        user::place_runtime_dir(&mut config)?;
+    }
+    match &args.journal_dir {
+        Some(directory) => config.journal_dir = absolute("--journal-dir", directory)?,
+        None if args.user && config.journal => user::place_journal_dir(&mut config)?,
+        None => {}
+    }
     Ok(config)
 }
 

@@ -56,22 +56,33 @@ impl ConfigOwner {
     }
 }
 
-/// Sets the directories to those of a user, unless the config names others.
+/// Sets the directory of the lock and the socket to that of a user, unless the config names another.
 ///
 /// # Errors
-/// The environment variables for these directories are not set.
-pub(super) fn place(config: &mut Config) -> Result<(), Failure> {
-    let built_in = Config::default();
-    let unknown = |what: &str, variable: &str| {
-        Failure::Usage(format!(
-            "--user: there is no directory for {what}, as {variable} is not set; set it to an absolute path"
-        ))
-    };
-    if config.runtime_dir == built_in.runtime_dir {
-        config.runtime_dir = runtime_dir().ok_or_else(|| unknown("the socket", USER_RUNTIME))?;
-    }
-    if config.journal_dir == built_in.journal_dir {
-        config.journal_dir = state_dir().ok_or_else(|| unknown("the journal", "HOME"))?;
+/// The environment variable for this directory is not set.
+pub(super) fn place_runtime_dir(config: &mut Config) -> Result<(), Failure> {
+    if config.runtime_dir == Config::default().runtime_dir {
+        let unknown = || no_directory("the socket", USER_RUNTIME, "--runtime-dir");
+        config.runtime_dir = runtime_dir().ok_or_else(unknown)?;
     }
     Ok(())
+}
+
+/// Sets the directory of the journal to that of a user, unless the config names another.
+///
+/// # Errors
+/// The environment variables for this directory are not set.
+pub(super) fn place_journal_dir(config: &mut Config) -> Result<(), Failure> {
+    if config.journal_dir == Config::default().journal_dir {
+        let unknown = || no_directory("the journal", "HOME", "--journal-dir");
+        config.journal_dir = state_dir().ok_or_else(unknown)?;
+    }
+    Ok(())
+}
+
+fn no_directory(what: &str, variable: &str, option: &str) -> Failure {
+    Failure::Usage(format!(
+        "--user: there is no directory for {what}, as {variable} is not set; set it to an absolute path, or name a \
+         directory with {option}"
+    ))
 }
