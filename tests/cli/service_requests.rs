@@ -1,6 +1,7 @@
 //! Tests of the commands that send requests to a service, as root and as other users.
 
 use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -11,7 +12,7 @@ use serde_json::Value;
 use super::{CommandOutput, reaper, run};
 use crate::daemon::REAPER;
 use crate::trees::{CONFIG, trial};
-use crate::world::{TempDir, World, link};
+use crate::world::{TempDir, World, eventually, link};
 
 /// Returns the tests that need no service.
 pub fn trials() -> Vec<Trial> {
@@ -198,9 +199,43 @@ fn requests_of_other_users() {
         assert_eq!(said.code, Some(1), "{args:?}: {}{}", said.out, said.err);
         assert!(said.err.contains("only"), "{args:?}: {}", said.err);
     }
+    link_target_is_hidden(&world, uid);
     let keeps = ask_json(&world, &["keep", "--list"]);
     assert_eq!(keeps["keeps"], Value::Array(Vec::new()));
     assert!(!world.daemon().events().iter().any(|e| e.event == "keep"));
+}
+
+/// A user's process names a link in a directory of root as its script. Only root sees where the link leads.
+fn link_target_is_hidden(world: &World, uid: u32) {
+    let secret = world.dir().join("secret");
+    fs::create_dir(&secret).expect("create a directory");
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o700)).expect("change the mode");
+    fs::write(secret.join("target.js"), "").expect("write a file");
+    // `sleep` with the name `node` takes the script's name as a number of seconds.
+    symlink("target.js", secret.join("300")).expect("create a link");
+    let node = world.dir().join("node");
+    fs::copy("/bin/sleep", &node).expect("copy a program");
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", &uid.to_string(), "--clear-groups"]);
+    command.arg(&node).arg("300").current_dir(&secret);
+    let mut process = command.spawn().expect("start a process");
+    let pid = process.id().to_string();
+    let exe = format!("/proc/{pid}/exe");
+    eventually("the process runs node", || {
+        fs::read_link(&exe).ok().filter(|exe| *exe == node)
+    });
+    for args in [
+        &["agents", "--test", &pid, "--json"][..],
+        &["explain", &pid, "--json"],
+    ] {
+        let own = ask_as(world, uid, args);
+        assert_eq!(own.code, Some(0), "{args:?}: {}", own.err);
+        assert!(!own.out.contains("target.js"), "{args:?}: {}", own.out);
+    }
+    let tested = ask(world, &["agents", "--test", &pid, "--json"]);
+    assert!(tested.out.contains("secret/target.js"), "{}", tested.out);
+    process.kill().expect("kill the process");
+    process.wait().expect("wait for the process");
 }
 
 /// A process that a user keeps lives until `unkeep`.

@@ -79,11 +79,24 @@ impl Peer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use reaper_host::facts::ScriptPaths;
 
     const KEY: ProcessKey = ProcessKey { pid: 5, start: 0 };
 
     fn uids(real: u32, effective: u32) -> Uids {
         Uids { real, effective }
+    }
+
+    #[test]
+    fn only_privileged_clients_see_resolved_scripts() {
+        let own = nix::unistd::geteuid().as_raw();
+        for (uid, paths) in [
+            (0, ScriptPaths::Resolved),
+            (own, ScriptPaths::Resolved),
+            (own + 1, ScriptPaths::Given),
+        ] {
+            assert_eq!(Peer { uid }.script_paths(), paths, "{uid}");
+        }
     }
 
     #[test]

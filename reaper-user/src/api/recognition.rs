@@ -4,22 +4,33 @@
 
 use std::sync::Arc;
 
+use super::peer::Peer;
 use super::{ErrorResponse, RuleTest, RuleTestResponse};
 use crate::export::command_line;
-use reaper_host::facts::scan_pids;
+use reaper_host::facts::{ScriptPaths, scan_pids};
 use reaper_host::source::procfs::Procfs;
-use reaper_model::event::{Image, ProcEntry, ProcessKey, Uids};
+use reaper_model::event::{Image, ProcEntry, ProcessKey};
 use reaper_model::ruleset::{self, Action, Mismatch, Rule};
 
 /// Longest command line in the response, in bytes.
 const COMMAND_MAX: usize = 8192;
 
+impl Peer {
+    /// Returns the script paths that the client may see: resolved ones only with the rights of the service.
+    pub(super) fn script_paths(self) -> ScriptPaths {
+        match self.is_privileged() {
+            true => ScriptPaths::Resolved,
+            false => ScriptPaths::Given,
+        }
+    }
+}
+
 /// Reads a process, with its whole command line and the path of its script.
 ///
 /// # Errors
 /// There is no such process, or it cannot be read.
-pub fn read_process(pid: u32) -> Result<ProcEntry, ErrorResponse> {
-    let table = scan_pids(&Procfs::default(), vec![pid]);
+pub fn read_process(pid: u32, scripts: ScriptPaths) -> Result<ProcEntry, ErrorResponse> {
+    let table = scan_pids(&Procfs::default(), vec![pid], scripts);
     let mut table = table.map_err(|error| ErrorResponse::new("failed", error.to_string()))?;
     match table.rows.remove(&pid) {
         Some(row) => Ok(row.entry),
@@ -40,17 +51,19 @@ pub(super) fn first_match<'r>(rules: &'r [Rule], image: &Image) -> Option<&'r Ru
     of_program.find(|rule| rule.mismatch(image).is_none())
 }
 
-/// Tests the rules for agents and servers against a process, and the boundaries, which come before them.
+/// Tests the rules for agents and servers against a process, and the boundaries, which come before them. `peer` is the
+/// client of a service; `None` tests with the rights of this program.
 ///
 /// # Errors
 /// There is no such process, or it cannot be read, or may not be seen.
 pub fn test(
     pid: u32,
     rules: &[Rule],
-    may_see: impl Fn(Uids) -> bool,
+    peer: Option<Peer>,
 ) -> Result<RuleTestResponse, ErrorResponse> {
-    let process = read_process(pid)?;
-    if !may_see(process.uids) {
+    let scripts = peer.map_or(ScriptPaths::Resolved, Peer::script_paths);
+    let process = read_process(pid, scripts)?;
+    if peer.is_some_and(|peer| !peer.may_see(process.uids)) {
         let what =
             format!("process {pid} belongs to another user: only its owner or root can see it");
         return Err(ErrorResponse::new("eperm", what));
@@ -82,10 +95,11 @@ pub fn test(
 pub(super) fn nearest(
     rules: &[Rule],
     mut processes: Vec<(ProcessKey, Arc<Image>)>,
+    scripts: ScriptPaths,
 ) -> Option<RuleTest> {
     let pids = processes.iter().map(|(key, _)| key.pid).collect();
-    // Only the images in the table have the resolved paths of scripts.
-    let table = scan_pids(&Procfs::default(), pids).unwrap_or_default();
+    // Only the images in the table have whole command lines, and the resolved paths of scripts.
+    let table = scan_pids(&Procfs::default(), pids, scripts).unwrap_or_default();
     for (key, image) in &mut processes {
         if let Some(row) = table.rows.get(&key.pid)
             && row.entry.key.has_same_tick(*key)

@@ -51,7 +51,7 @@ const BODY_MAX: usize = 64 << 10;
 struct Timeouts {
     /// For the headers, and again for the body.
     request: Duration,
-    /// For the engine's reply, for a scan and for a history.
+    /// For the engine's reply, for a scan, for a history and for the inspection of a process.
     answer: Duration,
     /// For reaping. After that the answer lists the leftovers without outcomes, and reaping continues.
     reaping: Duration,
@@ -242,6 +242,8 @@ struct Shared {
     /// Scans that reap. [`Leftovers`] runs one at a time and refuses others at once.
     reapings: Lane,
     histories: Lane,
+    /// Reads of single processes from /proc, which can block for seconds.
+    inspections: Lane,
     timeouts: Timeouts,
     /// Number of connections of each user.
     open: std::cell::RefCell<HashMap<Peer, usize>>,
@@ -295,6 +297,7 @@ async fn accept(listener: UnixListener, backend: Backend, timeouts: Timeouts) {
         scans: Lane::new("scan", 1),
         reapings: Lane::new("reaping", 2),
         histories: Lane::new("history", 2),
+        inspections: Lane::new("inspection", 2),
         timeouts,
         open: Default::default(),
     });

@@ -25,6 +25,7 @@ use crate::export::{
     Judgement, KeepAdvice, SessionIdText, SessionRef, command_line, exit_status_text, keep_rule,
     wall_time,
 };
+use reaper_host::facts::ScriptPaths;
 use reaper_host::source::procfs::{Procfs, Zombie};
 use reaper_host::sys;
 use reaper_model::activity::Activity;
@@ -127,13 +128,14 @@ pub(super) fn untracked_judgement(snapshot: &ExplainSnapshot) -> String {
     sentence::judgement(snapshot)
 }
 
-pub(super) fn explanation(snapshot: ExplainSnapshot) -> Explanation {
+/// Returns the explanation of a living process. Reads /proc for the rule that comes nearest, with these script paths.
+pub(super) fn explanation(snapshot: ExplainSnapshot, scripts: ScriptPaths) -> Explanation {
     let image = &snapshot.row.image;
     let advice = || {
         let pid = Some(snapshot.row.key.pid).filter(|_| snapshot.signalled.is_none());
         KeepAdvice::new(pid, snapshot.honors_keep, keep_rule(image))
     };
-    let nearest = nearest_rule(&snapshot);
+    let nearest = nearest_rule(&snapshot, scripts);
     let mut process = process(&snapshot.row, LONG, &Procfs::default());
     if let Some(found) = &snapshot.leftover {
         process.decision = Some(leftover_decision(found, !snapshot.enforce));
@@ -165,7 +167,7 @@ fn may_be_reaped(snapshot: &ExplainSnapshot) -> bool {
 
 /// Returns the agent rule that comes nearest to the process or to an ancestor below the boundary, if no agent is
 /// recognised.
-fn nearest_rule(snapshot: &ExplainSnapshot) -> Option<RuleTest> {
+fn nearest_rule(snapshot: &ExplainSnapshot, scripts: ScriptPaths) -> Option<RuleTest> {
     let Some(UntrackedReason::NoAgent(_)) = snapshot.untracked_reason else {
         return None;
     };
@@ -173,7 +175,8 @@ fn nearest_rule(snapshot: &ExplainSnapshot) -> Option<RuleTest> {
     let above = below.filter(|ancestor| ancestor.visible);
     let above = above.filter_map(|ancestor| Some((ancestor.key, ancestor.image.clone()?)));
     let own = (snapshot.row.key, Arc::clone(&snapshot.row.image));
-    recognition::nearest(&snapshot.rules, std::iter::once(own).chain(above).collect())
+    let processes = std::iter::once(own).chain(above).collect();
+    recognition::nearest(&snapshot.rules, processes, scripts)
 }
 
 /// Returns the decision about a leftover that a scan has found.

@@ -123,7 +123,7 @@ fn rules_here(args: &AgentsArgs) -> Result<Ruleset, Failure> {
 
 fn test_here(args: &AgentsArgs, pid: u32) -> Result<RuleTestResponse, Failure> {
     let rules = rules_here(args)?;
-    let test = recognition::test(pid, rules.rules(), |_| true);
+    let test = recognition::test(pid, rules.rules(), None);
     test.map_err(|error| Failure::Refused(error.message))
 }
 

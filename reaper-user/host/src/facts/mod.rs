@@ -34,6 +34,15 @@ use reaper_model::facts::{Fact, FactSet, Facts};
 use reaper_model::ruleset::Ruleset;
 pub use scan::{listening, listening_ports, scan_pids, scan_processes};
 
+/// Paths of scripts that a scan reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScriptPaths {
+    /// As the process was started. The process chooses that path.
+    Given,
+    /// With links resolved too, with the rights of this program: that shows where a link leads which others cannot read.
+    Resolved,
+}
+
 /// Time in ns that a thread may sleep in one read before it counts as stuck. Multiplied by the number of runnable
 /// threads per processor: one of these may hold a lock that the read needs.
 const LIMIT: u64 = 100_000_000;

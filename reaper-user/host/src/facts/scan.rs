@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
 
+use super::ScriptPaths;
 use super::reading::{ProcDir, read_facts};
 use crate::source::ProcessTable as _;
 use crate::source::procfs::readers::{Readers, readers};
@@ -43,14 +44,18 @@ enum ScannedProcess {
 /// # Errors
 /// The processes cannot be listed, or no thread can be started.
 pub fn scan_processes(procfs: &Procfs) -> Result<ProcessTable, ProcfsError> {
-    scan_pids(procfs, procfs.pids()?)
+    scan_pids(procfs, procfs.pids()?, ScriptPaths::Resolved)
 }
 
-/// Reads the processes with these pids, as [`scan_processes`] does.
+/// Reads the processes with these pids, as [`scan_processes`] does. Resolves script paths only if `scripts` says so.
 ///
 /// # Errors
 /// No thread can be started.
-pub fn scan_pids(procfs: &Procfs, pids: Vec<u32>) -> Result<ProcessTable, ProcfsError> {
+pub fn scan_pids(
+    procfs: &Procfs,
+    pids: Vec<u32>,
+    scripts: ScriptPaths,
+) -> Result<ProcessTable, ProcfsError> {
     let mut table = ProcessTable::default();
     let mut unread: HashSet<u32> = pids.iter().copied().collect();
     procfs.pass(&READERS, PATIENCE, pids, scan, |pid, found| match found {
@@ -71,7 +76,9 @@ pub fn scan_pids(procfs: &Procfs, pids: Vec<u32>) -> Result<ProcessTable, Procfs
     };
     table.unread = unread.into_iter().filter_map(uid).collect();
     complete_arguments(procfs, &mut table)?;
-    resolve_scripts(procfs, &mut table)?;
+    if scripts == ScriptPaths::Resolved {
+        resolve_scripts(procfs, &mut table)?;
+    }
     Ok(table)
 }
 

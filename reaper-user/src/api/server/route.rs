@@ -183,11 +183,20 @@ async fn carry_out(kind: RequestKind, peer: Peer, shared: &Shared) -> ApiResult<
             };
             off_thread(move || Ok(to_json(&show::tree(snapshot, &leftovers)))).await
         }
+        (EngineReply::TestRules(pid, peer, rules), _) => {
+            let test = move || {
+                let test = recognition::test(pid, &rules, Some(peer))?;
+                Ok(to_json(&test))
+            };
+            let limit = shared.timeouts.answer;
+            shared.inspections.run(peer, limit, test).await
+        }
         (reply, _) => to_response(reply).await,
     }
 }
 
-/// Runs blocking work away from the thread that accepts connections.
+/// Runs quick work away from the thread that accepts connections. Work that can block needs a [`Lane`](super::lane::Lane),
+/// because all users share the threads of this one, without a time limit.
 async fn off_thread(
     work: impl FnOnce() -> ApiResult<Vec<u8>> + Send + 'static,
 ) -> ApiResult<Vec<u8>> {
@@ -242,9 +251,6 @@ async fn to_response(reply: EngineReply) -> ApiResult<Vec<u8>> {
             members,
         } => Ok(to_json(&show::status(*status, began, &members))),
         EngineReply::Agents(agents) => Ok(to_json(&show::agents(agents))),
-        EngineReply::TestRules(pid, peer, rules) => {
-            recognition::test(pid, &rules, |uids| peer.may_see(uids)).map(|test| to_json(&test))
-        }
         EngineReply::Keeps(keeps) => Ok(to_json(&show::keeps(keeps))),
         EngineReply::Keep(done) => Ok(to_json(&done)),
         EngineReply::Config(config) => Ok(to_json(&ShownConfig::new(&config))),
@@ -252,6 +258,7 @@ async fn to_response(reply: EngineReply) -> ApiResult<Vec<u8>> {
         EngineReply::Reload(Err(message)) => Err(ErrorResponse::new("conflict", message)),
         EngineReply::Refused(refusal) => Err(refusal),
         EngineReply::Tree(_)
+        | EngineReply::TestRules(..)
         | EngineReply::Explain(_)
         | EngineReply::ExplainExited(_)
         | EngineReply::Scan(..)

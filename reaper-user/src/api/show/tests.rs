@@ -8,6 +8,7 @@ use crate::export::{
     DecisionNames, ProcessRef, RecentOutcome, RecentProcess, RecentSession, RootExit, SessionRef,
 };
 use crate::reap::{ReapFailure, ReapOutcome, ReleaseReason};
+use reaper_host::facts::ScriptPaths;
 use reaper_host::source::procfs::ProcessMemory;
 use reaper_model::event::{ExitStatus, Image, ProcessKey, Provenance, Uids};
 use reaper_model::facts::{FactSet, KernelSession};
@@ -419,7 +420,7 @@ fn explanation_sentences_match_the_decision() {
             "Nothing: it is never signalled.".into(),
         ),
     ] {
-        let explained = explanation(snapshot);
+        let explained = explanation(snapshot, ScriptPaths::Given);
         assert_eq!((explained.why, explained.next), (why, next));
     }
 }
@@ -587,7 +588,7 @@ fn exited_zombie_is_explained_with_its_parent() {
 
 #[test]
 fn explanation_says_what_keeps_the_process() {
-    let advice = |snapshot| explanation(snapshot).keep_with;
+    let advice = |snapshot| explanation(snapshot, ScriptPaths::Given).keep_with;
     let reap = || decision("reap", "root_exited", None);
     let due = due("reap", "root_exited", None);
     assert_eq!(
@@ -608,10 +609,11 @@ fn explanation_says_what_keeps_the_process() {
             it.recent.signal = Some((sys::boot_time(), "SIGTERM"));
             it.recent.outcome = end;
         });
-        let explained = explanation(ExplainSnapshot {
+        let snapshot = ExplainSnapshot {
             signalled: Some(recent.recent),
             ..due.clone()
-        });
+        };
+        let explained = explanation(snapshot, ScriptPaths::Given);
         (explained.why, explained.next)
     };
     let cause = "Its agent claude-code (42) was killed by SIGKILL 0s ago";

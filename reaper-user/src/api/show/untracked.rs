@@ -10,6 +10,8 @@ use crate::api::messages::{
 };
 use crate::api::peer::Peer;
 use crate::api::recognition::{first_match, read_process};
+use reaper_host::facts::{ScriptPaths, scan_pids};
+use reaper_host::source::procfs::Procfs;
 use reaper_model::Scope;
 use reaper_model::event::ProcEntry;
 use reaper_model::facts::Facts;
@@ -27,13 +29,14 @@ pub(in crate::api) fn snapshot(
     peer: Peer,
     context: &ScanContext,
 ) -> Result<ExplainSnapshot, ErrorResponse> {
-    let process = read_process(pid)?;
+    let scripts = peer.script_paths();
+    let process = read_process(pid, scripts)?;
     if !peer.may_see(process.uids) {
         let what =
             format!("process {pid} belongs to another user: only its owner or root can see it");
         return Err(ErrorResponse::new("eperm", what));
     }
-    let above = ancestors(&process);
+    let above = ancestors(&process, scripts);
     let rules = context.rules.shared_rules();
     let rule_of = |entry: &ProcEntry| first_match(&rules, &entry.image).cloned();
     let (own, above_rules) = (
@@ -143,17 +146,31 @@ fn ancestor(entry: &ProcEntry, rule: Option<&Rule>, peer: Peer) -> Ancestor {
     }
 }
 
-/// Returns the living ancestors of a process, nearest first.
-fn ancestors(process: &ProcEntry) -> Vec<ProcEntry> {
-    let parent = |child: &ProcEntry| {
-        let parent = read_process(child.parent).ok()?;
-        // Otherwise the parent has exited, and its pid is in use again.
-        (parent.key.start <= child.key.start).then_some(parent)
-    };
-    let first = parent(process);
-    std::iter::successors(first, parent)
+/// Returns the living ancestors of a process, nearest first. Reads them in one scan.
+fn ancestors(process: &ProcEntry, scripts: ScriptPaths) -> Vec<ProcEntry> {
+    let procfs = Procfs::default();
+    let above = |pid: u32| Some(pid).filter(|pid| *pid != 0);
+    let parent = |child: &u32| above(procfs.parent(*child).ok()??);
+    let pids: Vec<u32> = std::iter::successors(above(process.parent), parent)
         .take(LINEAGE_MAX)
-        .collect()
+        .collect();
+    let mut rows = match scan_pids(&procfs, pids.clone(), scripts) {
+        Ok(table) => table.rows,
+        Err(_) => return Vec::new(),
+    };
+    let mut ancestors: Vec<ProcEntry> = Vec::new();
+    for pid in pids {
+        let child = ancestors.last().unwrap_or(process);
+        let parent = rows.remove(&pid).map(|row| row.entry);
+        // Otherwise the parent has exited, and its pid may be in use again.
+        let is_parent =
+            |entry: &ProcEntry| child.parent == pid && entry.key.start <= child.key.start;
+        match parent.filter(is_parent) {
+            Some(parent) => ancestors.push(parent),
+            None => break,
+        }
+    }
+    ancestors
 }
 
 /// Returns whether the scope contains the process or one of its ancestors.
@@ -163,4 +180,23 @@ fn is_in(scope: &Scope, process: &ProcEntry, above: &[ProcEntry]) -> bool {
             || scope.cgroups.contains(&entry.image.cgroup_id)
     };
     scope.is_unlimited() || named(process) || above.iter().any(named)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ancestors_are_the_parents_of_each_other() {
+        let own = read_process(std::process::id(), ScriptPaths::Given).unwrap();
+        let above = ancestors(&own, ScriptPaths::Given);
+        assert_eq!(above[0].key.pid, std::os::unix::process::parent_id());
+        let chain: Vec<&ProcEntry> = std::iter::once(&own).chain(&above).collect();
+        for pair in chain.windows(2) {
+            assert_eq!(pair[0].parent, pair[1].key.pid);
+            assert!(pair[1].key.start <= pair[0].key.start);
+        }
+        let last = chain.last().unwrap().parent;
+        assert!(last == 0 || above.len() == LINEAGE_MAX, "it ends at {last}");
+    }
 }

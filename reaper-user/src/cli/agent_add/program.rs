@@ -10,6 +10,7 @@ use super::super::Failure;
 use super::AddArgs;
 use crate::api::recognition;
 use crate::export::printable;
+use reaper_host::facts::ScriptPaths;
 use reaper_model::event::Image;
 use reaper_model::ruleset::{COMM_MAX, is_interpreter};
 
@@ -19,7 +20,7 @@ const FIRST_LINE_MAX: u64 = 256;
 /// Returns what the user has named, and its program.
 pub(super) fn target(args: &AddArgs) -> Result<(String, Arc<Image>), Failure> {
     if let Some(pid) = args.pid {
-        let process = recognition::read_process(pid);
+        let process = recognition::read_process(pid, ScriptPaths::Resolved);
         let process = process.map_err(|error| Failure::Refused(error.message))?;
         let what = format!("process {pid}");
         if pid == 1 || process.kernel_thread {

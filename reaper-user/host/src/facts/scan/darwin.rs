@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
+use super::ScriptPaths;
 use super::reading::{ProcDir, read_facts};
 use crate::source::darwin::table::{ProcessReading, Procfs, ProcfsError, all, one, proc_entry};
 use crate::sys;
@@ -19,14 +20,18 @@ use reaper_model::ruleset::Ruleset;
 /// The processes cannot be listed.
 pub fn scan_processes(procfs: &Procfs) -> Result<ProcessTable, ProcfsError> {
     let pids = all()?.iter().map(|process| process.pid).collect();
-    scan_pids(procfs, pids)
+    scan_pids(procfs, pids, ScriptPaths::Resolved)
 }
 
-/// Reads the processes with these pids, as [`scan_processes`] does.
+/// Reads the processes with these pids, as [`scan_processes`] does. Resolves script paths only if `scripts` says so.
 ///
 /// # Errors
 /// The processes cannot be listed.
-pub fn scan_pids(_: &Procfs, pids: Vec<u32>) -> Result<ProcessTable, ProcfsError> {
+pub fn scan_pids(
+    _: &Procfs,
+    pids: Vec<u32>,
+    scripts: ScriptPaths,
+) -> Result<ProcessTable, ProcfsError> {
     let mut table = ProcessTable::default();
     let wanted: HashSet<u32> = pids.into_iter().collect();
     let is_wanted = |pid: u32| wanted.contains(&pid);
@@ -54,7 +59,8 @@ pub fn scan_pids(_: &Procfs, pids: Vec<u32>) -> Result<ProcessTable, ProcfsError
             let env_markers = environ.map(|(environ, whole)| EnvMarkers::of(environ, whole));
             let is_cut = row.entry.image.truncated;
             let argv = is_cut.then(|| subject.arguments(&row.entry.image));
-            let script = subject.script(&row.entry.image);
+            let resolves = scripts == ScriptPaths::Resolved;
+            let script = resolves.then(|| subject.script(&row.entry.image)).flatten();
             if subject.is_alive() {
                 if let Some(argv) = argv.flatten() {
                     let image = Arc::make_mut(&mut row.entry.image);

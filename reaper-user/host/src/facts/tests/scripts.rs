@@ -125,6 +125,8 @@ fn script_of_a_real_process_is_resolved() {
         }
         assert!(Instant::now() < deadline, "the process does not run node");
     };
+    let given = scan_pids(&Procfs::default(), vec![key.pid], ScriptPaths::Given).unwrap();
+    assert_eq!(given.rows[&key.pid].entry.image.script, b"");
     let script = at("lib/gemini.js").canonicalize().unwrap();
     assert_eq!(found, script.into_os_string().into_encoded_bytes());
     let mut reader = FactPool::new("/proc", rules());

@@ -65,6 +65,14 @@ impl Procfs {
         Ok(line)
     }
 
+    /// Returns the parent of a process; `None` if the process is gone.
+    ///
+    /// # Errors
+    /// The table cannot be read.
+    pub fn parent(&self, pid: u32) -> Result<Option<u32>, ProcfsError> {
+        Ok(one(pid)?.map(|process| process.parent))
+    }
+
     /// Returns all zombies.
     ///
     /// # Errors

@@ -89,7 +89,10 @@ impl Procfs {
     }
 
     /// Returns the parent of a process; `None` if the process is gone or hidden.
-    fn parent(&self, pid: u32) -> Result<Option<u32>, ProcfsError> {
+    ///
+    /// # Errors
+    /// There are not enough file descriptors or memory to read it.
+    pub fn parent(&self, pid: u32) -> Result<Option<u32>, ProcfsError> {
         let path = self.root.join(pid.to_string()).join("stat");
         match std::fs::read(&path) {
             Ok(bytes) => Ok(Stat::parse(&bytes).map(|stat| stat.parent)),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{ApiResult, Shared, ask, off_thread};
+use super::{ApiResult, Shared, ask};
 use crate::api::messages::{EngineReply, ExplainSnapshot, RequestKind, UntrackedReason};
 use crate::api::peer::{Peer, SignalTarget};
 use crate::api::{ErrorResponse, ScanReport, show};
@@ -30,19 +30,21 @@ pub(super) async fn respond(
     shared: &Shared,
 ) -> ApiResult<Vec<u8>> {
     add_leftover(&mut snapshot, peer, shared).await;
-    off_thread(move || Ok(to_json(&show::explanation(snapshot)))).await
+    let explain = move || Ok(to_json(&show::explanation(snapshot, peer.script_paths())));
+    let limit = shared.timeouts.answer;
+    shared.inspections.run(peer, limit, explain).await
 }
 
 /// Reads a process that the engine does not know from /proc.
 async fn snapshot(pid: u32, peer: Peer, shared: &Shared) -> ApiResult<ExplainSnapshot> {
-    let gone = || ErrorResponse::new("not_found", format!("there is no process {pid}"));
     let EngineReply::ScanContext(context) = ask(RequestKind::ScanContext, peer, shared).await?
     else {
-        return Err(gone());
+        let what = format!("there is no process {pid}");
+        return Err(ErrorResponse::new("not_found", what));
     };
     let read = move || show::untracked::snapshot(pid, peer, &context);
-    let read = tokio::task::spawn_blocking(read).await;
-    read.unwrap_or_else(|_| Err(gone()))
+    let limit = shared.timeouts.answer;
+    shared.inspections.run(peer, limit, read).await
 }
 
 /// Adds the result of a scan for leftovers to a process that is older than the service and descends from no agent.
