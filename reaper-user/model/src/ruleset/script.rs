@@ -14,8 +14,14 @@ pub(super) struct Interpreter {
     with_value: &'static [&'static str],
     /// Whole options that replace the script.
     instead: &'static [&'static str],
+    /// Whole options with one `-` that are no letters.
+    words: &'static [&'static str],
+    /// Whether `-` ends the options, and `+` followed by letters is an option, as in a POSIX shell.
+    is_shell: bool,
     /// Letters whose value is the rest of the argument or, without a rest, the next argument.
     value: &'static [u8],
+    /// Letters that each take one of the next arguments as their value, also before other letters.
+    next: &'static [u8],
     /// Letters whose value is the rest of the argument, which may be empty.
     rest: &'static [u8],
     /// Letters that replace the script.
@@ -29,7 +35,10 @@ const PLAIN: Interpreter = Interpreter {
     names: &[],
     with_value: &[],
     instead: &[],
+    words: &[],
+    is_shell: false,
     value: b"",
+    next: b"",
     rest: b"",
     code: b"",
     module: b"",
@@ -39,7 +48,7 @@ const PLAIN: Interpreter = Interpreter {
 ///
 /// Sources: the manual pages, `python --help` and Python/getopt.c. V8 accepts long options with one `-`, so node and bun
 /// have no letters.
-const INTERPRETERS: [Interpreter; 8] = [
+const INTERPRETERS: [Interpreter; 9] = [
     Interpreter {
         names: &["node", "nodejs", "bun"],
         with_value: &[
@@ -66,9 +75,27 @@ const INTERPRETERS: [Interpreter; 8] = [
         ..PLAIN
     },
     Interpreter {
-        names: &["sh", "bash", "dash", "ash", "ksh", "mksh", "zsh"],
-        with_value: &["--rcfile", "--init-file", "--emulate"],
-        value: b"oO",
+        names: &["sh", "bash", "dash", "ash"],
+        with_value: &["--rcfile", "--init-file", "-rcfile", "-init-file"],
+        words: &[
+            "-login",
+            "-noediting",
+            "-noprofile",
+            "-norc",
+            "-posix",
+            "-restricted",
+            "-verbose",
+        ],
+        is_shell: true,
+        next: b"oO",
+        code: b"cs",
+        ..PLAIN
+    },
+    Interpreter {
+        names: &["ksh", "mksh", "zsh"],
+        with_value: &["--emulate"],
+        is_shell: true,
+        value: b"o",
         code: b"cs",
         ..PLAIN
     },
@@ -82,14 +109,15 @@ const INTERPRETERS: [Interpreter; 8] = [
     },
     Interpreter {
         names: &["perl"],
-        rest: b"0CDFIiMmVx",
+        value: b"I",
+        rest: b"CDFiMmVx",
         code: b"eE",
         ..PLAIN
     },
     Interpreter {
         names: &["ruby"],
         value: b"CEIrX",
-        rest: b"0FiKTWx",
+        rest: b"FiKTWx",
         code: b"e",
         ..PLAIN
     },
@@ -182,28 +210,47 @@ impl Interpreter {
         names.map(|name| (name, name.len() >= VERSIONED))
     }
 
+    /// Returns the first letter of an argument that ends its letters, and the rest of the argument.
+    fn last_letter<'a>(&self, letters: &'a [u8]) -> Option<(&'a u8, &'a [u8])> {
+        let sets = [self.value, self.rest, self.code, self.module];
+        let ends = |letter: &u8| sets.iter().any(|set| set.contains(letter));
+        letters[letters.iter().position(ends)?..].split_first()
+    }
+
+    /// Returns whether the option, as `-c` of a shell, replaces the script.
+    pub(super) fn has_instead(&self, option: &[u8]) -> bool {
+        let letters = option.strip_prefix(b"-").unwrap_or_default();
+        self.instead.iter().any(|one| one.as_bytes() == option)
+            || self.last_letter(letters).is_some_and(|(letter, _)| {
+                self.code.contains(letter) || self.module.contains(letter)
+            })
+    }
+
     /// Returns the script or module in the arguments.
     fn script<'a>(&self, image: &'a Image) -> Option<Script<'a>> {
         let is_one = |all: &[&str], arg: &[u8]| all.iter().any(|one| one.as_bytes() == arg);
         let mut args = image.args().enumerate().skip(1);
         while let Some((at, arg)) = args.next() {
-            let Some(option) = arg.strip_prefix(b"-") else {
+            let plus = arg.strip_prefix(b"+").filter(|_| self.is_shell);
+            let Some(option) = arg.strip_prefix(b"-").or(plus) else {
                 return Some(given((at, arg)));
             };
-            if option == b"-" {
+            if arg == b"--" || arg == b"-" && self.is_shell {
                 return args.next().map(given);
-            } else if option.is_empty() || is_one(self.instead, arg) {
+            } else if arg == b"-" || is_one(self.instead, arg) {
                 return None;
             } else if is_one(self.with_value, arg) {
                 args.next();
+                continue;
+            } else if option.starts_with(b"-") || is_one(self.words, arg) {
+                continue;
             }
-            let sets = [self.value, self.rest, self.code, self.module];
-            let ends = |letter: &u8| sets.iter().any(|set| set.contains(letter));
-            let end = option.iter().position(ends);
-            let Some(end) = end.filter(|_| !option.starts_with(b"-")) else {
+            for _ in option.iter().filter(|letter| self.next.contains(letter)) {
+                args.next();
+            }
+            let Some((letter, rest)) = self.last_letter(option) else {
                 continue;
             };
-            let (letter, rest) = (&option[end], &option[end + 1..]);
             if self.code.contains(letter) {
                 return None;
             } else if self.rest.contains(letter) {

@@ -282,6 +282,30 @@ fn script_is_the_first_argument_that_is_no_option() {
         ("php", "php -S host:80 a.php", ""),
         ("lua5.4", "lua -e code -l m a.lua", "a.lua"),
         ("tclsh", "tclsh a.tcl", ""),
+        // `-` and `+letters` are options of a shell alone.
+        ("bash", "bash +e a.sh", "a.sh"),
+        ("sh", "sh - a.sh x", "a.sh"),
+        ("dash", "sh -e - +e", "+e"),
+        ("bash", "bash -- +e a.sh", "+e"),
+        ("zsh", "zsh -f +e - a.sh", "a.sh"),
+        ("bash", "bash +c code a.sh", ""),
+        ("perl", "perl +e a.pl", "+e"),
+        ("perl", "perl - a.pl", ""),
+        ("fish", "fish - a.fish", ""),
+        // `o` of bash and dash takes the next argument, that of zsh and ksh the rest first.
+        ("bash", "bash -oe pipefail a.sh", "a.sh"),
+        ("dash", "sh +oo nounset errexit a.sh", "a.sh"),
+        ("bash", "bash -oOe nounset extglob a.sh", "a.sh"),
+        ("bash", "bash -oc nounset code a.sh", ""),
+        ("mksh", "mksh -onounset a.sh", "a.sh"),
+        ("ksh93", "ksh +eo nounset a.sh", "a.sh"),
+        ("zsh", "zsh -O a.sh", "a.sh"),
+        // Long options of bash with one `-` are no letters.
+        ("bash", "bash -posix -norc a.sh", "a.sh"),
+        ("bash", "bash -rcfile f a.sh", "a.sh"),
+        ("perl", "perl -I DIR a.pl", "a.pl"),
+        ("perl", "perl -wI DIR -IDIR a.pl", "a.pl"),
+        ("perl", "perl -0777ne code a.pl", ""),
     ] {
         let args: Vec<&[u8]> = args
             .split(' ')
