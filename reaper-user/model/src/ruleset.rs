@@ -20,6 +20,7 @@ mod impossible;
 mod index;
 mod matcher;
 mod mismatch;
+mod misread;
 mod names;
 mod pattern;
 mod script;

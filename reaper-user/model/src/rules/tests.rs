@@ -198,6 +198,68 @@ fn rule_that_can_never_apply_gives_a_warning() {
 }
 
 #[test]
+fn condition_on_what_precedes_a_script_gives_a_warning() {
+    let cases = [
+        (
+            "exe = '**/bash'\nargs = ['**/dev.sh']",
+            Some(("bash", "args")),
+        ),
+        ("comm = 'bash'\nargs = 'dev.sh'", Some(("bash", "args"))),
+        (
+            "exe = '/usr/bin/{x,perl5*}'\nargs = '/opt/x'",
+            Some(("perl", "args")),
+        ),
+        (
+            "exe = '**/python3.1?'\nargs = '*serve*'",
+            Some(("python", "args")),
+        ),
+        (
+            "exe = '**/ruby*'\nargs = ['*', 'serve']",
+            Some(("ruby", "args")),
+        ),
+        ("exe = '**/bash'\nnot_args = '*.sh'", Some(("bash", "args"))),
+        ("exe = '**/perl'\noptions = '-T'", Some(("perl", "options"))),
+        (
+            "exe = '**/x'\nany = [{ args = 'a' }, { comm = 'sh', args = '*.sh' }]",
+            None,
+        ),
+        (
+            "any = [{ args = 'a' }, { comm = 'sh', args = '*.sh' }]",
+            Some(("sh", "args")),
+        ),
+        (
+            "exe = '**/bash'\nscript = '**/dev.sh'\nargs = '/opt/x'",
+            None,
+        ),
+        (
+            "exe = '**/bash'\nnot_script = '**/x'\nargs = '/opt/x'",
+            None,
+        ),
+        ("exe = '**/bash'\nargs = 'sleep 33 & ./x.sh'", None),
+        ("exe = '**/node'\nargs = 'serve'", None),
+        ("exe = '**/node'\noptions = '--port=80'", None),
+        ("exe = '**/bash'\noptions = ['-c', '-lc*']", None),
+        ("exe = '**/node'\noptions = '-e'", None),
+        ("exe = '/opt/**'\nargs = '/opt/x'", None),
+        ("exe = '**/tclsh'\nargs = '/opt/x'", None),
+        ("not_exe = '**/bash'\nargs = '/opt/x'", None),
+        ("args = '**/dev.sh'", None),
+    ];
+    let (mut text, mut expected) = (String::new(), Vec::new());
+    for (n, (what, warning)) in cases.iter().enumerate() {
+        let name = format!("r{n}");
+        text += &rule(&name, "report", &format!("argv = '{name}'\n{what}"));
+        expected.extend(warning.map(|(program, field)| {
+            format!(
+                "`{name}` may not match: if {program} runs a script, `{field}` counts only the arguments after the \
+                 script; match the script with `script`"
+            )
+        }));
+    }
+    assert_eq!(warnings(&text), expected.join("\n"), "{text}");
+}
+
+#[test]
 fn changing_state_without_a_delay_gives_a_warning() {
     let (mut text, mut expected) = (String::new(), Vec::new());
     for key in ["listening", "min_cpu", "children"] {

@@ -1,5 +1,5 @@
 //! Finds rules that may not do what was meant: they can never apply, are covered by an earlier rule, replace a
-//! built-in rule, or are checked too rarely.
+//! built-in rule, miss the script of an interpreter, or are checked too rarely.
 
 use super::Rules;
 use super::read::RuleEntry;
@@ -30,6 +30,13 @@ pub fn warnings(rules: &Rules) -> Vec<(usize, String)> {
         let impossible = rule.matchers.iter().map(Matcher::impossible);
         if let Some([why, ..]) = impossible.collect::<Option<Vec<_>>>().as_deref() {
             warn(format!("`{name}` can never apply: {why}"));
+        }
+        if let Some((field, program)) = rule.matchers.iter().find_map(Matcher::misread) {
+            let field = field.name();
+            warn(format!(
+                "`{name}` may not match: if {program} runs a script, `{field}` counts only the arguments after the script; \
+                 match the script with `script`"
+            ));
         }
         let changing = [
             ("listening", rule.when.listening.is_some()),

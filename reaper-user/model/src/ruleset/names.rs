@@ -215,7 +215,7 @@ fn starts_of_glob(glob: &str, path: bool) -> Starts {
 }
 
 /// Expands the braces of a glob. Returns `None` if that is not possible or results in too many globs.
-fn without_braces(glob: &[u8]) -> Option<Vec<Vec<u8>>> {
+pub(super) fn without_braces(glob: &[u8]) -> Option<Vec<Vec<u8>>> {
     let (mut todo, mut done) = (vec![glob.to_vec()], Vec::new());
     while let Some(glob) = todo.pop() {
         if todo.len() + done.len() > ALTERNATIVES_MAX {
