@@ -22,6 +22,7 @@ use super::{Failure, parse_pid};
 use crate::config::Config;
 use crate::config::new_agent::NewAgent;
 use crate::export::{self, command_line, printable, to_json};
+use program::Target;
 use reaper_host::facts::scan_processes;
 use reaper_host::source::procfs::Procfs;
 use reaper_model::event::ProcEntry;
@@ -105,10 +106,17 @@ struct Match {
 pub(super) fn run(args: &AddArgs) -> Result<(), Failure> {
     let file = config_file(args)?;
     let (old, known) = read(&file)?;
-    let (what, image) = program::target(args)?;
+    let Target {
+        what,
+        image,
+        is_chosen,
+    } = program::target(args)?;
     let refused = |why: String| Failure::Refused(format!("cannot add {what}: {why}"));
     check::refuse_known(&known.rules, &image).map_err(refused)?;
     let mut agent = NewAgent::of(&image).map_err(refused)?;
+    if is_chosen {
+        agent = agent.in_any_version();
+    }
     if let Some(name) = &args.name {
         agent.name.clone_from(name);
     }

@@ -1,29 +1,13 @@
 //! Rule for an agent that a user names by a program or by a running process, for `reaper agent add`.
 
+mod launchers;
+
 use std::borrow::Cow;
 
 use super::show::toml_value;
 use reaper_common::RULE_MAX;
 use reaper_model::event::Image;
 use reaper_model::ruleset::{is_interpreter, script_name, without_version};
-
-/// Programs that run any other program, so that a rule for one would match too much.
-const LAUNCHERS: [&str; 14] = [
-    "busybox",
-    "toybox",
-    "coreutils",
-    "env",
-    "sudo",
-    "su",
-    "doas",
-    "login",
-    "sshd",
-    "ssh",
-    "nohup",
-    "setsid",
-    "init",
-    "xargs",
-];
 
 /// Names of files and directories that say nothing about the program.
 const COMMON: [&str; 18] = [
@@ -74,11 +58,9 @@ impl NewAgent {
         let file = file_name(exe);
         if exe.is_empty() {
             return Err("its program cannot be read: try again as root".into());
-        } else if LAUNCHERS.contains(&file) {
-            return Err(format!(
-                "{file} runs other programs: a rule for it would match them all"
-            ));
-        } else if !is_interpreter(exe.as_bytes()) {
+        }
+        refuse_launcher(exe)?;
+        if !is_interpreter(exe.as_bytes()) {
             return Ok(NewAgent {
                 name: name_of(exe)?,
                 exe: glob(exe),
@@ -105,6 +87,7 @@ impl NewAgent {
                 "it is a script that chooses a {shim}: a rule for it would match whatever {shim} runs"
             ));
         }
+        refuse_launcher(script)?;
         let family = String::from_utf8_lossy(without_version(file.as_bytes())).into_owned();
         let version = if family == file { "" } else { "*" };
         Ok(NewAgent {
@@ -115,6 +98,14 @@ impl NewAgent {
             exe: format!("**/{family}{version}"),
             script: Some(glob(script)),
         })
+    }
+
+    /// Returns the rule for its interpreter in any version, for an interpreter that another program will choose.
+    pub fn in_any_version(self) -> NewAgent {
+        let is_exact = self.script.is_none() || self.exe.ends_with('*');
+        let version = if is_exact { "" } else { "*" };
+        let exe = self.exe + version;
+        NewAgent { exe, ..self }
     }
 
     /// Returns the rule as a table for the end of a config file.
@@ -136,6 +127,15 @@ impl NewAgent {
 fn utf8(path: &[u8]) -> Result<&str, String> {
     let what = "its path is not UTF-8, as a config file is: give it another name";
     std::str::from_utf8(path).map_err(|_| what.into())
+}
+
+fn refuse_launcher(path: &str) -> Result<(), String> {
+    match launchers::launcher(path) {
+        None => Ok(()),
+        Some(name) => Err(format!(
+            "{name} runs other programs: a rule for it would match them all"
+        )),
+    }
 }
 
 fn file_name(path: &str) -> &str {

@@ -1,5 +1,6 @@
 //! Program that a user names for `reaper agent add`: of a process, or by its path.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::Read as _;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -17,8 +18,18 @@ use reaper_model::ruleset::{COMM_MAX, is_interpreter};
 /// Bytes of a script that are read for its first line.
 const FIRST_LINE_MAX: u64 = 256;
 
+/// Program that the user has named.
+pub(super) struct Target {
+    /// What the user has named.
+    pub(super) what: String,
+    /// Image of the process, or that a process running the program would have.
+    pub(super) image: Arc<Image>,
+    /// Whether the file of the interpreter is not the interpreter itself, but chooses one.
+    pub(super) is_chosen: bool,
+}
+
 /// Returns what the user has named, and its program.
-pub(super) fn target(args: &AddArgs) -> Result<(String, Arc<Image>), Failure> {
+pub(super) fn target(args: &AddArgs) -> Result<Target, Failure> {
     if let Some(pid) = args.pid {
         let process = recognition::read_process(pid, ScriptPaths::Resolved);
         let process = process.map_err(|error| Failure::Refused(error.message))?;
@@ -31,7 +42,11 @@ pub(super) fn target(args: &AddArgs) -> Result<(String, Arc<Image>), Failure> {
             };
             return Err(Failure::Refused(format!("cannot add {what}: it is {why}")));
         }
-        return Ok((what, process.image));
+        return Ok(Target {
+            what,
+            image: process.image,
+            is_chosen: false,
+        });
     }
     let program = args.program.as_deref().unwrap_or(Path::new(""));
     let what = printable(&program.display().to_string(), usize::MAX);
@@ -45,9 +60,13 @@ pub(super) fn target(args: &AddArgs) -> Result<(String, Arc<Image>), Failure> {
             "cannot add {what}: there is no such program{place}; give its path"
         ))
     })?;
-    let image =
+    let (image, is_chosen) =
         image_of(&found).map_err(|why| Failure::Refused(format!("cannot add {what}: {why}")))?;
-    Ok((what, Arc::new(image)))
+    Ok(Target {
+        what,
+        image: Arc::new(image),
+        is_chosen,
+    })
 }
 
 /// Returns the path of a program, links resolved. A name without a slash is looked up in PATH.
@@ -60,15 +79,14 @@ fn find(program: &Path) -> Option<PathBuf> {
     std::env::split_paths(&path).find_map(|directory| resolved(directory.join(program)))
 }
 
-/// Returns the image that a process running this program would have. `path` has its links resolved.
+/// Returns the image that a process running this program would have, and whether the file of its interpreter only chooses
+/// one. `path` has its links resolved.
 ///
 /// # Errors
 /// The file cannot be read, or is a script for an interpreter that rules cannot name.
-fn image_of(path: &Path) -> Result<Image, String> {
-    let mut head = Vec::new();
-    let file =
-        fs::File::open(path).and_then(|file| file.take(FIRST_LINE_MAX).read_to_end(&mut head));
-    file.map_err(|error| format!("{} cannot be read: {error}", path.display()))?;
+pub(super) fn image_of(path: &Path) -> Result<(Image, bool), String> {
+    let head =
+        first_bytes(path).map_err(|error| format!("{} cannot be read: {error}", path.display()))?;
     let own = path.as_os_str().as_bytes();
     let terminated = |args: &[&[u8]]| {
         args.iter()
@@ -83,25 +101,45 @@ fn image_of(path: &Path) -> Result<Image, String> {
         ..Image::default()
     };
     let Some(interpreter) = interpreter(&head) else {
-        return Ok(image);
+        return Ok((image, false));
     };
-    let given = PathBuf::from(std::ffi::OsString::from_vec(interpreter.clone()));
-    let found = find(&given).map(|found| found.into_os_string().into_vec());
-    let exe = found
-        .filter(|exe| is_interpreter(exe))
-        .unwrap_or(interpreter);
+    let (exe, is_chosen) = file_of(interpreter);
     if !is_interpreter(&exe) {
         let name = String::from_utf8_lossy(&exe).into_owned();
         return Err(format!(
             "it is a script for {name}, whose arguments reaper cannot read; name the program that it starts"
         ));
     }
-    Ok(Image {
+    let image = Image {
         argv: terminated(&[&exe, own]),
         script: own.into(),
         exe,
         ..image
-    })
+    };
+    Ok((image, is_chosen))
+}
+
+/// Returns the path of the program of an interpreter, and whether it only chooses one.
+fn file_of(interpreter: Vec<u8>) -> (Vec<u8>, bool) {
+    let found = find(Path::new(OsStr::from_bytes(&interpreter)));
+    // A link to another program, as `node -> mise`, chooses the interpreter. busybox is itself the shell.
+    let is_multi_call = |path: &PathBuf| path.ends_with("busybox") || path.ends_with("toybox");
+    let is_known =
+        |path: &PathBuf| is_interpreter(path.as_os_str().as_bytes()) || is_multi_call(path);
+    let Some(found) = found.filter(is_known) else {
+        return (interpreter, true);
+    };
+    let is_chosen = first_bytes(&found).is_ok_and(|head| head.starts_with(b"#!"));
+    (found.into_os_string().into_vec(), is_chosen)
+}
+
+/// Returns the beginning of a file, which has the first line of a script.
+fn first_bytes(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut head = Vec::new();
+    fs::File::open(path)?
+        .take(FIRST_LINE_MAX)
+        .read_to_end(&mut head)?;
+    Ok(head)
 }
 
 /// Returns the interpreter in the first line of a script, also behind `env`.

@@ -1,7 +1,8 @@
+use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use super::check::{appended, recognises, refuse_known};
-use super::program::interpreter;
+use super::program::{image_of, interpreter};
 use crate::config::Config;
 use crate::config::new_agent::NewAgent;
 use reaper_model::event::Image;
@@ -20,6 +21,50 @@ fn interpreter_is_read_from_the_first_line() {
     ] {
         let found = interpreter(head.as_bytes());
         assert_eq!(found.as_deref(), expected.map(str::as_bytes), "{head}");
+    }
+}
+
+#[test]
+fn interpreter_of_a_script_is_the_program_that_runs_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().canonicalize().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).unwrap();
+    for (name, text) in [
+        ("busybox", "ELF"),
+        ("mise", "ELF"),
+        ("python3.12", "ELF"),
+        ("python", "#!/bin/sh\nexec pyenv"),
+    ] {
+        write(name, text);
+    }
+    for (link, program) in [
+        ("sh", "busybox"),
+        ("node", "mise"),
+        ("python3", "python3.12"),
+    ] {
+        symlink(dir.join(program), dir.join(link)).unwrap();
+    }
+    for (named, expected) in [
+        ("python3", Ok(("python3.12", false))),
+        // A shim is a script, or a link to a program that is no interpreter.
+        ("python", Ok(("python", true))),
+        ("node", Ok(("node", true))),
+        ("absent/bash", Ok(("absent/bash", true))),
+        ("sh", Err("a script for")),
+        ("busybox", Err("a script for")),
+    ] {
+        write("agent", &format!("#!{}\n", dir.join(named).display()));
+        match (image_of(&dir.join("agent")), expected) {
+            (Ok((image, is_chosen)), Ok((exe, expected))) => {
+                let exe = dir.join(exe);
+                assert_eq!(image.exe[..], *exe.as_os_str().as_encoded_bytes());
+                assert_eq!(is_chosen, expected, "{named}");
+            }
+            (Err(why), Err(expected)) => {
+                assert!(why.contains(expected) && why.contains("busybox"), "{why}");
+            }
+            (found, expected) => panic!("{named}: {found:?} {expected:?}"),
+        }
     }
 }
 

@@ -82,6 +82,84 @@ fn rule_that_would_match_too_much_is_refused() {
 }
 
 #[test]
+fn program_or_script_that_runs_any_other_is_refused() {
+    for name in "java deno dotnet electron28 tclsh tclsh8.6 wish8.6 npx npm pnpm yarn tsx ts-node uv uvx pipx make timeout \
+                 nice nohup setsid stdbuf strace ltrace tini dumb-init xargs time doas su runuser chroot unshare nsenter \
+                 watch ld-linux-x86-64.so.2"
+        .split_whitespace()
+    {
+        let refused = NewAgent::of(&image(&format!("/opt/bin/{name}"), "x", "")).unwrap_err();
+        assert!(refused.contains("runs other programs"), "{name}: {refused}");
+    }
+    for (exe, args, script, launcher) in [
+        (
+            "node",
+            "node x",
+            "/usr/share/nodejs/npm/bin/npm-cli.js",
+            "npm-cli",
+        ),
+        (
+            "node",
+            "node x",
+            "/n/lib/node_modules/npm/bin/npx-cli.js",
+            "npm",
+        ),
+        (
+            "node",
+            "node x",
+            "/n/lib/node_modules/tsx/dist/cli.mjs",
+            "tsx",
+        ),
+        (
+            "node",
+            "node x",
+            "/n/node_modules/ts-node/dist/bin.js",
+            "ts-node",
+        ),
+        ("node", "node x", "/opt/corepack/dist/pnpm.cjs", "pnpm"),
+        ("python3.12", "python3 x", "/usr/bin/pipx", "pipx"),
+        ("python3.12", "python3 -m pipx", "", "pipx"),
+        ("bash", "bash x", "/usr/bin/xvfb-run", "xvfb-run"),
+    ] {
+        let refused = NewAgent::of(&image(&format!("/usr/bin/{exe}"), args, script));
+        let refused = refused.expect_err(script);
+        let expected = format!("{launcher} runs other programs");
+        assert!(refused.contains(&expected), "{script}: {refused}");
+    }
+    for (exe, args, script) in [
+        ("/opt/make/my-agent", "x", ""),
+        ("/opt/timer", "x", ""),
+        ("/usr/bin/node", "node x", "/home/me/watch/agent.js"),
+        (
+            "/usr/bin/node",
+            "node x",
+            "/n/node_modules/tsx/node_modules/agent/cli.js",
+        ),
+        ("/usr/bin/node", "node x", "/opt/agent/bundle.js"),
+        ("/usr/bin/python3", "python3 x", "/home/me/watch.py"),
+        ("/usr/bin/python3", "python3 -m make.agent", ""),
+    ] {
+        assert!(
+            NewAgent::of(&image(exe, args, script)).is_ok(),
+            "{exe} {args} {script}"
+        );
+    }
+}
+
+#[test]
+fn interpreter_that_will_be_chosen_matches_in_any_version() {
+    for (exe, args, script, expected) in [
+        ("/shims/python", "python a.py", "/w/a.py", "**/python*"),
+        ("/shims/python3", "python3 a.py", "/w/a.py", "**/python*"),
+        ("/shims/node", "node a.js", "/w/a.js", "**/node*"),
+        ("/opt/my-agent", "my-agent", "", "/opt/my-agent"),
+    ] {
+        let rule = NewAgent::of(&image(exe, args, script)).unwrap();
+        assert_eq!(rule.in_any_version().exe, expected, "{exe}");
+    }
+}
+
+#[test]
 fn rule_is_written_as_toml() {
     let rule = NewAgent {
         name: "x".into(),
