@@ -36,7 +36,9 @@ pub struct Reclassified {
 impl Model {
     /// Returns whether the end of a member's command line matters and is unread.
     pub fn needs_arguments(&self, node: &Node) -> bool {
-        node.state.member.session.is_some() && MatchedRules::wants_arguments(self, node).is_some()
+        let wanted = MatchedRules::wants(self, node);
+        node.state.member.session.is_some()
+            && wanted.is_some_and(|(_, wanted)| wanted.contains(FactSet::ARGUMENTS))
     }
 
     /// Returns whether the resolved path of a process's script may matter and is unread. It does not matter if the path

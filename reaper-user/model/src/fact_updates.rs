@@ -120,13 +120,13 @@ impl Model {
         }
     }
 
-    /// Returns whether a fact about a process is unreadable, apart from [`FactSet::SCRIPT`].
+    /// Returns whether a fact about a process is unreadable.
     pub fn is_unread(&self, key: ProcessKey) -> bool {
         let facts = self.tree.get(key).and_then(Node::facts);
         facts.is_some_and(|facts| *facts != facts.without_unreadable())
     }
 
-    /// Resets unreadable facts of a process to unread, for a retry; not [`FactSet::SCRIPT`].
+    /// Resets unreadable facts of a process to unread, for a retry.
     pub fn forget_unreadable(&mut self, key: ProcessKey) {
         if let Some(read) = self
             .tree

@@ -166,7 +166,7 @@ impl Facts {
         known.fold(FactSet::NONE, |all, (needs, _)| all | needs)
     }
 
-    /// Returns the facts with unreadable ones reset to unread, except `script`.
+    /// Returns the facts with unreadable ones reset to unread.
     pub fn without_unreadable(&self) -> Facts {
         fn retry<T>(fact: Fact<T>) -> Fact<T> {
             match fact {
@@ -186,7 +186,7 @@ impl Facts {
             activity: retry(self.activity.clone()),
             stdio: retry(self.stdio),
             arguments: retry(self.arguments.clone()),
-            script: self.script.clone(),
+            script: retry(self.script.clone()),
         }
     }
 

@@ -293,9 +293,9 @@ fn evaluate(
         until: by_rules.until,
     };
     let kept = matches!(by_rules.verdict, Verdict::Keep | Verdict::Report);
-    let wants_arguments = !kept && MatchedRules::wants_arguments(model, node).is_some();
-    if wants_arguments {
-        decision.needs |= FactSet::ARGUMENTS;
+    let wanted = MatchedRules::wants(model, node).filter(|_| !kept);
+    if let Some((_, wanted)) = wanted {
+        decision.needs |= wanted;
         (decision.verdict, decision.reason) = (Verdict::Wait, Reason::Unread);
         decision.until = None;
     } else if !kept && let Some(decision) = kept_by_state(round, node, due) {
@@ -387,7 +387,7 @@ pub(super) fn is_kernel_killable(round: &Evaluation<'_>, node: &Node) -> bool {
     // The relatives may change until then.
     let unheld = !model.rules.may_keep_relatives(killed.exit_status);
     let clear = |session| !Case::new(model, node, session, Some(killed)).may_be_kept();
-    let is_read = MatchedRules::wants_arguments(model, node).is_none()
+    let is_read = MatchedRules::wants(model, node).is_none()
         && !model.needs_script(node)
         && round.relatives.permanent_above(model, node, Some(killed)) == Hold::Nothing;
     unmarked
@@ -420,7 +420,7 @@ fn gone(model: &Model, ended: ExitStatus) -> RootExit {
 /// because of an ancestor. Returns `None` if nothing keeps it.
 fn kept_by_state(round: &Evaluation<'_>, node: &Node, due: Option<RootExit>) -> Option<Decision> {
     let model = round.model;
-    if let Some(might) = MatchedRules::of(model, node).unreadable {
+    if let Some(might) = MatchedRules::unknown(model, node) {
         return Hold::Keep(might, None).decision(model, due, Reason::Unreadable);
     }
     if node.state.member.is_lineage_uncertain {

@@ -388,16 +388,26 @@ impl Ruleset {
     ///
     /// `matching` are the member rules that match anyway. Returns `None` if the command line is complete.
     pub fn unread_keep(&self, image: &Image, matching: &[RuleId]) -> Option<RuleId> {
-        if !image.truncated {
-            return None;
-        }
-        let subject = Subject::cut_off(image);
+        let cut_off = image.truncated.then(|| Subject::cut_off(image))?;
+        self.may_keep(&cut_off, matching)
+    }
+
+    /// As [`Ruleset::unread_keep`], for the resolved path of the script that an interpreter runs. Returns `None` if the
+    /// program runs no script, or if the path as given already classifies it.
+    pub fn unresolved_keep(&self, image: &Image, matching: &[RuleId]) -> Option<RuleId> {
+        script_path(image).filter(|_| image.script.is_empty())?;
+        let might = self.may_keep(&Subject::unresolved(image), matching)?;
+        (self.classify(image) == Class::Plain).then_some(might)
+    }
+
+    /// Returns the first rule that a partly unknown program may match and that keeps it or lets it leave its session.
+    fn may_keep(&self, subject: &Subject<'_>, matching: &[RuleId]) -> Option<RuleId> {
         let leaving = [&self.boundaries, &self.servers];
         let leaving = leaving
             .iter()
-            .find_map(|kind| kind.first(&self.rules, &subject));
+            .find_map(|kind| kind.first(&self.rules, subject));
         let keeps = |id: &RuleId| self.rule(*id).may_keep() && !matching.contains(id);
-        let all = || self.member_rules.all(&self.rules, &subject);
+        let all = || self.member_rules.all(&self.rules, subject);
         leaving.or_else(|| all().into_iter().filter(keeps).min())
     }
 

@@ -358,6 +358,9 @@ impl Engine {
                 let changed = self.model.reclassify(key, at, &mut self.outputs);
                 self.on_session_events(at);
                 self.ingest.map_changes.extend(changed.left);
+                // The program of a process may keep all below it, which their map entries then say.
+                let below = self.model.tree.descendants(key).map(|node| node.key);
+                self.ingest.map_changes.extend(below);
                 for key in changed.joined {
                     self.ingest.on_late_join(&self.model, key, at);
                 }

@@ -7,6 +7,8 @@ mod proc_dir;
 #[cfg(target_os = "linux")]
 mod registry;
 #[cfg(target_os = "linux")]
+mod script;
+#[cfg(target_os = "linux")]
 mod sockets;
 
 use std::ffi::OsStr;

@@ -82,11 +82,6 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Returns the rules that match the program.
-    pub fn matched_rules(&self) -> &MatchedRules {
-        &self.matched_rules
-    }
-
     /// Returns the result of the first rule that applies, or the default. While facts are unread, the facts that later
     /// rules need are requested as well. Facts that decide only between reasons to keep are not requested.
     pub fn decide(&self) -> RuleDecision {

@@ -32,10 +32,34 @@ impl MatchedRules {
         }
     }
 
-    /// Returns the rule that might match the end of the command line, if that is unread. Returns `None` if it was read,
-    /// was unreadable, or cannot matter.
-    pub fn wants_arguments(model: &Model, node: &Node) -> Option<RuleId> {
-        let might = MatchedRules::of(model, node).unreadable.flatten()?;
-        (!node.missing_facts(FactSet::ARGUMENTS).is_empty()).then_some(might)
+    /// Returns what to read of a program because it may make another rule keep the process, with that rule: the end of
+    /// the command line, the resolved path of the script, or both. Returns `None` if they were read, were unreadable, or
+    /// cannot matter.
+    pub fn wants(model: &Model, node: &Node) -> Option<(RuleId, FactSet)> {
+        let end = MatchedRules::of(model, node).unreadable.flatten();
+        let script = MatchedRules::unresolved(model, node);
+        let mut wanted = [(end, FactSet::ARGUMENTS), (script, FactSet::SCRIPT)]
+            .into_iter()
+            .filter(|(_, fact)| !node.missing_facts(*fact).is_empty())
+            .filter_map(|(might, fact)| Some((might?, fact)));
+        let (might, first) = wanted.next()?;
+        Some((might, wanted.fold(first, |all, (_, fact)| all | fact)))
+    }
+
+    /// Returns whether a part of the program is unread or unreadable that might make another rule keep the process, with
+    /// that rule, if it is known.
+    pub fn unknown(model: &Model, node: &Node) -> Option<Option<RuleId>> {
+        let own = MatchedRules::of(model, node).unreadable;
+        own.or_else(|| MatchedRules::unresolved(model, node).map(Some))
+    }
+
+    /// Returns the rule that might keep the process by the resolved path of its script, while that is unknown.
+    fn unresolved(model: &Model, node: &Node) -> Option<RuleId> {
+        let script = node.facts().map(|facts| &facts.script);
+        if matches!(script, Some(Fact::Known(_))) {
+            return None;
+        }
+        let matched = MatchedRules::of(model, node);
+        model.rules.unresolved_keep(&node.image, &matched.rules)
     }
 }

@@ -24,7 +24,6 @@ use super::{Decision, MatchedRules, Reason, Verdict, session_of};
 use crate::Model;
 use crate::Node;
 use crate::event::ProcessKey;
-use crate::facts::FactSet;
 use crate::ruleset::RuleId;
 use crate::session::RootExit;
 
@@ -135,9 +134,9 @@ fn own_hold(model: &Model, node: &Node, due: RootExit) -> Hold {
         return Hold::Nothing;
     };
     let hold = Case::new(model, node, session, Some(due)).holds();
-    // Another rule may match the whole command line.
-    match MatchedRules::wants_arguments(model, node) {
-        Some(rule) => Hold::Ask(rule, FactSet::ARGUMENTS, node.key).or(hold),
+    // Another rule may match the whole command line or the resolved script.
+    match MatchedRules::wants(model, node) {
+        Some((rule, wanted)) => Hold::Ask(rule, wanted, node.key).or(hold),
         None => hold,
     }
 }
@@ -152,10 +151,10 @@ fn keeps_below(model: &Model, node: &Node, due: Option<RootExit>) -> Hold {
     if let Some(rule) = case.permanent_keep() {
         return Hold::Keep(Some(rule), None);
     }
-    if let Some(rule) = MatchedRules::wants_arguments(model, node) {
-        return Hold::Ask(rule, FactSet::ARGUMENTS, node.key);
+    if let Some((rule, wanted)) = MatchedRules::wants(model, node) {
+        return Hold::Ask(rule, wanted, node.key);
     }
-    match case.matched_rules().unreadable {
+    match MatchedRules::unknown(model, node) {
         Some(rule) => Hold::Keep(rule, None),
         None if node.state.member.is_lineage_uncertain => Hold::Keep(None, None),
         None => Hold::Nothing,

@@ -112,7 +112,7 @@ impl Matcher {
         self.conditions.iter().any(|condition| !condition.negative)
     }
 
-    /// Returns whether the matcher matches. If arguments are missing, whether it may match with them.
+    /// Returns whether the matcher matches. If arguments or a resolved path are missing, whether it may match with them.
     pub(super) fn is_match(&self, subject: &Subject<'_>) -> bool {
         // A matcher with argument conditions only could match almost every truncated command line, so it does not count.
         let names_program = |c: &Condition| !c.negative && !c.field.is_of_arguments();
@@ -151,6 +151,8 @@ pub(super) struct Subject<'a> {
     line: OnceCell<Vec<u8>>,
     /// Whether arguments may be missing at the end, so that conditions on them can be undecided.
     is_cut: bool,
+    /// Whether the resolved path of the script is unknown, so that conditions on it can be undecided.
+    is_unresolved: bool,
 }
 
 impl<'a> Subject<'a> {
@@ -163,6 +165,7 @@ impl<'a> Subject<'a> {
             script: OnceCell::new(),
             line: OnceCell::new(),
             is_cut: false,
+            is_unresolved: false,
         }
     }
 
@@ -174,7 +177,17 @@ impl<'a> Subject<'a> {
         }
     }
 
-    /// Returns whether some pattern of the condition matches, `None` if that depends on missing arguments.
+    /// Returns an image whose script may be a link to any other. Its last arguments may be missing, too.
+    pub(super) fn unresolved(image: &'a Image) -> Subject<'a> {
+        Subject {
+            is_cut: image.truncated,
+            is_unresolved: true,
+            ..Subject::new(image)
+        }
+    }
+
+    /// Returns whether some pattern of the condition matches, `None` if that depends on missing arguments or on the
+    /// resolved path of the script.
     ///
     /// For an unknown field, the result is the one with which the condition does not hold.
     pub(super) fn matches(&self, condition: &Condition, syntax: &Syntax) -> Option<bool> {
@@ -209,7 +222,9 @@ impl<'a> Subject<'a> {
                 };
                 let is_resolved = |p: &Pattern| !resolved.is_empty() && p.is_match(resolved);
                 let is_match = |p: &Pattern| p.is_match(bytes) || is_resolved(p);
-                Some(any_of.iter().any(is_match))
+                let found = any_of.iter().any(is_match);
+                let is_open = self.is_unresolved && *field == Field::Script;
+                (found || !is_open).then_some(found)
             }
         }
     }

@@ -2,12 +2,15 @@
 
 use reaper_common::{MEMBER_CANDIDATE, MEMBER_KERNEL_KILLABLE, MEMBER_ROOT, MEMBER_TRACKED};
 
+use toml::de::DeTable;
+
 use super::rules::{ruled, set_facts, world};
 use super::world::{self, INIT, World, session_event_names};
 use crate::Reclassified;
 use crate::event::{ExitStatus, Membership, ProcessKey};
 use crate::facts::{Fact, FactSet, Facts};
 use crate::policy::Verdict;
+use crate::rules::Rules;
 
 const RULES: &str = "[[agent]]\nname = 'gemini'\nexe = '**/node'\nscript = '**/gemini.js'\n\
      [[server]]\nname = 'serve'\nexe = '**/node'\nscript = '**/serve.js'\n\
@@ -251,4 +254,121 @@ fn member_is_reclassified_by_its_resolved_script() {
     assert_eq!(w.why(daemon), "keep keep_rule daemon");
     w.exit_with(server, ExitStatus::Exited(0), None);
     assert_eq!(w.why(tool), "reap root_exited");
+}
+
+/// Returns a process of an agent that has exited.
+fn due(program: &str) -> (World, ProcessKey) {
+    let mut w = start();
+    let agent = w.spawn(INIT, "claude");
+    let key = w.spawn(agent, program);
+    assert_eq!(w.why(key), "keep root_alive");
+    w.kill(agent);
+    (w, key)
+}
+
+#[test]
+fn due_member_waits_for_a_script_that_might_keep_it() {
+    for (program, expected) in [
+        ("node my-tool", "wait unread"),
+        ("node /x/a.js", "wait unread"),
+        ("node /x/daemon.js", "keep keep_rule daemon"),
+        ("node -e code", "reap root_exited"),
+        ("node", "reap root_exited"),
+        // Only an agent rule asks for scripts of zsh.
+        ("zsh my-tool", "reap root_exited"),
+        ("perl my-tool", "reap root_exited"),
+    ] {
+        let (w, key) = due(program);
+        assert_eq!(w.why(key), expected, "{program}");
+        let needs = match expected {
+            "wait unread" => FactSet::SCRIPT,
+            _ => FactSet::NONE,
+        };
+        assert_eq!(w.decide(key).needs, needs, "{program}");
+    }
+}
+
+#[test]
+fn due_member_is_decided_by_its_resolved_script() {
+    for (script, expected) in [
+        (Some("/lib/other.js"), "reap root_exited"),
+        (Some("/lib/daemon.js"), "keep keep_rule daemon"),
+        (Some("/lib/editor.js"), "keep not_a_member"),
+        (None, "keep unreadable editor"),
+    ] {
+        let (mut w, key) = due("node my-tool");
+        resolve_script(&mut w, key, script);
+        assert_eq!(w.why(key), expected, "{script:?}");
+    }
+}
+
+#[test]
+fn unreadable_script_keeps_until_it_is_read() {
+    let (mut w, key) = due("node my-tool");
+    let child = w.spawn(key, "sleep");
+    assert_eq!(w.why(child), "wait unread editor");
+    assert_eq!(w.decide(child).relative, Some(key));
+    resolve_script(&mut w, key, None);
+    assert_eq!(w.why(child), "keep ancestor_kept editor");
+    assert!(w.model.is_unread(key));
+    w.model.forget_unreadable(key);
+    assert_eq!(w.why(key), "wait unread");
+    resolve_script(&mut w, key, Some("/lib/other.js"));
+    assert_eq!(
+        [key, child].map(|key| w.why(key)),
+        ["reap root_exited", "reap forked_after_root_exit"]
+    );
+}
+
+#[test]
+fn forgotten_script_is_read_again() {
+    for is_gap in [true, false] {
+        let (mut w, key) = due("node my-tool");
+        let copy = w.fork(key);
+        resolve_script(&mut w, key, Some("/lib/daemon.js"));
+        assert_eq!(w.why(key), "keep keep_rule daemon");
+        match is_gap {
+            true => w.model.forget_program_facts(),
+            false => w.model.set_rules(ruled(RULES)),
+        }
+        assert!(w.decide(key).needs.contains(FactSet::SCRIPT));
+        assert_eq!(w.why(key), "wait unread");
+        // The copy was forked before the script was read.
+        w.exit(key);
+        assert_eq!(w.why(copy), "wait unread");
+        resolve_script(&mut w, copy, Some("/lib/daemon.js"));
+        if !is_gap {
+            assert_eq!(w.why(copy), "keep keep_rule daemon");
+        }
+    }
+}
+
+#[test]
+fn member_with_built_in_rules_is_reaped_once_resolved() {
+    let rules = Rules::read(DeTable::parse("").unwrap().get_ref()).unwrap();
+    for (program, waits) in [
+        ("node server.js", true),
+        ("python3 app.py", true),
+        ("python3 -m http.server", false),
+        ("bash -c ./dev.sh", false),
+        ("bash ./dev.sh", false),
+    ] {
+        let mut w = world(rules.in_force.clone());
+        let agent = w.spawn(INIT, "codex");
+        let key = w.spawn(agent, program);
+        let found = Facts {
+            markers: Fact::Known(0),
+            unit: Fact::Known("".into()),
+            listening: Fact::Known(false),
+            ..Facts::NOTHING
+        };
+        let read = FactSet::MARKERS | FactSet::UNIT | FactSet::LISTENING;
+        set_facts(&mut w, key, read, found);
+        w.kill(agent);
+        if waits {
+            assert_eq!(w.why(key), "wait unread", "{program}");
+            resolve_script(&mut w, key, Some("/srv/app/main"));
+        }
+        assert_eq!(w.why(key), "reap root_exited", "{program}");
+    }
 }

@@ -1,20 +1,19 @@
 //! Reads a process from /proc.
 
 use std::collections::{BTreeSet, HashSet};
-use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::listeners::in_own_namespace;
 use super::registry::{RegistryDir, RegistryProcess, variable};
+use super::script;
 use super::sockets::{connections, listening_ports, listens};
 use super::{CpuTime, home, match_markers};
 use crate::source::procfs::parse::{Stat, field, innermost_pid, is_nested, number, words};
@@ -116,32 +115,12 @@ impl ProcDir {
     }
 
     /// Returns the absolute path of the script that `image` runs, with links resolved below the process's root
-    /// directory.
+    /// directory. A file or directory that no longer exists keeps its name.
     ///
-    /// `None` if `image` runs no script, or if the file does not exist, cannot be reached, or is not a regular file.
-    /// Blocks as long as a file system on the way does.
+    /// `None` if `image` runs no script, or if the file cannot be reached or is not a regular file. Blocks as long as a
+    /// file system on the way does.
     pub(in crate::facts) fn script(&self, image: &Image) -> Option<Vec<u8>> {
-        let given = Path::new(OsStr::from_bytes(script_path(image)?));
-        let root = File::open(self.path.join("root")).ok()?;
-        let path = match given.is_absolute() {
-            true => given.to_path_buf(),
-            // Both links are paths in the service's view. After chroot(2), `cwd` starts with `root`.
-            false => {
-                let directory = std::fs::read_link(self.path.join("cwd")).ok()?;
-                let root = std::fs::read_link(self.path.join("root")).ok()?;
-                let below = directory.strip_prefix(root).ok()?;
-                Path::new("/").join(below).join(given)
-            }
-        };
-        let how = OpenHow::new()
-            .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
-            .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
-        let file = File::from(openat2(&root, &path, how).ok()?);
-        let metadata = file.metadata().ok()?;
-        let is_there = metadata.is_file() && metadata.nlink() > 0;
-        let link = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let found = std::fs::read_link(link).ok().filter(|_| is_there)?;
-        Some(found.into_os_string().into_vec())
+        script::resolve(&self.path, script_path(image)?)
     }
 
     /// Returns which patterns match a variable of the environment, as a bit set (see [`match_markers`]). Unreadable if

@@ -16,6 +16,8 @@ impl Fake {
             symlink("/absolute", at("work/chain")).unwrap();
             symlink("../../../lib/gemini.js", at("work/above")).unwrap();
             symlink("loop", at("work/loop")).unwrap();
+            symlink("gone", at("work/dangling")).unwrap();
+            symlink("/lib", at("directory")).unwrap();
             nix::unistd::mkfifo(&at("work/pipe"), Mode::S_IRWXU).unwrap();
         }
         let link = |name: &str| self.root().join(format!("{pid}/{name}"));
@@ -34,14 +36,19 @@ impl Fake {
     }
 
     fn script_reader(&self) -> FactPool {
-        let script = Condition {
-            field: Field::Script,
-            any_of: vec![Pattern::exe("**/lib/gemini.js").unwrap()],
-            negative: false,
-        };
-        let rule = Rule::new("gemini", Action::Agent, vec![Matcher::new(vec![script])]);
-        FactPool::new(self.root(), Ruleset::new(vec![rule]))
+        script_reader(self.root())
     }
+}
+
+/// Returns a reader below this directory, with a rule for an agent's script.
+fn script_reader(root: impl Into<PathBuf>) -> FactPool {
+    let script = Condition {
+        field: Field::Script,
+        any_of: vec![Pattern::exe("**/lib/gemini.js").unwrap()],
+        negative: false,
+    };
+    let rule = Rule::new("gemini", Action::Agent, vec![Matcher::new(vec![script])]);
+    FactPool::new(root, Ruleset::new(vec![rule]))
 }
 
 fn node(script: &str) -> Arc<Image> {
@@ -84,7 +91,14 @@ fn links_and_relative_paths_are_resolved_below_the_own_root() {
         ("above", Fact::Known(true)),
         ("../../../../lib/gemini.js", Fact::Known(true)),
         ("/lib/other.js", Fact::Known(false)),
-        ("missing", Fact::Unreadable),
+        ("missing", Fact::Known(false)),
+        // Removed files keep their name, in the directory that still exists.
+        ("../lib/gone/lib/gemini.js", Fact::Known(true)),
+        ("/directory/gemini.js", Fact::Known(true)),
+        ("/directory/gone.js", Fact::Known(false)),
+        ("/directory/gone/lib/gemini.js", Fact::Known(true)),
+        ("gone/../lib/gemini.js", Fact::Unreadable),
+        ("dangling", Fact::Unreadable),
         ("loop", Fact::Unreadable),
         ("pipe", Fact::Unreadable),
         ("/lib", Fact::Unreadable),
@@ -104,6 +118,19 @@ fn process_outside_of_its_root_has_no_relative_script() {
     symlink("/", cwd).unwrap();
     assert_eq!(is_agent(&mut reader, key, "relative"), Fact::Unreadable);
     assert_eq!(is_agent(&mut reader, key, "/absolute"), Fact::Known(true));
+}
+
+#[test]
+fn removed_script_of_a_real_process_keeps_its_path() {
+    let directory = tempfile::tempdir().unwrap();
+    let work = directory.path().join("work/lib");
+    fs::create_dir_all(&work).unwrap();
+    let (_own, key) = Own::start(shell("exec sleep 300").current_dir(&work));
+    let mut reader = script_reader("/proc");
+    assert_eq!(is_agent(&mut reader, key, "./gemini.js"), Fact::Known(true));
+    fs::remove_dir_all(directory.path().join("work")).unwrap();
+    assert_eq!(is_agent(&mut reader, key, "./gemini.js"), Fact::Known(true));
+    assert_eq!(is_agent(&mut reader, key, "./other.js"), Fact::Known(false));
 }
 
 #[test]
