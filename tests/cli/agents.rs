@@ -47,7 +47,7 @@ impl Drop for Running {
     }
 }
 
-/// A shell script is added as an agent; then it is listed, and its rule matches it. No service is asked.
+/// A shell script is added as an agent; then it is listed, and its rule matches it. No service runs.
 fn agents_without_service() {
     let dir = TempDir::new();
     let config = dir.path().join("config.toml");

@@ -104,7 +104,7 @@ fn time_runs_out(place: &RunWorld) {
     }
 }
 
-/// A limit that ends the run is told in one line. `-q` omits it, `-v` adds a line for each process, and `--json` has the
+/// One line names the limit that ended the run. `-q` omits it, `-v` adds a line for each process, and `--json` has the
 /// same facts instead.
 fn ends_told(place: &RunWorld) {
     let script = "sleep 60 & setsid sleep 60 & wait";

@@ -84,7 +84,7 @@ pub enum EngineReply {
     /// Answer to a request to explain a process that has exited.
     ExplainExited(Box<ExitedSnapshot>),
     Agents(Vec<AgentSnapshot>),
-    /// Process to test and the user who asks, with the rules in force.
+    /// Process to test and the requesting user, with the rules in force.
     TestRules(u32, Peer, Arc<[Rule]>),
     Keeps(Vec<KeepSnapshot>),
     Keep(KeepResult),

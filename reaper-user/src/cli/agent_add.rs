@@ -154,7 +154,7 @@ fn config_file(args: &AddArgs) -> Result<PathBuf, Failure> {
     }
 }
 
-/// Returns the text of the config file, empty if there is none, and what it means. Refuses a file that a service would
+/// Returns the text of the config file, empty if none exists, and what it means. Refuses a file that a service would
 /// refuse.
 fn read(file: &Path) -> Result<(String, Config), Failure> {
     let config = Config::load_if_exists(file)?;

@@ -90,8 +90,8 @@ pub(super) struct DaemonArgs {
     events: Option<PathBuf>,
     /// Print each step: orphans, decisions and signals.
     ///
-    /// Without it, there is one line for each process that has ended, waits or is reported, and for the start and the
-    /// end of each session.
+    /// Without it, each process that has ended, waits or is reported has one line. So have the start and the end of
+    /// each session.
     #[arg(long, short)]
     verbose: bool,
     /// Print the event stream to stdout as JSON lines instead of text.

@@ -193,7 +193,7 @@ struct Printer<W> {
     zone: TimeZone,
     json: bool,
     width: Option<usize>,
-    /// Process that was asked for. Its text has the advice that keeps the next such process.
+    /// Requested process. Its text has the advice that keeps the next such process.
     pid: Option<u32>,
     /// Text of the sessions so far.
     text: Vec<u8>,

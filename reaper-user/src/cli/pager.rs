@@ -57,7 +57,7 @@ mod linux {
         Err(pager.stdin(Stdio::from(file)).exec())
     }
 
-    /// Returns the pager of the user: `$PAGER`, or `less`. `None` if that is empty or `cat`, or there is none.
+    /// Returns the pager of the user: `$PAGER`, or `less`. `None` if that is empty or `cat`, or none exists.
     ///
     /// With more rights than the user that called it, only the system's `less` is used, in its secure mode: `$PAGER` and
     /// commands from within a pager would run with these rights.

@@ -17,7 +17,7 @@ pub(super) enum Trust {
     Any,
     /// Only its owner may write to it or replace it. Its directory may have the sticky bit, as /tmp has.
     Kept,
-    /// The same, and nobody else may write to its directory.
+    /// The same, and no other user may write to its directory.
     Private,
 }
 

@@ -55,7 +55,7 @@ pub struct StreamOutput {
     writer: Box<dyn Write + Send>,
     /// State of a file, which counts its lost lines.
     file: Option<Arc<LineFileState>>,
-    /// Returns the width of the terminal, `None` if it is none.
+    /// Returns the width of the output, `None` if it is not a terminal.
     width: fn() -> Option<usize>,
     /// Whether the reader has closed it. Nothing more is written then.
     closed: bool,

@@ -270,8 +270,9 @@ impl RunRecord {
         Ok(record)
     }
 
-    /// Returns the record as a process in the PID namespace with this inode may show it (0 for the initial one, `None` if
-    /// it is unknown). Pids of another namespace are removed, because they mean other processes.
+    /// Returns the record as a process in a PID namespace may show it. Pids of another namespace are removed, because
+    /// they mean other processes. `namespace` is the inode of that process's own; 0 for the initial one, `None` if
+    /// unknown.
     pub fn shown_in(mut self, namespace: Option<u32>) -> RunRecord {
         if namespace != Some(self.header.pid_namespace) {
             let commands = self

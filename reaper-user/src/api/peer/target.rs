@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_visible_client_outside_of_inner_namespaces_shares_pids() {
+    fn visible_client_outside_of_inner_namespaces_shares_pids() {
         let own = i32::try_from(std::process::id()).unwrap();
         for (pid, expected) in [
             (Some(own), Some(true)),

@@ -156,7 +156,7 @@ impl Memory {
         self.observed.add(process, &session.agent, root);
     }
 
-    /// Returns whether a line has told a decision about this process, after which the service has not signalled it.
+    /// Returns whether a line has shown a decision about this process, after which the service has not signalled it.
     pub(super) fn is_announced(&self, key: ProcessKey) -> bool {
         let mentioned = self.processes.get(&key);
         mentioned.is_some_and(|mentioned| mentioned.is_claimed == Some(false))
