@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::event::Image;
-use crate::ruleset::{is_interpreter, script_of};
+use crate::ruleset::{is_interpreter, script_of, without_version};
 
 /// Names of shells. A rule with the path of one alone would keep most of what an agent starts.
 const SHELLS: [&str; 9] = [
@@ -48,11 +48,17 @@ pub fn keep_rule(image: &Image, is_hidden: impl Fn(&str) -> bool) -> Option<Stri
         _ => escape(known),
     };
     let name = name(known);
-    let mut table = format!(
-        "[[keep]]\nname = {}\n{key} = {}\n",
-        quote(&name),
-        quote(&pattern)
-    );
+    let mut table = format!("[[keep]]\nname = {}\n", quote(&name));
+    if script.is_some() {
+        // Without it, the scripts of all interpreters would have to be read.
+        let family = String::from_utf8_lossy(without_version(exe_name.as_bytes()));
+        let _ = writeln!(
+            table,
+            "exe = {}",
+            quote(&format!("**/{}*", escape(&family)))
+        );
+    }
+    let _ = writeln!(table, "{key} = {}", quote(&pattern));
     if !args.is_empty() {
         let args: Vec<String> = args.iter().map(|arg| quote(&escape(arg))).collect();
         let _ = writeln!(table, "args = [{}]", args.join(", "));
@@ -159,7 +165,7 @@ mod tests {
                 &["node", "--inspect", "./src/server.js", "--port", "80"],
                 Some((
                     "my-server.js",
-                    "script = \"**/src/server.js\"\nargs = [\"80\"]\n",
+                    "exe = \"**/node*\"\nscript = \"**/src/server.js\"\nargs = [\"80\"]\n",
                 )),
             ),
             (
@@ -167,7 +173,7 @@ mod tests {
                 &["node", "/app/node_modules/.bin/vite", "dev"],
                 Some((
                     "my-vite",
-                    "script = \"/app/node_modules/.bin/vite\"\nargs = [\"dev\"]\n",
+                    "exe = \"**/node*\"\nscript = \"/app/node_modules/.bin/vite\"\nargs = [\"dev\"]\n",
                 )),
             ),
             (
@@ -175,13 +181,13 @@ mod tests {
                 &["python3", "-m", "http.server", "8000"],
                 Some((
                     "my-http.server",
-                    "script = \"-m http.server\"\nargs = [\"8000\"]\n",
+                    "exe = \"**/python*\"\nscript = \"-m http.server\"\nargs = [\"8000\"]\n",
                 )),
             ),
             (
                 "/usr/bin/node",
                 &["node", "../../x/a.js"],
-                Some(("my-a.js", "script = \"**/x/a.js\"\n")),
+                Some(("my-a.js", "exe = \"**/node*\"\nscript = \"**/x/a.js\"\n")),
             ),
             (
                 "/bin/bash",
