@@ -62,8 +62,8 @@ impl Model {
         self.awaited.keys().copied()
     }
 
-    /// Returns, once each, the processes that were followed for an awaited process and no longer are. The next call
-    /// returns only later ones.
+    /// Takes the processes that are no longer awaited, and those directly below them, noted since the last call. The
+    /// caller updates their map entries: some are still followed, for an outer awaited process or as members.
     pub fn take_released(&mut self) -> Vec<ProcessKey> {
         std::mem::take(&mut self.released)
     }

@@ -32,7 +32,7 @@ pub(super) fn run(file: Option<&Path>, json: bool) -> Result<(), Failure> {
         return print(to_json(&json!({ "file": file }))).map_err(Failure::stdout);
     }
     let shown = printable(&path.to_string_lossy(), usize::MAX);
-    let text = format!("wrote {shown}; edit it, then run `reaper config check`\n");
+    let text = format!("wrote {shown}; edit it, then run `reaper config check {shown}`\n");
     print(text).map_err(Failure::stdout)
 }
 

@@ -14,7 +14,7 @@ use nix::unistd::geteuid;
 use super::client::{BOLD, DIM, client};
 use super::keep_advice::keep_advice;
 use super::show::{count, fit, memory_text, time, width, wrap};
-use super::{Failure, ServiceArgs, pager, parse_pid, parse_time};
+use super::{Failure, ServiceArgs, pager, parse_pid, parse_time, sockets};
 use crate::api::History;
 use crate::export::{
     self, ExitInfo, FreedMemory, KeepAdvice, duration, exit_code_text, freed, message,
@@ -73,7 +73,9 @@ pub(super) struct HistoryArgs {
 pub(super) fn run(args: HistoryArgs) -> Result<(), Failure> {
     let zone = TimeZone::system();
     let mut printer = Printer::new(export::stdout(), zone, args.json, width(), args.pid);
-    let result = match &args.socket {
+    // The journal belongs to the host's service; another one is named by its socket.
+    let socket = sockets::named(args.socket.as_deref()).filter(|_| args.file.is_none());
+    let result = match socket {
         Some(_) => query_service(&args, &mut printer),
         None => match read_journal(&args, &mut printer) {
             // Only root can read the host's journal; the service shows each user their own sessions.

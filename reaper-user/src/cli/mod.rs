@@ -151,7 +151,7 @@ Exit status:
   0  a daemon can run here
   3  it cannot; the output says why")]
     Doctor {
-        /// Check for a daemon with this config file.
+        /// Check whether a daemon with this config file can run here.
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
         /// Print one JSON object.
@@ -276,8 +276,8 @@ Examples:
     Keep(keep::KeepArgs),
     /// Undo `reaper keep`.
     ///
-    /// Processes that --tree has kept along with this one are released too. If nothing else keeps a process and its agent has exited, it
-    /// is reaped at once. A process that is kept only along with a living ancestor cannot be released alone.
+    /// Processes that --tree has kept along with this one are released too. Each is then evaluated again, and reaped if
+    /// it is due. A process that is kept only along with a living ancestor cannot be released alone: release that one.
     #[command(after_long_help = "\
 Example:
   reaper unkeep 4250")]

@@ -85,9 +85,10 @@ Exit status:
 
 #[derive(Args)]
 pub(super) struct RunArgs {
-    /// End the run after this time; each TIME is such as `45min`, or a number of seconds.
+    /// End the run after this time, such as `45min`; a number without a unit is seconds.
     ///
-    /// As with timeout(1), it can be a fraction such as `0.5`, and 0 is no limit.
+    /// As with timeout(1), the number can be a fraction such as `0.5`, and 0 is no limit. The times of the other options
+    /// need a unit.
     #[arg(long, value_name = "TIME", value_parser = timeout)]
     timeout: Option<Duration>,
     /// End the run after this time without output on stdout and stderr.
@@ -105,9 +106,10 @@ pub(super) struct RunArgs {
     /// the grace has passed.
     #[arg(long)]
     leader_first: bool,
-    /// Shell command that exits with 0 once the run is done.
+    /// Shell command that checks whether the run is done: it exits with 0 once that is so.
     ///
-    /// The run then counts as a success, and is ended if the command is still running.
+    /// The run then counts as a success, and is ended if it is still running. The last check starts after the command of
+    /// the run has exited. A check that takes longer than 30 s is killed and counts as not done.
     #[arg(long, value_name = "COMMAND")]
     done_when: Option<String>,
     /// Time between two checks with --done-when.
@@ -144,7 +146,7 @@ pub(super) struct RunArgs {
     /// Needs a cgroup (v2) that is delegated to you.
     #[arg(long)]
     cgroup: bool,
-    /// Run in the background, in a new session, and print the id of the run.
+    /// Run in the background, detached from the terminal, and print the id of the run.
     ///
     /// Output is kept for `reaper logs`.
     #[arg(long)]

@@ -52,7 +52,8 @@ pub enum SignalStep {
 }
 
 impl SignalStep {
-    /// Returns the signal that the process has had after this step, from any sender.
+    /// Returns the signal that the process has had after this step. After [`SignalStep::Continue`] that is SIGTERM,
+    /// which another sender has sent.
     pub fn signal(self) -> Signal {
         match self {
             SignalStep::Terminate(signal) => signal,

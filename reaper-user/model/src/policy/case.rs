@@ -311,8 +311,8 @@ impl<'a> Case<'a> {
         })
     }
 
-    /// Returns whether the membership is certain enough for the action of a rule. Only rules that ask for inferred
-    /// members reap them.
+    /// Returns whether the membership is certain enough for the action of a rule. Any rule may keep or report an
+    /// inferred member; only a rule that asks for inferred members may reap it.
     fn evidence_suffices(&self, rule: &Rule) -> bool {
         self.node.state.member.inferred.is_none()
             || rule.action != Action::Reap

@@ -500,8 +500,8 @@ fn is_early(node: &Node) -> bool {
     !node.reported.by_probe && !node.state.member.is_lineage_certain
 }
 
-/// Returns whether a process is known to be outside of all sessions, although the kernel follows it for one or has done
-/// so.
+/// Returns whether a process is known to be outside of all sessions: it is a boundary, the service has removed it from
+/// its session, or it has no session although its map entry names one. False for any other untracked process.
 fn is_outside(tree: &Tree, key: ProcessKey) -> bool {
     let Some(node) = tree.get(key) else {
         return tree.is_disowned(key);

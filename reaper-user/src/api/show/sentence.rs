@@ -296,7 +296,10 @@ fn then(snapshot: &ExplainSnapshot, decision: &DecisionSnapshot) -> String {
 }
 
 fn reaped(snapshot: &ExplainSnapshot) -> String {
-    format!("reaped: {}", signals(snapshot))
+    match snapshot.enforce {
+        true => format!("reaped: {}", signals(snapshot)),
+        false => format!("due, and {}", signals(snapshot)),
+    }
 }
 
 /// Returns the signals that a reaped process gets, or says that the service only observes.

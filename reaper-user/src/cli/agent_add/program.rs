@@ -15,6 +15,9 @@ use reaper_host::facts::ScriptPaths;
 use reaper_model::event::Image;
 use reaper_model::ruleset::{COMM_MAX, is_interpreter};
 
+/// First bytes of a program, see elf(5).
+const ELF_MAGIC: &[u8] = b"\x7fELF";
+
 /// Bytes of a script that are read for its first line.
 const FIRST_LINE_MAX: u64 = 256;
 
@@ -83,7 +86,8 @@ fn find(program: &Path) -> Option<PathBuf> {
 /// one. `path` has its links resolved.
 ///
 /// # Errors
-/// The file cannot be read, or is a script for an interpreter that rules cannot name.
+/// The file cannot be read, is neither a program nor a script with a `#!` line, or is a script for an interpreter that
+/// rules cannot name.
 pub(super) fn image_of(path: &Path) -> Result<(Image, bool), String> {
     let head =
         first_bytes(path).map_err(|error| format!("{} cannot be read: {error}", path.display()))?;
@@ -101,6 +105,13 @@ pub(super) fn image_of(path: &Path) -> Result<(Image, bool), String> {
         ..Image::default()
     };
     let Some(interpreter) = interpreter(&head) else {
+        if cfg!(target_os = "linux") && !head.starts_with(ELF_MAGIC) {
+            return Err(
+                "it is no program and has no `#!` line, so its process runs the program of a shell; add that line, or name \
+                 the running agent with --pid"
+                    .into(),
+            );
+        }
         return Ok((image, false));
     };
     let (exe, is_chosen) = file_of(interpreter);

@@ -66,6 +66,9 @@ fn interpreter_of_a_script_is_the_program_that_runs_it() {
             (found, expected) => panic!("{named}: {found:?} {expected:?}"),
         }
     }
+    write("agent", "hello\n");
+    let why = image_of(&dir.join("agent")).unwrap_err();
+    assert!(why.contains("no `#!` line"), "{why}");
 }
 
 #[test]
