@@ -115,6 +115,7 @@ const SHOWN: &[(&str, &[&str])] = &[
     ("source::selection::", &["fallback"]),
     ("source::darwin::", &["macos"]),
     ("advice::", &["input"]),
+    ("value::", &["input"]),
     ("workers::", &["isolation"]),
     ("facts::", &["isolation", "kept"]),
     ("facts::reading::registry", &["agents"]),
