@@ -133,7 +133,10 @@ fn ends_told(place: &RunWorld) {
     assert_eq!((outcome, limit), (&"timeout".into(), &300.into()));
     assert_eq!(report["processes"][0]["pid"], report["pid"]);
 
-    let left = ["--", "sh", "-c", "setsid sleep 60 & exit 3"];
+    // Exits only when the name of its child has changed, because the line shows it.
+    let script =
+        "setsid sleep 60 & while read name </proc/$!/comm; [ $name != sleep ]; do :; done; exit 3";
+    let left = ["--", "sh", "-c", script];
     let said = place.run(&left);
     assert_eq!((said.code, said.err.as_str()), (Some(3), ""));
     let said = place.run(&[&["--verbose"], &left[..]].concat());
