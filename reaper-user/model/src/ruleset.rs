@@ -400,6 +400,12 @@ impl Ruleset {
         (self.classify(image) == Class::Plain).then_some(might)
     }
 
+    /// Returns a rule for which [`Ruleset::unread_keep`] or [`Ruleset::unresolved_keep`] holds.
+    pub(crate) fn unknown_keep(&self, image: &Image, matching: &[RuleId]) -> Option<RuleId> {
+        let unread = self.unread_keep(image, matching);
+        unread.or_else(|| self.unresolved_keep(image, matching))
+    }
+
     /// Returns the first rule that a partly unknown program may match and that keeps it or lets it leave its session.
     fn may_keep(&self, subject: &Subject<'_>, matching: &[RuleId]) -> Option<RuleId> {
         let leaving = [&self.boundaries, &self.servers];
@@ -423,11 +429,13 @@ impl Ruleset {
         kinds.iter().any(|kind| kind.reads_scripts_of(exe_name)) && script_path(image).is_some()
     }
 
-    /// Matches the rules against a program with this complete command line.
-    pub fn matched(&self, image: &Arc<Image>, argv: Vec<u8>) -> ProgramMatch {
+    /// Matches the rules against a program with this complete command line, and with the absolute path of the script
+    /// that it runs, links resolved. The path is empty if the program runs no script or the path is unreadable.
+    pub fn matched(&self, image: &Arc<Image>, argv: Vec<u8>, script: Vec<u8>) -> ProgramMatch {
         let whole = Image {
             argv,
             truncated: false,
+            script,
             ..Image::clone(image)
         };
         self.matched_as(image, &whole)

@@ -102,17 +102,10 @@ pub(super) fn read_facts(
         let listening = subject.listening(requested).ok().flatten();
         facts.listening = listening.map_or(Fact::Unreadable, Fact::Known);
     }
-    if needs.contains(FactSet::ARGUMENTS)
-        && let Some(image) = image
-        && let Some(argv) = subject.arguments(image)
+    if let Some(image) = image
+        && needs.intersects(FactSet::ARGUMENTS | FactSet::SCRIPT)
     {
-        facts.arguments = Fact::Known(rules.matched(image, argv));
-    }
-    if needs.contains(FactSet::SCRIPT)
-        && let Some(image) = image
-        && let Some(path) = subject.script(image)
-    {
-        facts.script = Fact::Known(rules.matched_script(image, path));
+        read_program(&mut subject, image, needs, rules, facts);
     }
     if needs.contains(FactSet::CPU) {
         found.used = subject.cpu_time();
@@ -121,6 +114,30 @@ pub(super) fn read_facts(
         found
     } else {
         ReadResult::nothing()
+    }
+}
+
+/// Reads the rest of the command line, the resolved path of the script, or both, and matches the rules with them.
+fn read_program(
+    subject: &mut ProcDir,
+    image: &Arc<Image>,
+    needs: FactSet,
+    rules: &Ruleset,
+    facts: &mut Facts,
+) {
+    // A rule may have conditions on the script and on arguments, so the command line is matched with the script too.
+    let is_script = needs.contains(FactSet::SCRIPT) || rules.reads_script(image);
+    let script = is_script.then(|| subject.script(image)).flatten();
+    if needs.contains(FactSet::ARGUMENTS)
+        && let Some(argv) = subject.arguments(image)
+    {
+        let script = script.clone().unwrap_or_default();
+        facts.arguments = Fact::Known(rules.matched(image, argv, script));
+    }
+    if needs.contains(FactSet::SCRIPT)
+        && let Some(path) = script
+    {
+        facts.script = Fact::Known(rules.matched_script(image, path));
     }
 }
 

@@ -149,6 +149,7 @@ fn table(more: &[P]) -> ProcessTable {
 
 /// Parameters of a search that differ between tests.
 struct Options {
+    rules: Ruleset,
     uid: Option<u32>,
     scope: Scope,
     members: HashMap<u32, ProcessKey>,
@@ -169,6 +170,7 @@ fn scan_recorded(
     change: impl FnOnce(&mut Options),
 ) -> Vec<Leftover> {
     let mut options = Options {
+        rules: rules(),
         uid: None,
         scope: Scope::default(),
         members: HashMap::new(),
@@ -180,7 +182,7 @@ fn scan_recorded(
     };
     change(&mut options);
     let query = LeftoverQuery {
-        rules: &rules(),
+        rules: &options.rules,
         recorded,
         own_pid: 61,
         uid: options.uid,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::facts::{Fact, FactSet};
 use crate::matched_rules::MatchedRules;
-use crate::ruleset::RuleId;
+use crate::ruleset::{ProgramMatch, RuleId, Ruleset};
 use crate::{Model, Node};
 
 impl MatchedRules {
@@ -14,8 +14,9 @@ impl MatchedRules {
     pub fn of<'a>(model: &Model, node: &'a Node) -> Cow<'a, MatchedRules> {
         let facts = node.facts();
         if let Some(Fact::Known(whole)) = facts.map(|facts| &facts.arguments) {
+            let script = facts.map(|facts| &facts.script);
             return Cow::Owned(MatchedRules {
-                rules: Arc::clone(&whole.member_rules),
+                rules: with_keeps(&model.rules, whole, script),
                 unreadable: None,
             });
         }
@@ -62,4 +63,21 @@ impl MatchedRules {
         let matched = MatchedRules::of(model, node);
         model.rules.unresolved_keep(&node.image, &matched.rules)
     }
+}
+
+/// Returns the rules that match the whole command line, and those that may keep the process by the resolved path of its
+/// script: the path may have been unreadable when the command line was read.
+fn with_keeps(
+    rules: &Ruleset,
+    whole: &ProgramMatch,
+    script: Option<&Fact<ProgramMatch>>,
+) -> Arc<[RuleId]> {
+    let Some(Fact::Known(resolved)) = script else {
+        return Arc::clone(&whole.member_rules);
+    };
+    let missing = |id: &&RuleId| rules.rule(**id).may_keep() && !whole.member_rules.contains(id);
+    let mut all = whole.member_rules.to_vec();
+    all.extend(resolved.member_rules.iter().filter(missing));
+    all.sort_unstable();
+    all.into()
 }

@@ -39,7 +39,9 @@ fn spawn(w: &mut World, parent: ProcessKey, program: &str, last: &str) -> (Proce
 
 fn matched(w: &World, key: ProcessKey, argv: &[u8]) -> ProgramMatch {
     let node = w.model.tree.get(key).unwrap();
-    w.model.rules.matched(&node.image, argv.to_vec())
+    w.model
+        .rules
+        .matched(&node.image, argv.to_vec(), Vec::new())
 }
 
 fn set_arguments(w: &mut World, key: ProcessKey, arguments: Fact<ProgramMatch>) -> Vec<ProcessKey> {

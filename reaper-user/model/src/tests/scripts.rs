@@ -303,6 +303,28 @@ fn due_member_is_decided_by_its_resolved_script() {
 }
 
 #[test]
+fn resolved_script_keeps_a_process_with_a_complete_command_line() {
+    for is_read_first in [true, false] {
+        let (mut w, key) = due("node my-tool");
+        let node = w.model.tree.get(key).unwrap();
+        let argv = node.image.argv.clone();
+        let matched = w.model.rules.matched(&node.image, argv, Vec::new());
+        let found = Facts {
+            arguments: Fact::Known(matched),
+            ..Facts::NOTHING
+        };
+        if is_read_first {
+            set_facts(&mut w, key, FactSet::ARGUMENTS, found.clone());
+        }
+        resolve_script(&mut w, key, Some("/lib/daemon.js"));
+        if !is_read_first {
+            set_facts(&mut w, key, FactSet::ARGUMENTS, found);
+        }
+        assert_eq!(w.why(key), "keep keep_rule daemon", "{is_read_first}");
+    }
+}
+
+#[test]
 fn unreadable_script_keeps_until_it_is_read() {
     let (mut w, key) = due("node my-tool");
     let child = w.spawn(key, "sleep");

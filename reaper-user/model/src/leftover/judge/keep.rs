@@ -148,7 +148,7 @@ impl<'a> Judge<'a> {
         if trace.cut && self.query.honor_keep || image.exe.is_empty() {
             return kept(KeepReason::Unreadable);
         }
-        if let Some(rule) = rules.unread_keep(image, &judging) {
+        if let Some(rule) = rules.unknown_keep(image, &judging) {
             return Some(Kept::new(row, KeepReason::Unreadable).by(rules.name(rule)));
         }
         match &row.unit {
@@ -227,7 +227,7 @@ impl<'a> Judge<'a> {
         let keeps = |rule: &Rule| {
             rule.action == Action::Keep && !rule.matchers.is_empty() && passes_on(&rule.name)
         };
-        let might_keep = || rules.unread_keep(image, &judging);
+        let might_keep = || rules.unknown_keep(image, &judging);
         let has_markers =
             matches!(&row.env_markers, Fact::Known(trace) if !trace.markers.is_empty());
         let is_main = || matches!(&row.unit, Fact::Known(unit) if self.is_main(row, unit));

@@ -70,6 +70,32 @@ fn process_with_reason_to_keep_is_kept() {
 }
 
 #[test]
+fn script_that_might_keep_a_leftover_keeps_it() {
+    let condition = |field, pattern| Condition {
+        field,
+        any_of: vec![Pattern::exe(pattern).unwrap()],
+        negative: false,
+    };
+    let daemon = Matcher::new(vec![
+        condition(Field::Exe, "**/node"),
+        condition(Field::Script, "**/daemon.js"),
+    ]);
+    let keep = Rule::new("daemon", Action::Keep, vec![daemon]);
+    let rules = Ruleset::new(rules().rules().iter().cloned().chain([keep]).collect());
+    for (script, expected) in [
+        ("", "unreadable"),
+        ("/lib/daemon.js", "keep_rule"),
+        ("/lib/other.js", "reap"),
+    ] {
+        let mut rows = table(&[p(200, 1, 100, "/usr/bin/node\0/bin/tool", DEAD)]);
+        let image = &mut rows.rows.get_mut(&200).unwrap().entry.image;
+        Arc::make_mut(image).script = script.into();
+        let found = scan(&rows, |options| options.rules = rules.clone());
+        assert_eq!(why(&found, 200), expected, "{script:?}");
+    }
+}
+
+#[test]
 fn descendant_of_living_agent_is_no_leftover() {
     let agent = || p(70, 60, 50, "/x/claude", "");
     check("-", &[agent(), p(200, 70, 100, NODE, "CLAUDE_PID=70\0")]);

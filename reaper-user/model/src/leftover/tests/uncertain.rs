@@ -124,6 +124,8 @@ fn kept_program_may_have_passed_the_marker_on() {
     let of = |all: &ProcessTable| {
         let mut all = all.clone();
         all.rows.get_mut(&1).unwrap().env_markers = Fact::Known(EnvMarkers::default());
+        let image = &mut all.rows.get_mut(&312).unwrap().entry.image;
+        Arc::make_mut(image).script = "/srv/server.js".into();
         let no_members = HashMap::new();
         let query = LeftoverQuery {
             rules: &catalogue,
