@@ -277,7 +277,8 @@ impl World {
 
     /// Starts the daemon on a pid or a cgroup.
     pub fn watch_scope(&mut self, scope: &str, config: &str, more: &[&str]) {
-        self.arguments = daemon::arguments(self.dir(), Some(scope), config, more);
+        let config = without_patience(config);
+        self.arguments = daemon::arguments(self.dir(), Some(scope), &config, more);
         self.restart_daemon(&[]);
     }
 
@@ -310,7 +311,12 @@ impl World {
     pub fn start_daemon_inside_tree(&mut self, config: &str, more: &[&str]) {
         let scope = self.process("launcher").pid.to_string();
         let mut command = vec![daemon::REAPER.to_owned()];
-        command.extend(daemon::arguments(self.dir(), Some(&scope), config, more));
+        command.extend(daemon::arguments(
+            self.dir(),
+            Some(&scope),
+            &without_patience(config),
+            more,
+        ));
         fs::write(self.dir().join("command"), command.join("\n")).expect("write the command");
         self.open_gate("host");
         let key = self.await_processes("daemon", 1)[0];
@@ -548,5 +554,15 @@ impl Drop for World {
         }
         let _ = self.launcher.kill();
         let _ = self.launcher.wait();
+    }
+}
+
+/// Returns a config with the rule for young processes off, unless it has such a rule: all processes of a test are young.
+fn without_patience(config: &str) -> String {
+    match config.contains("\"young\"") {
+        true => config.into(),
+        false => format!(
+            "{config}\n[[rule]]\nname = \"young\"\naction = \"reap\"\nsession = \"ok\"\nenabled = false\n"
+        ),
     }
 }

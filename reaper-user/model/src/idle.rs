@@ -26,7 +26,57 @@ pub(super) enum IdleSince {
     Since { idle: u64, read_at: u64 },
 }
 
+/// Use of a process and its descendants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TreeUse {
+    /// [`FactSet::ACTIVITY`] of the session's processes must be read first.
+    Unread,
+    /// A fact is unreadable, or there are more than [`MEMBERS_MAX`] processes.
+    Unreadable,
+    /// They last worked, or had a client, at `used_at` or before the first reading. The oldest reading is from
+    /// `read_at`. Both are in ns of `CLOCK_MONOTONIC`.
+    Last { used_at: u64, read_at: u64 },
+}
+
 impl Model {
+    /// Returns the last use of a member and its descendants. A connection from another member of the session is no use.
+    ///
+    /// A descendant that was not read yet does not count: a process that respawns would be in use forever.
+    pub(super) fn tree_use(&self, node: &Node, session: &Session) -> TreeUse {
+        let below = self.tree.descendants(node.key);
+        let below = below.filter(|node| node.state.member.session.is_some());
+        let all: Vec<&Node> = std::iter::once(node)
+            .chain(below)
+            .take(MEMBERS_MAX + 1)
+            .collect();
+        if all.len() > MEMBERS_MAX {
+            return TreeUse::Unreadable;
+        }
+        let (mut used_at, mut read_at) = (0, u64::MAX);
+        let mut read = Vec::with_capacity(all.len());
+        for one in all {
+            match (activity(one), one.idle()) {
+                (Fact::Known(activity), Some(idle)) => {
+                    read.push(activity);
+                    used_at = used_at.max(idle.since());
+                    read_at = read_at.min(idle.read_at());
+                }
+                (Fact::Unread, _) if one.key == node.key => return TreeUse::Unread,
+                (Fact::Unread, _) => {}
+                _ => return TreeUse::Unreadable,
+            }
+        }
+        let others = self.members_within(session.id).take(MEMBERS_MAX);
+        let others = others.filter_map(|one| match activity(one) {
+            Fact::Known(activity) => Some(activity),
+            Fact::Unread | Fact::Unreadable => None,
+        });
+        if has_client(&read, others.chain(read.iter().copied())) {
+            used_at = read_at;
+        }
+        TreeUse::Last { used_at, read_at }
+    }
+
     /// Returns the living members of a session and of those nested in it, in no order.
     pub fn members_within(&self, id: SessionId) -> impl Iterator<Item = &Node> {
         let sessions = self.sessions.with_nested(id);
@@ -72,7 +122,7 @@ impl Model {
                 _ => return IdleSince::InUse,
             }
         }
-        if has_client(&read) || self.has_agent_below(session) {
+        if has_client(&read, read.iter().copied()) || self.has_agent_below(session) {
             return IdleSince::InUse;
         }
         // A process that has exited or a former client counts as work up to that time.
@@ -101,7 +151,7 @@ impl Model {
                 Fact::Unread | Fact::Unreadable => None,
             })
             .collect();
-        if has_client(&read) || self.has_agent_below(session) {
+        if has_client(&read, read.iter().copied()) || self.has_agent_below(session) {
             self.sessions.note_use(id, now);
         }
     }
@@ -137,9 +187,9 @@ fn activity(node: &Node) -> &Fact<Arc<Activity>> {
     node.facts().map_or(&Fact::Unread, |facts| &facts.activity)
 }
 
-/// Returns whether a process has accepted a connection from outside of these processes.
-fn has_client(read: &[&Arc<Activity>]) -> bool {
-    let own = read.iter().flat_map(|one| one.sockets.iter());
+/// Returns whether one of the processes has accepted a connection from outside of the processes `own`.
+fn has_client<'a>(read: &[&Arc<Activity>], own: impl Iterator<Item = &'a Arc<Activity>>) -> bool {
+    let own = own.flat_map(|one| one.sockets.iter());
     let own: hashbrown::HashSet<u64> = own.copied().collect();
     let mut clients = read.iter().flat_map(|one| one.clients.iter());
     clients.any(|client| !own.contains(client))
@@ -159,12 +209,12 @@ mod tests {
             sockets: [7].into(),
             ..Activity::default()
         });
-        assert!(has_client(&[&server]));
-        assert!(!has_client(&[&server, &member]));
+        assert!(has_client(&[&server], [&server].into_iter()));
+        assert!(!has_client(&[&server], [&server, &member].into_iter()));
         let unknown = Arc::new(Activity {
             clients: [0].into(),
             ..Activity::default()
         });
-        assert!(has_client(&[&unknown, &member]));
+        assert!(has_client(&[&unknown], [&unknown, &member].into_iter()));
     }
 }

@@ -165,6 +165,15 @@ pub struct Rule {
     /// It starts when the member becomes due. While the root is alive, it starts when the member becomes an orphan, or
     /// for any other member at its own start. It never starts before the member itself.
     pub delay_ns: u64,
+    /// Age in nanoseconds up to which the member is kept, in place of a delay; 0 for none. For a process that started
+    /// after the exit of its root, it is counted from that exit, so that no respawning process is kept forever.
+    pub until_age_ns: u64,
+    /// Whether the delay starts again at its end if the member or a descendant was in use: a client was connected, or it
+    /// used more CPU time or I/O than a heartbeat.
+    pub while_used: bool,
+    /// Whether a person works in the program, so that an agent below it is attended without a terminal. False for all
+    /// rules but boundaries.
+    pub attends: bool,
     /// Where to find the ids of an agent's conversations, if the agent can hand one over to another process.
     pub conversation: Option<Arc<ConversationSource>>,
 }
@@ -178,15 +187,23 @@ impl Rule {
             matchers,
             when: When::default(),
             delay_ns: 0,
+            until_age_ns: 0,
+            while_used: false,
+            attends: false,
             conversation: None,
         }
+    }
+
+    /// Returns whether the action follows only after a delay or at an age.
+    pub fn has_delay(&self) -> bool {
+        self.delay_ns > 0 || self.until_age_ns > 0
     }
 
     /// Returns whether the rule can keep a due member, at least for the time of its delay.
     pub fn may_keep(&self) -> bool {
         let keeps = match self.action {
             Action::Keep | Action::Report => true,
-            Action::Reap => self.delay_ns > 0,
+            Action::Reap => self.has_delay(),
             Action::Boundary | Action::Server | Action::Agent => false,
         };
         keeps && self.when.is_of(false)

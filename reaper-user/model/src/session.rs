@@ -124,6 +124,10 @@ pub struct Session {
     pub inherited: Fact<Arc<InheritedFacts>>,
     /// Whether the root started below tmux, screen or zellij; false for a restored session.
     pub multiplexed: bool,
+    /// Whether a person may still use what the agent started. False only for an agent, not a server, whose first root
+    /// had no terminal and started below no other attended session and no program with
+    /// [`Rule::attends`](crate::ruleset::Rule::attends). True for a restored session.
+    pub attended: bool,
     /// Exit of the current root, if it has exited.
     pub root_exit: Option<RootExit>,
     /// Whether another agent may continue the session after the exit of its root.

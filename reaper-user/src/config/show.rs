@@ -126,6 +126,15 @@ fn keys_of(rule: &Rule) -> Map<String, Value> {
         let after = show_duration(Duration::from_nanos(rule.delay_ns));
         keys.insert("after".into(), after.into());
     }
+    if rule.until_age_ns > 0 {
+        let age = show_duration(Duration::from_nanos(rule.until_age_ns));
+        keys.insert("until_age".into(), age.into());
+    }
+    for (key, is_set) in [("while_used", rule.while_used), ("attends", rule.attends)] {
+        if is_set {
+            keys.insert(key.into(), true.into());
+        }
+    }
     if let Some(source) = &rule.conversation {
         keys.insert(
             "conversation".into(),

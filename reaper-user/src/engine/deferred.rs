@@ -13,7 +13,7 @@ use reaper_model::Model;
 use reaper_model::event::ProcessKey;
 use reaper_model::facts::{Fact, FactSet};
 use reaper_model::policy::Decision;
-use reaper_model::session::SessionId;
+use reaper_model::session::{Session, SessionId};
 
 /// Number of retries of a failed read. The delays are 4, 16 and 64 times [`RETRY_DELAY_NS`]: 1 s, 4 s and 16 s.
 const RETRIES: u32 = 3;
@@ -35,10 +35,10 @@ pub struct Deferred {
     last: u64,
     /// Processes that wait for facts of relatives, by the number of the request.
     waiting_for_relatives: Waiting,
-    /// Processes whose activity is being read, with the roots that wait for it. A member of a nested session belongs to
-    /// the tree of the outer root too. The roots are alive, so no escalation waits for these reads.
+    /// Processes whose activity is being read, with the living roots and due members that wait for it. A member of a
+    /// nested session belongs to the tree of the outer root too.
     waiters: HashMap<ProcessKey, Vec<ProcessKey>>,
-    /// Number of activity readings that each root still waits for.
+    /// Number of activity readings that each of them still waits for.
     activity_left: HashMap<ProcessKey, usize>,
     /// Sessions to check in the next round. They close once all of their members are decided.
     pub closing: HashSet<SessionId>,
@@ -166,7 +166,21 @@ impl Deferred {
     pub fn is_reading_facts_of(&self, id: SessionId, model: &Model) -> bool {
         let waiting = self.requested.of(id);
         let mut waiting = waiting.chain(self.waiting_for_relatives.of(id));
-        waiting.any(|key| model.tree.get(key).is_some())
+        waiting.any(|key| model.tree.get(key).is_some()) || self.is_reading_activity_for(id, model)
+    }
+
+    /// Returns whether the decision about a member of a session waits for the activity of a tree.
+    fn is_reading_activity_for(&self, id: SessionId, model: &Model) -> bool {
+        if self.activity_left.is_empty() {
+            return false;
+        }
+        let members = model
+            .sessions
+            .get(id)
+            .into_iter()
+            .flat_map(Session::members);
+        let mut members = members.filter_map(|pid| model.tree.by_pid(pid));
+        members.any(|node| self.activity_left.contains_key(&node.key))
     }
 
     /// Returns the living members of a session that have a time of re-evaluation.
@@ -198,7 +212,9 @@ impl Engine {
         decision: &Decision,
     ) {
         if decision.needs.contains(FactSet::ACTIVITY) {
-            self.request_activity(key, session);
+            let relative = decision.relative.and_then(|key| self.model.tree.get(key));
+            let other = relative.and_then(|node| node.state.member.session);
+            self.request_activity(key, other.unwrap_or(session));
         }
         let needs = decision.needs.without(FactSet::ACTIVITY);
         if needs.is_empty() {
@@ -225,7 +241,7 @@ impl Engine {
     }
 
     /// Forgets the activity (CPU time and I/O) of all members of a session and of those nested in it, and requests it
-    /// again. `root` is the root of the session, which is re-evaluated after the last answer.
+    /// again. `root`, the root of the session or a process that is due, is re-evaluated after the last answer.
     fn request_activity(&mut self, root: ProcessKey, session: SessionId) {
         // Earlier readings are outdated.
         self.model.forget_activity_within(root);

@@ -49,8 +49,17 @@ const PROMISES: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "After exit status 0, a server that listens has 10 minutes",
-        &["tests::promises::server_that_listens_has_10_minutes_after_status_0"],
+        "After a status other than 0, or a death by a signal: at once",
+        &["tests::promises::exit_with_another_status_or_a_signal_has_no_patience"],
+    ),
+    (
+        "After status 0, a server that listens has 10 minutes, again and again while it is in use (1 minute if the agent had \
+         no terminal), and any process has until it is a minute old",
+        &[
+            "tests::promises::server_that_listens_has_10_minutes_after_status_0",
+            "tests::promises::server_in_use_has_10_minutes_again_and_again",
+            "tests::promises::process_has_until_it_is_a_minute_old_after_status_0",
+        ],
     ),
     (
         "Never: what does not descend from an agent, PID 1, kernel threads, `reaper` itself and its ancestors",

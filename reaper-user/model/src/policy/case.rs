@@ -1,6 +1,7 @@
 //! Evaluates the rules for one member.
 
 mod idle;
+mod used;
 
 use std::borrow::Cow;
 
@@ -179,8 +180,8 @@ impl<'a> Case<'a> {
         if !self.state_matches(when) || !self.is_of_age(when, until) {
             return RuleResult::NoMatch;
         }
-        let over = self.since().saturating_add(rule.delay_ns);
-        let waits = rule.delay_ns > 0 && self.model.monotonic_now() < over;
+        let over = self.delay_end(rule);
+        let waits = rule.has_delay() && self.model.monotonic_now() < over;
         // While the root is alive, facts are read only after the delay.
         if waits && self.due.is_none() {
             return RuleResult::Wait(over);
@@ -192,8 +193,18 @@ impl<'a> Case<'a> {
             }
             ConditionResult::Ask(needs) => return RuleResult::Ask(needs),
             ConditionResult::Unreadable => return RuleResult::Unreadable,
-            ConditionResult::Yes if waits => return RuleResult::Wait(over),
             ConditionResult::Yes => {}
+        }
+        let over = match rule.while_used {
+            true => self.use_end(rule, over),
+            false => Some(over),
+        };
+        match over {
+            None => return RuleResult::Ask(FactSet::ACTIVITY),
+            Some(over) if rule.has_delay() && self.model.monotonic_now() < over => {
+                return RuleResult::Wait(over);
+            }
+            Some(_) => {}
         }
         match self.is_idle(rule, until) {
             ConditionResult::No => return RuleResult::NoMatch,
@@ -223,7 +234,7 @@ impl<'a> Case<'a> {
     pub fn permanent_keep(&self) -> Option<RuleId> {
         for id in self.matched_rules.rules.iter().copied() {
             let rule = self.model.rules.rule(id);
-            if !rule.when.is_lasting() || rule.delay_ns > 0 || !self.state_matches(&rule.when) {
+            if !rule.when.is_lasting() || rule.has_delay() || !self.state_matches(&rule.when) {
                 continue;
             }
             if !self.evidence_suffices(rule) {
@@ -246,11 +257,7 @@ impl<'a> Case<'a> {
         let mut hold = Hold::Nothing;
         for id in self.matched_rules.rules.iter().copied() {
             let rule = self.model.rules.rule(id);
-            // Towards relatives the delay runs from the exit of the root, also for a younger process.
-            let over = self
-                .due
-                .map_or(0, |due| self.model.clock.to_monotonic(due.at));
-            let over = over.saturating_add(rule.delay_ns);
+            let over = self.hold_end(rule);
             let reaps = rule.action == Action::Reap;
             let holds = rule.keeps_relatives() && (!reaps || self.model.monotonic_now() < over);
             if !holds && !reaps {
@@ -328,6 +335,7 @@ impl<'a> Case<'a> {
             && is(when.orphan, self.node.orphaned.is_some())
             && is(when.inferred, self.node.state.member.inferred.is_some())
             && is(when.children, !self.node.children().is_empty())
+            && is(when.attended, self.session.attended)
             && (!when.is_of_root() || self.is_living_root())
             && (!when.server || self.session.kind == SessionKind::Server)
     }
@@ -357,6 +365,36 @@ impl<'a> Case<'a> {
             before.is_some()
         };
         !before(when.min_age) && (when.max_age.is_none() || before(when.max_age))
+    }
+
+    /// Returns the end of a rule's delay, or the time at which the member reaches the rule's age (`CLOCK_MONOTONIC`, ns).
+    fn delay_end(&self, rule: &Rule) -> u64 {
+        if rule.until_age_ns == 0 {
+            return self.since().saturating_add(rule.delay_ns);
+        }
+        let (born, due) = (self.node.key.start, self.due.map(|due| due.at));
+        let from = due.map_or(born, |due| due.min(born));
+        self.model
+            .clock
+            .to_monotonic(from)
+            .saturating_add(rule.until_age_ns)
+    }
+
+    /// Returns until when a rule with a delay holds the relatives of the process (`CLOCK_MONOTONIC`, ns). Towards them the
+    /// delay runs from the exit of the root, also for a younger process.
+    fn hold_end(&self, rule: &Rule) -> u64 {
+        let due = self
+            .due
+            .map_or(0, |due| self.model.clock.to_monotonic(due.at));
+        let over = due.saturating_add(rule.delay_ns);
+        let is_younger = self
+            .due
+            .is_some_and(|due| self.model.born_after(self.node, due));
+        match rule.until_age_ns {
+            0 if rule.while_used && !is_younger => self.use_end(rule, over).unwrap_or(u64::MAX),
+            0 => over,
+            _ => self.delay_end(rule),
+        }
     }
 
     /// Returns the start of a rule's delay (`CLOCK_MONOTONIC`, ns).

@@ -35,6 +35,8 @@
 //! name = "my-rule"
 //! action = "reap"                   # or "keep", "report", "boundary"; a boundary has conditions on the program only
 //! after = "10min"                   # delay since the root exited, the process became an orphan, or it started
+//! until_age = "60s"                 # in place of `after`: the age that the process must have reached
+//! while_used = true                 # with `after`: the delay starts again if the process was in use
 //! enabled = true                    # false: this rule, and a built-in one of its name, is off
 //! agent = ["claude-code", "codex"]  # names of agents
 //! session = "ok"                    # state of the root: "gone" (default), "alive", "any" (default of keeps), "exited"
@@ -48,6 +50,7 @@
 //! own_unit = true                   # whether it is in a systemd unit that is not its agent's
 //! tty = false                       # whether it has a controlling terminal
 //! multiplexed = true                # whether it descends from tmux, screen or zellij
+//! attended = true                   # whether its agent has a terminal, or runs below an editor or terminal emulator
 //! new_session = true                # whether its session id differs from its agent's
 //! min_cpu = 90                      # percent of one core, measured when `after` has expired
 //! listening = true                  # whether it has a listening TCP socket
@@ -158,8 +161,9 @@ fn rule(kind: &str, at: usize, table: &DeTable<'_>) -> Result<RuleEntry, Problem
     let is_member_rule = !action.is_of_program();
     let own: &[&str] = match kind {
         "agent" => &["conversation"],
-        "rule" if is_member_rule => &["action", "after", "enabled"],
-        "rule" => &["action", "enabled"],
+        "boundary" => &["attends"],
+        "rule" if is_member_rule => &["action", "after", "until_age", "while_used", "enabled"],
+        "rule" => &["action", "attends", "enabled"],
         _ => &[],
     };
     let known = [&["name", "any"], &program_keys()[..], own].concat();
@@ -187,6 +191,10 @@ fn rule(kind: &str, at: usize, table: &DeTable<'_>) -> Result<RuleEntry, Problem
     }
     let delay = get(table, "after", nanoseconds::<_, 0, LONGEST>)?;
     rule.delay_ns = delay.flatten().unwrap_or(0);
+    let until_age = get(table, "until_age", nanoseconds::<_, 0, LONGEST>)?;
+    rule.until_age_ns = until_age.flatten().unwrap_or(0);
+    rule.while_used = get(table, "while_used", bool::deserialize)?.unwrap_or(false);
+    rule.attends = get(table, "attends", bool::deserialize)?.unwrap_or(false);
     rule.conversation = get(table, "conversation", conversation::read)?;
     if let Some(problem) = contradiction(&rule, table) {
         return Err(problem);
@@ -357,6 +365,17 @@ fn contradiction(rule: &Rule, table: &DeTable<'_>) -> Option<Problem> {
             "hung_up",
             !when.hung_up || when.idle.is_none(),
             "`hung_up` cannot be false and needs `idle`: write `hung_up = true` and `idle = \"30s\"`",
+        ),
+        (
+            "until_age",
+            rule.until_age_ns > 0 && (rule.delay_ns > 0 || rule.action != Action::Reap),
+            "`until_age` needs `action = \"reap\"`, and takes the place of `after`: leave one of them out",
+        ),
+        (
+            "while_used",
+            rule.while_used
+                && (rule.delay_ns == 0 || rule.action != Action::Reap || when.is_of(true)),
+            "`while_used` needs `action = \"reap\"` and `after`, for an agent that has exited",
         ),
         (
             "server",

@@ -46,7 +46,7 @@ pub fn warnings(rules: &Rules) -> Vec<(usize, String)> {
         let changing = changing.into_iter().find(|(_, is_used)| *is_used);
         if let Some((key, _)) = changing
             && rule.action != Action::Keep
-            && rule.delay_ns == 0
+            && !rule.has_delay()
             && rule.when.is_of(true)
         {
             warn(format!(
@@ -172,6 +172,7 @@ fn covers_rest(one: &When, other: &When) -> bool {
         && wider(&one.own_unit, &other.own_unit)
         && wider(&one.tty, &other.tty)
         && wider(&one.multiplexed, &other.multiplexed)
+        && wider(&one.attended, &other.attended)
         && wider(&one.new_session, &other.new_session)
         && wider(&one.listening, &other.listening)
         && wider(&one.children, &other.children)

@@ -90,6 +90,8 @@ pub struct When {
     pub tty: Option<bool>,
     /// Whether the process descends from tmux, screen or zellij.
     pub multiplexed: Option<bool>,
+    /// Whether a person may look after what the agent leaves; see [`Session::attended`](crate::session::Session).
+    pub attended: Option<bool>,
     /// Whether its session id (`setsid(2)`) differs from that of its root.
     pub new_session: Option<bool>,
     /// Least CPU use, in percent of one processor.

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::event::ProcessKey;
 use crate::facts::Fact;
-use crate::ruleset::{Class, Rule, RuleId, Ruleset, SessionKind};
+use crate::ruleset::{Class, RuleId, Ruleset, SessionKind};
 use crate::{Node, Tree};
 
 impl Sessions {
@@ -39,14 +39,7 @@ impl Sessions {
                     && ran != ImageSource::Copied
                     && self.allows_uid(node.uids.real) =>
             {
-                self.open(
-                    tree,
-                    key,
-                    (rule, rules.rule(rule)),
-                    ran,
-                    now,
-                    session_events,
-                )
+                self.open(tree, key, (rules, rule), ran, now, session_events)
             }
             // A service for one user opens no session for a server of another user, but the server leaves its session.
             Class::Server(rule) if ran != ImageSource::Copied => {
@@ -125,12 +118,13 @@ impl Sessions {
         &mut self,
         tree: &mut Tree,
         key: ProcessKey,
-        (id, rule): (RuleId, &Rule),
+        (rules, rule_id): (&Ruleset, RuleId),
         ran: ImageSource,
         now: u64,
         session_events: &mut Vec<SessionEvent>,
     ) {
-        let (rule_id, agent, kind) = (id, Arc::clone(&rule.name), SessionKind::of(rule.action));
+        let rule = rules.rule(rule_id);
+        let (agent, kind) = (Arc::clone(&rule.name), SessionKind::of(rule.action));
         let living = self.open.all(IndexKey::Root(key));
         let living = living.filter(|session| session.root_exit.is_none());
         let mut own: Vec<SessionId> = living.map(|session| session.id).collect();
@@ -173,11 +167,15 @@ impl Sessions {
         let (starter, parent) = (node.state.member.session.filter(|_| sure), node.parent);
         let parent_of_root = node.birth_parent.or(parent);
         let (uids, cgroup_id, sid) = (node.uids, node.image.cgroup_id, node.image.sid);
+        let has_terminal = node.image.tty != 0;
         let unit = node
             .facts()
             .map(|facts| facts.unit.clone())
             .unwrap_or_default();
         let multiplexed = tree.ancestors(key).any(Node::is_multiplexer);
+        let attended = kind == SessionKind::Server
+            || has_terminal
+            || tree.ancestors(key).any(|above| self.attends(rules, above));
         // An exec that is reported after the exit of the agent above, though it came first, may be that of its
         // successor.
         let last_root_exit_at = |id| {
@@ -204,6 +202,7 @@ impl Sessions {
             unit,
             inherited: Fact::Unread,
             multiplexed,
+            attended,
             root_exit: None,
             succession: Succession::Excluded,
             last_exit_at: 0,
@@ -222,6 +221,16 @@ impl Sessions {
             session: id,
             starter: starter.filter(|_| outer.is_none()),
         });
+    }
+
+    /// Returns whether an agent below this process is attended: the process is a boundary that says so, or belongs to an
+    /// attended session.
+    fn attends(&self, rules: &Ruleset, above: &Node) -> bool {
+        let session = above.state.member.session.and_then(|id| self.get(id));
+        let boundary = above.state.member.boundary.is_some();
+        session.is_some_and(|session| session.attended)
+            || boundary
+                && matches!(rules.classify(&above.image), Class::Boundary(id) if rules.rule(id).attends)
     }
 
     /// Makes the sessions that are nested in that of a server nested in none.

@@ -72,6 +72,7 @@ impl Sessions {
             unit: Fact::Unread,
             inherited: Fact::Unread,
             multiplexed: false,
+            attended: true,
             root_exit: root_gone,
             succession: handover,
             last_exit_at: 0,

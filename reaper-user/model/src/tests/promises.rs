@@ -11,6 +11,7 @@ use super::idle::set_tree_idle;
 use super::rules::{MINUTE, advance, set_facts, world};
 use super::survival::{exact_row, membership};
 use super::world::{INIT, OWN_PID, World};
+use crate::activity::Activity;
 use crate::event::{ExitStatus, Image, ProcessKey, Uids};
 use crate::facts::{Fact, FactSet, Facts, KernelSession, Stdio};
 use crate::rules::Rules;
@@ -45,6 +46,14 @@ fn ordinary() -> Facts {
     }
 }
 
+/// Returns facts of a process that listens.
+fn listening() -> Facts {
+    Facts {
+        listening: Fact::Known(true),
+        ..ordinary()
+    }
+}
+
 impl Host {
     fn new(agent: &str) -> Host {
         Host::with_rules(agent, "")
@@ -52,6 +61,15 @@ impl Host {
 
     /// Adds rules of a user to the built-in ones.
     fn with_rules(agent: &str, rules: &str) -> Host {
+        Host::start_with(agent, rules, 1)
+    }
+
+    /// Starts the agent with this controlling terminal, 0 for none.
+    fn with_terminal(agent: &str, tty: u32) -> Host {
+        Host::start_with(agent, "", tty)
+    }
+
+    fn start_with(agent: &str, rules: &str, tty: u32) -> Host {
         let root = DeTable::parse(rules).unwrap();
         let rules = Rules::read(root.get_ref()).unwrap().in_force;
         let mut host = Host {
@@ -59,6 +77,7 @@ impl Host {
             agent: INIT,
             facts: HashMap::new(),
         };
+        host.w.tty = tty;
         let shell = host.start(INIT, "/bin/bash");
         host.agent = host.start(shell, agent);
         advance(&mut host.w, 0);
@@ -84,9 +103,17 @@ impl Host {
             exe: exe.into(),
             argv: format!("{}\0", command.replace(' ', "\0")).into(),
             cgroup_id,
+            tty: self.w.tty,
             ..Image::default()
         };
         self.w.exec_image(key, image);
+    }
+
+    /// Starts a server of the agent that listens.
+    fn start_server(&mut self) -> ProcessKey {
+        let server = self.start(self.agent, "/usr/bin/vite");
+        self.facts.insert(server, listening());
+        server
     }
 
     /// Returns the decision about a process, after all facts that it needs were read.
@@ -224,29 +251,97 @@ fn idle_server_is_reaped_only_if_codex_started_it() {
 }
 
 #[test]
-fn server_that_listens_has_10_minutes_after_status_0() {
-    for (status, listening, waits) in [(0, true, true), (0, false, false), (1, true, false)] {
+fn exit_with_another_status_or_a_signal_has_no_patience() {
+    let signal = ExitStatus::Signalled {
+        signal: 15,
+        core: false,
+    };
+    for status in [ExitStatus::Exited(1), ExitStatus::Exited(143), signal] {
         let mut h = Host::new(CODEX);
-        let server = h.start(h.agent, "/usr/bin/vite");
-        h.facts.insert(
-            server,
-            Facts {
-                listening: Fact::Known(listening),
-                ..ordinary()
-            },
-        );
-        h.w.exit_with(h.agent, ExitStatus::Exited(status), Some(INIT));
+        let server = h.start_server();
+        h.w.exit_with(h.agent, status, Some(INIT));
         advance(&mut h.w, 0);
-        if waits {
-            h.assert_all(&[server], "wait rule_delay asked-for-servers");
-            advance(&mut h.w, 10 * MINUTE - 1_000_000_000);
-            h.assert_all(&[server], "wait rule_delay asked-for-servers");
-            advance(&mut h.w, 1_000_000_000);
-            h.assert_all(&[server], "reap root_exited asked-for-servers");
-        } else {
-            h.assert_all(&[server], REAPED);
-        }
+        h.assert_all(&[server], REAPED);
     }
+}
+
+#[test]
+fn server_that_listens_has_10_minutes_after_status_0() {
+    for (tty, rule, minutes) in [(1, "asked-for-servers", 10), (0, "unattended-servers", 1)] {
+        let mut h = Host::with_terminal(CODEX, tty);
+        let server = h.start_server();
+        h.w.exit(h.agent);
+        advance(&mut h.w, 0);
+        h.assert_all(&[server], &format!("wait rule_delay {rule}"));
+        advance(&mut h.w, minutes * MINUTE - 1_000_000_000);
+        h.assert_all(&[server], &format!("wait rule_delay {rule}"));
+        advance(&mut h.w, 1_000_000_000);
+        h.assert_all(&[server], &format!("reap root_exited {rule}"));
+    }
+}
+
+#[test]
+fn server_in_use_has_10_minutes_again_and_again() {
+    let client = Activity {
+        clients: [7].into(),
+        ..Activity::default()
+    };
+    let work = Activity {
+        cpu_ns: 60_000_000_000,
+        ..Activity::default()
+    };
+    for use_of_it in [client, work] {
+        let mut h = Host::new(CODEX);
+        let npm = h.start(h.agent, "/usr/bin/npm");
+        let server = h.start(npm, "/usr/bin/vite");
+        h.facts.insert(server, listening());
+        h.w.exit(h.agent);
+        advance(&mut h.w, 0);
+        h.assert_all(&[server], "wait rule_delay asked-for-servers");
+        h.assert_all(&[npm], "wait rule_delay young");
+        h.facts.get_mut(&server).unwrap().activity = Fact::Known(use_of_it.into());
+        for minutes in [10, 9] {
+            advance(&mut h.w, minutes * MINUTE);
+            h.assert_all(&[server, npm], "wait rule_delay asked-for-servers");
+        }
+        h.facts.insert(server, listening());
+        advance(&mut h.w, MINUTE);
+        // CPU time that was used up to the last look is no use since then.
+        h.assert_all(&[server], "reap root_exited asked-for-servers");
+        h.assert_all(&[npm], "reap root_exited young");
+    }
+}
+
+#[test]
+fn process_has_until_it_is_a_minute_old_after_status_0() {
+    let mut h = Host::new(CODEX);
+    let older = h.start(h.agent, "/usr/bin/make");
+    advance(&mut h.w, MINUTE);
+    let young = h.start(h.agent, "/usr/bin/npm");
+    advance(&mut h.w, MINUTE / 2);
+    h.w.exit(h.agent);
+    advance(&mut h.w, 0);
+    h.assert_all(&[older], "reap root_exited young");
+    h.assert_all(&[young], "wait rule_delay young");
+    let later = h.start(young, "/usr/bin/vite");
+    advance(&mut h.w, MINUTE / 2);
+    // It listens by now.
+    h.w.model.forget_volatile(young);
+    h.facts.insert(young, listening());
+    h.assert_all(&[young], "wait rule_delay asked-for-servers");
+    h.assert_all(&[later], "wait rule_delay young");
+    advance(&mut h.w, MINUTE);
+    h.assert_all(&[young, later], "wait rule_delay asked-for-servers");
+    // One that is started after the exit of the agent gets no time of its own.
+    let mut h = Host::new(CODEX);
+    let young = h.start(h.agent, "/usr/bin/supervise");
+    h.w.exit(h.agent);
+    advance(&mut h.w, MINUTE - 1_000_000_000);
+    let last = h.start(young, "/usr/bin/worker");
+    h.assert_all(&[young, last], "wait rule_delay young");
+    advance(&mut h.w, 1_000_000_000);
+    h.assert_all(&[young], "reap root_exited young");
+    h.assert_all(&[last], "reap forked_after_root_exit young");
 }
 
 #[test]

@@ -135,7 +135,7 @@ fn invalid_rules_are_refused() {
         ),
         (
             "action = 'boundary'\ncomm = 'x'\ntty = true",
-            "r.toml:5:1: unknown key `tty` in a [[rule]] whose `action` is boundary, which checks only the program: known keys: name, any, comm, exe, script, arg0, args, options, not_comm, not_exe, not_script, not_arg0, not_args, not_options, argv, argv_regex, not_argv, not_argv_regex, value_options, command_at, action, enabled",
+            "r.toml:5:1: unknown key `tty` in a [[rule]] whose `action` is boundary, which checks only the program: known keys: name, any, comm, exe, script, arg0, args, options, not_comm, not_exe, not_script, not_arg0, not_args, not_options, argv, argv_regex, not_argv, not_argv_regex, value_options, command_at, action, attends, enabled",
         ),
         (
             "action = 'keep'\nenvironment = ['CI']",

@@ -65,7 +65,7 @@ fn unknown_keys() {
         "[[boundary]]\nname = 'x'\nuid = 'other'\ncomm = 'x'",
         "r.toml:3:1: unknown key `uid` in [[boundary]]: known keys: name, any, comm, exe, script, arg0, args, options, \
          not_comm, not_exe, not_script, not_arg0, not_args, not_options, argv, argv_regex, not_argv, not_argv_regex, \
-         value_options, command_at",
+         value_options, command_at, attends",
     );
 }
 

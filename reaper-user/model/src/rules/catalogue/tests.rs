@@ -540,6 +540,8 @@ fn other_uid_is_the_first_keep() {
             "package-managers",
             "own-unit",
             "asked-for-servers",
+            "unattended-servers",
+            "young",
             "unused-servers"
         ]
     );

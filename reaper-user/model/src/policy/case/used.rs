@@ -1,0 +1,29 @@
+//! Rules whose delay starts again while the member is in use.
+
+use super::Case;
+use crate::idle::TreeUse;
+use crate::ruleset::Rule;
+
+impl Case<'_> {
+    /// Returns the end of a delay that starts again with each use of the process or a descendant. Without a use, it ends
+    /// at `over`. Both are in ns of `CLOCK_MONOTONIC`.
+    ///
+    /// Returns `None` if activity must be read first: once at the beginning, to compare with, and at the end of the
+    /// delay.
+    pub(super) fn use_end(&self, rule: &Rule, over: u64) -> Option<u64> {
+        let now = self.model.monotonic_now();
+        // Whether the process would be in use after an exit that is only assumed is not asked.
+        if self.model.sessions.due(self.session.id).is_none() {
+            return Some(over);
+        }
+        match self.model.tree_use(self.node, self.session) {
+            TreeUse::Unread => None,
+            TreeUse::Unreadable => Some(now.saturating_add(rule.delay_ns)),
+            TreeUse::Last { used_at, read_at } => {
+                let end = over.max(used_at.saturating_add(rule.delay_ns));
+                let is_current = now < end || read_at >= end;
+                is_current.then_some(end)
+            }
+        }
+    }
+}
