@@ -142,6 +142,9 @@ pub struct Decision {
     /// Time at which the decision may change without an event (`CLOCK_MONOTONIC`, ns). It is the end of a delay or
     /// keep, the time when an age is reached, or the next check of an idle session.
     pub until: Option<u64>,
+    /// Time between SIGTERM and SIGKILL that a rule gives the program, in ns; 0 for the general one. Set only if the
+    /// verdict is [`Verdict::Reap`].
+    pub grace_ns: u64,
 }
 
 impl Decision {
@@ -155,6 +158,7 @@ impl Decision {
             needs: FactSet::NONE,
             relative: None,
             until: None,
+            grace_ns: 0,
         }
     }
 }
@@ -291,6 +295,7 @@ fn evaluate(
         needs: by_rules.needs,
         relative: None,
         until: by_rules.until,
+        grace_ns: 0,
     };
     let kept = matches!(by_rules.verdict, Verdict::Keep | Verdict::Report);
     let wanted = MatchedRules::wants(model, node).filter(|_| !kept);
@@ -312,10 +317,21 @@ fn evaluate(
         _ => {}
     }
     (decision.needs, decision.relative) = facts_and_owner(model, session, decision.needs);
+    if decision.verdict == Verdict::Reap {
+        decision.grace_ns = longest_grace(model, node);
+    }
     match due.filter(|_| decision.verdict == Verdict::Reap) {
         Some(due) => round.relatives.held(model, node, due).unwrap_or(decision),
         None => decision,
     }
+}
+
+/// Returns the longest grace that a rule gives the program of a process, in ns; 0 for none. Conditions on the member do
+/// not count: a database needs its time whichever rule reaps it.
+fn longest_grace(model: &Model, node: &Node) -> u64 {
+    let matched = MatchedRules::of(model, node);
+    let graces = matched.rules.iter().map(|id| model.rules.rule(*id).grace_ns);
+    graces.max().unwrap_or(0)
 }
 
 /// Returns the facts to read for a decision and, if they are those of another process, that process. A member's own
@@ -394,6 +410,8 @@ pub(super) fn is_kernel_killable(round: &Evaluation<'_>, node: &Node) -> bool {
         && unheld
         && !is_kept(round, node)
         && is_read
+        // In an escalation, the probes kill members that fork.
+        && longest_grace(model, node) == 0
         && session_of(model, node)
             .is_some_and(|it| clear(it) && !model.sessions.is_ended_by_run(it.id))
 }

@@ -171,6 +171,9 @@ pub struct Rule {
     /// Whether the delay starts again at its end if the member or a descendant was in use: a client was connected, or it
     /// used more CPU time or I/O than a heartbeat.
     pub while_used: bool,
+    /// Time between SIGTERM and SIGKILL for the programs that the rule matches, whichever rule reaps them, in
+    /// nanoseconds; 0 for the general one, which it does not shorten.
+    pub grace_ns: u64,
     /// Whether a person works in the program, so that an agent below it is attended without a terminal. False for all
     /// rules but boundaries.
     pub attends: bool,
@@ -189,6 +192,7 @@ impl Rule {
             delay_ns: 0,
             until_age_ns: 0,
             while_used: false,
+            grace_ns: 0,
             attends: false,
             conversation: None,
         }

@@ -126,9 +126,11 @@ fn keys_of(rule: &Rule) -> Map<String, Value> {
         let after = show_duration(Duration::from_nanos(rule.delay_ns));
         keys.insert("after".into(), after.into());
     }
-    if rule.until_age_ns > 0 {
-        let age = show_duration(Duration::from_nanos(rule.until_age_ns));
-        keys.insert("until_age".into(), age.into());
+    for (key, ns) in [("until_age", rule.until_age_ns), ("grace", rule.grace_ns)] {
+        if ns > 0 {
+            let time = show_duration(Duration::from_nanos(ns));
+            keys.insert(key.into(), time.into());
+        }
     }
     for (key, is_set) in [("while_used", rule.while_used), ("attends", rule.attends)] {
         if is_set {

@@ -114,9 +114,11 @@ impl Escalation {
 
     /// Returns the signal for a process. `had` are the signals it had from others (`MEMBER_SIGTERM_SENT`,
     /// `MEMBER_SIGKILL_SENT`). `init`: it is the init of a pid namespace, which ignores SIGTERM without a handler.
-    pub fn step(&self, had: u32, init: bool) -> SignalStep {
+    /// `is_patient`: a rule gives it more time than the others. A tree that forks without end gets none.
+    pub fn step(&self, had: u32, init: bool, is_patient: bool) -> SignalStep {
+        let is_in_grace = self.is_before_kill() || is_patient && self.births <= BIRTHS_MAX;
         // It is unknown whether an announced SIGKILL was sent. Another one does no harm.
-        if !self.is_before_kill() || init || had & MEMBER_SIGKILL_SENT != 0 {
+        if !is_in_grace || init || had & MEMBER_SIGKILL_SENT != 0 {
             SignalStep::Kill
         } else if had & MEMBER_SIGTERM_SENT != 0 {
             SignalStep::Continue

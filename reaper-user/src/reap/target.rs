@@ -25,6 +25,8 @@ pub(super) struct Target {
     pub(super) due_at: Option<u64>,
     /// Time of the first signal, in ns since boot, if this program sent it.
     pub(super) first_signal: Option<u64>,
+    /// Time before which it gets no SIGKILL, in ns of CLOCK_MONOTONIC, if that is later than for the others; 0 otherwise.
+    pub(super) kill_at: u64,
     /// Signal of the last step that was taken.
     pub(super) last_signal: Option<Signal>,
     /// Signals it has been sent by others, and possibly by this program: `MEMBER_SIGTERM_SENT`, `MEMBER_SIGKILL_SENT`.
@@ -44,6 +46,12 @@ impl Target {
     pub(super) fn has_exited(&self) -> bool {
         let pidfd = self.pidfd.as_ref();
         pidfd.is_some_and(|pidfd| pidfd.handle().has_exited())
+    }
+
+    /// Returns whether it was born during the clean-up of a parent with a longer grace, which may still need it. `now` is
+    /// in ns of CLOCK_MONOTONIC.
+    pub(super) fn is_left_to_parent(&self, now: u64) -> bool {
+        self.due_at.is_none() && self.last_signal.is_none() && now < self.kill_at
     }
 
     /// Registers the pidfd, so that the exit is reported. Does nothing without a pidfd. An error is logged.

@@ -37,6 +37,7 @@
 //! after = "10min"                   # delay since the root exited, the process became an orphan, or it started
 //! until_age = "60s"                 # in place of `after`: the age that the process must have reached
 //! while_used = true                 # with `after`: the delay starts again if the process was in use
+//! grace = "60s"                     # between SIGTERM and SIGKILL, also if another rule reaps the program
 //! enabled = true                    # false: this rule, and a built-in one of its name, is off
 //! agent = ["claude-code", "codex"]  # names of agents
 //! session = "ok"                    # state of the root: "gone" (default), "alive", "any" (default of keeps), "exited"
@@ -103,6 +104,9 @@ const CONDITIONS: [(&str, Field, Compile); 16] = [
     ("not_argv_regex", Field::Argv, Pattern::argv_regex),
 ];
 
+/// Longest grace of a rule, in milliseconds: one hour.
+const GRACE_MAX: u64 = 3_600_000;
+
 /// Keys that define the syntax of the arguments.
 const SYNTAX: [&str; 2] = ["value_options", "command_at"];
 
@@ -162,7 +166,7 @@ fn rule(kind: &str, at: usize, table: &DeTable<'_>) -> Result<RuleEntry, Problem
     let own: &[&str] = match kind {
         "agent" => &["conversation"],
         "boundary" => &["attends"],
-        "rule" if is_member_rule => &["action", "after", "until_age", "while_used", "enabled"],
+        "rule" if is_member_rule => &["action", "after", "until_age", "while_used", "grace", "enabled"],
         "rule" => &["action", "attends", "enabled"],
         _ => &[],
     };
@@ -194,6 +198,8 @@ fn rule(kind: &str, at: usize, table: &DeTable<'_>) -> Result<RuleEntry, Problem
     let until_age = get(table, "until_age", nanoseconds::<_, 0, LONGEST>)?;
     rule.until_age_ns = until_age.flatten().unwrap_or(0);
     rule.while_used = get(table, "while_used", bool::deserialize)?.unwrap_or(false);
+    let grace = get(table, "grace", nanoseconds::<_, 0, GRACE_MAX>)?;
+    rule.grace_ns = grace.flatten().unwrap_or(0);
     rule.attends = get(table, "attends", bool::deserialize)?.unwrap_or(false);
     rule.conversation = get(table, "conversation", conversation::read)?;
     if let Some(problem) = contradiction(&rule, table) {
@@ -370,6 +376,11 @@ fn contradiction(rule: &Rule, table: &DeTable<'_>) -> Option<Problem> {
             "until_age",
             rule.until_age_ns > 0 && (rule.delay_ns > 0 || rule.action != Action::Reap),
             "`until_age` needs `action = \"reap\"`, and takes the place of `after`: leave one of them out",
+        ),
+        (
+            "grace",
+            rule.grace_ns > 0 && rule.action != Action::Reap,
+            "`grace` needs `action = \"reap\"`: a member that is kept gets no signal",
         ),
         (
             "while_used",

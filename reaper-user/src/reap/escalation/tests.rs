@@ -64,12 +64,22 @@ fn step_depends_on_earlier_signals_and_init() {
         (0, true, SignalStep::Kill),
         (MEMBER_SIGTERM_SENT, true, SignalStep::Kill),
     ] {
-        assert_eq!(escalation.step(had, init), before_kill, "{had} {init}");
+        assert_eq!(escalation.step(had, init, false), before_kill, "{had} {init}");
     }
     escalation.kill(15 * S);
     for had in [0, MEMBER_SIGTERM_SENT, MEMBER_SIGKILL_SENT, BOTH] {
-        assert_eq!(escalation.step(had, false), SignalStep::Kill, "{had}");
+        assert_eq!(
+            escalation.step(had, false, false),
+            SignalStep::Kill,
+            "{had}"
+        );
     }
+    let term = SignalStep::Terminate(Signal::SIGTERM);
+    assert_eq!(escalation.step(0, false, true), term);
+    for _ in 0..=BIRTHS_MAX {
+        escalation.on_birth(15 * S);
+    }
+    assert_eq!(escalation.step(0, false, true), SignalStep::Kill);
 }
 
 #[test]

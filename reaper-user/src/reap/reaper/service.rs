@@ -28,9 +28,18 @@ impl Reaper {
         // A rule can reap a member of a living agent. The escalation is then that of its session.
         let escalation = model.escalation_of(node).unwrap_or(session);
         let late = decision.reason == Reason::ForkedAfterRootExit;
+        let now = self.clock.monotonic();
+        let own = match decision.grace_ns {
+            0 => 0,
+            grace => now.saturating_add(grace),
+        };
+        // It may clean up for its parent.
+        let parent = node.parent.filter(|_| late && node.orphaned.is_none());
+        let parent = parent.and_then(|parent| self.targets.get(&parent));
+        let kill_at = own.max(parent.map_or(0, |parent| parent.kill_at));
         let signals_had = node.state.member.signals_sent;
         let waits_for_parent = !self.observe
-            && self.add_to_escalation(escalation, key, late)
+            && (self.add_to_escalation(escalation, key, late) || late && now < kill_at)
             && node.orphaned.is_none()
             && signals_had == 0;
         // The decision about a process that was already signalled needs no verification.
@@ -39,6 +48,7 @@ impl Reaper {
             .due
             .map(|due| if late { key.start } else { due.at });
         let target = Target {
+            kill_at,
             escalation,
             session,
             is_reported,

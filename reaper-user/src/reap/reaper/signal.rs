@@ -176,7 +176,8 @@ impl Reaper {
         let Some(escalation) = self.escalations.get(&target.escalation) else {
             return Err(ReleaseReason::ObserveMode);
         };
-        let step = escalation.step(target.signals_had, init);
+        let is_patient = self.clock.monotonic() < target.kill_at;
+        let step = escalation.step(target.signals_had, init, is_patient);
         let first = target.last_signal.is_none() && target.signals_had == 0;
         if target.last_signal == Some(step.signal()) {
             return Ok(None);
