@@ -146,7 +146,13 @@ impl World {
         fs::set_permissions(dir.join("report"), Permissions::from_mode(0o666))
             .expect("make the report writable for all users");
         let this = std::env::current_exe().expect("this program's path");
-        for name in ["worker", "test-agent", "test-wall", "test-keeper"] {
+        for name in [
+            "worker",
+            "test-agent",
+            "test-wall",
+            "test-keeper",
+            "test-state",
+        ] {
             link(&this, &dir.join("bin").join(name));
         }
         let package = dir.join("node_modules/@anthropic-ai/claude-code/bin/claude.exe");

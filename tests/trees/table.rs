@@ -23,6 +23,18 @@ name = "my-keeper"
 exe = "**/bin/test-keeper"
 "#;
 
+/// Config with a grace that is too short for the clean-up of `trap`, and a rule that gives it more time.
+const SHORT_GRACE: &str = r#"
+grace = "1ms"
+kill_timeout = "1s"
+
+[[rule]]
+name = "my-state"
+action = "reap"
+grace = "5min"
+exe = "**/bin/test-state"
+"#;
+
 /// Returns the trees that take minutes on a small machine.
 pub fn soaks() -> Vec<Scenario> {
     let children = ProcessSpec::child("leaf", "fork sleep").times(10_000);
@@ -243,6 +255,14 @@ pub fn rows() -> Vec<Scenario> {
             ],
         )
         .config(OWN_RULES),
+        row("grace-of-a-rule", &[child("state", "as:test-state trap")])
+            .config(SHORT_GRACE)
+            .also(|world| {
+                assert!(
+                    world.dir().join("cleaned").exists(),
+                    "the program was killed before the grace of its rule"
+                );
+            }),
         row(
             "other-uid",
             &[

@@ -330,7 +330,10 @@ fn evaluate(
 /// not count: a database needs its time whichever rule reaps it.
 fn longest_grace(model: &Model, node: &Node) -> u64 {
     let matched = MatchedRules::of(model, node);
-    let graces = matched.rules.iter().map(|id| model.rules.rule(*id).grace_ns);
+    let graces = matched
+        .rules
+        .iter()
+        .map(|id| model.rules.rule(*id).grace_ns);
     graces.max().unwrap_or(0)
 }
 

@@ -20,10 +20,12 @@ const PROMISES: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "SIGTERM first, SIGKILL after 5 s, and again until none is left",
+        "SIGTERM first, SIGKILL after 5 s (1 min for databases, package managers and the like), and again until none is left",
         &[
             "config::tests::empty_file_has_the_defaults",
             "reap::escalation::tests::grace_starts_at_opening_and_ends_in_sigkill",
+            "rules::catalogue::tests::programs_with_state_have_time_to_exit",
+            "enforce::grace-of-a-rule",
             "engine::tests::process_that_ignores_sigterm_is_killed_after_the_grace",
             "enforce::fork-bomb",
         ],
@@ -69,7 +71,7 @@ const PROMISES: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "Never: a tmux, docker, editor, terminal or a person's browser that an agent opened, and what runs in it (*boundaries*)",
+        "Never: a tmux, container, editor, terminal or a person's browser that an agent opened, and what runs in it (*boundaries*)",
         &["tests::promises::boundary_and_what_runs_in_it_is_never_reaped_with_the_agent"],
     ),
     (

@@ -166,7 +166,14 @@ fn rule(kind: &str, at: usize, table: &DeTable<'_>) -> Result<RuleEntry, Problem
     let own: &[&str] = match kind {
         "agent" => &["conversation"],
         "boundary" => &["attends"],
-        "rule" if is_member_rule => &["action", "after", "until_age", "while_used", "grace", "enabled"],
+        "rule" if is_member_rule => &[
+            "action",
+            "after",
+            "until_age",
+            "while_used",
+            "grace",
+            "enabled",
+        ],
         "rule" => &["action", "attends", "enabled"],
         _ => &[],
     };

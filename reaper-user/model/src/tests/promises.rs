@@ -369,7 +369,7 @@ fn never_list_holds_after_the_agent_has_exited() {
 fn boundary_and_what_runs_in_it_is_never_reaped_with_the_agent() {
     for program in [
         "/usr/bin/tmux",
-        "/usr/bin/docker run x",
+        "/usr/bin/conmon -c x",
         "/usr/share/code/code",
         "/usr/bin/vim notes",
         "/usr/bin/xterm",

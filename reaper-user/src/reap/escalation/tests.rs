@@ -64,7 +64,11 @@ fn step_depends_on_earlier_signals_and_init() {
         (0, true, SignalStep::Kill),
         (MEMBER_SIGTERM_SENT, true, SignalStep::Kill),
     ] {
-        assert_eq!(escalation.step(had, init, false), before_kill, "{had} {init}");
+        assert_eq!(
+            escalation.step(had, init, false),
+            before_kill,
+            "{had} {init}"
+        );
     }
     escalation.kill(15 * S);
     for had in [0, MEMBER_SIGTERM_SENT, MEMBER_SIGKILL_SENT, BOTH] {

@@ -117,7 +117,8 @@ impl Reaper {
             target.is_some_and(|target| target.is_left_to_parent(now))
         };
         if let Some(escalation) = self.escalations.get(&session) {
-            self.queue.extend(escalation.claims().filter(|key| !is_left(key)));
+            self.queue
+                .extend(escalation.claims().filter(|key| !is_left(key)));
         }
     }
 

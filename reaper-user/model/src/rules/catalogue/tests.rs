@@ -36,9 +36,15 @@ fn class(rules: &Ruleset, image: &Image) -> String {
             let mut named = matching
                 .iter()
                 .filter(|id| !rules.rule(**id).matchers.is_empty());
-            named
-                .next()
-                .map_or("plain".into(), |id| format!("keep {}", rules.name(*id)))
+            // A rule that reaps has no effect on the class if it only sets the time to exit.
+            let kind = |action| match action {
+                Action::Reap => "reap",
+                Action::Report => "report",
+                _ => "keep",
+            };
+            named.next().map_or("plain".into(), |id| {
+                format!("{} {}", kind(rules.rule(*id).action), rules.name(*id))
+            })
         }
     }
 }
@@ -350,7 +356,7 @@ fn agent_server_is_recognised_by_its_arguments() {
         server claude-daemon; claude; $claude; claude|daemon|run
         server claude-daemon; 2.1.50; $claude; /home/John Doe/.local/share/claude/versions/2.1.50|daemon|run
         server codex-app-server; codex; $codex; codex|app-server|--listen|unix://|--managed-daemon
-        keep agents-without-client; codex; $codex; codex|app-server|--managed-daemon|--help
+        reap agents-without-client; codex; $codex; codex|app-server|--managed-daemon|--help
         plain; opencode; /x/opencode-ai/bin/opencode.exe; opencode|serve|--help
         server codex-app-server; codex; /home/u/.codex/packages/app-server-daemon/releases/0.169.0-x86_64-unknown-linux-musl/bin/codex; /home/u/.codex/packages/app-server-daemon/releases/0.169.0-x86_64-unknown-linux-musl/bin/codex|app-server|--listen|unix://|--analytics-default-enabled|--managed-daemon
         agent claude-code; claude; /usr/lib/node_modules/@anthropic-ai/claude-code/bin/claude.exe; claude bg-pty-host|--bg-pty-host|/tmp/cc-daemon-0/H/spare/X.pty.sock|200|50|--|/x/claude.exe|--bg-spare|/tmp/x
@@ -391,7 +397,8 @@ fn programs_of_boundary_rules_are_boundaries() {
         boundary tmux; tmux: server; ; tmux
         boundary screen; screen; /usr/bin/screen; SCREEN|-dmS|x
         boundary zellij; zellij; /usr/bin/zellij; zellij|--server|/x
-        boundary containers; docker; /usr/bin/docker; docker|run|x
+        boundary containers; dockerd; /usr/bin/dockerd; dockerd
+        boundary containers; podman; /usr/bin/podman; podman|--log-level|info|system|service|--time=0
         boundary containers; containerd-shim; /usr/bin/containerd-shim-runc-v2; x
         boundary containers; conmon; /usr/bin/conmon; conmon
         boundary containers; pasta.avx2; /usr/bin/pasta.avx2; /usr/bin/pasta|--config-net
@@ -413,7 +420,7 @@ fn programs_of_boundary_rules_are_boundaries() {
         boundary editors-terminal; emacs; /usr/bin/emacs-31.1-x; emacs|--daemon
         plain; nvim; /usr/bin/nvim; nvim|--headless|-c|q
         plain; emacs; /usr/bin/emacs; emacs|-batch|-l|x
-        plain; git; /usr/bin/git; git|commit|-m|tmux screen zellij docker
+        reap git; git; /usr/bin/git; git|commit|-m|tmux screen zellij docker
         ",
     );
 }
@@ -518,14 +525,148 @@ fn programs_of_keep_rules_are_kept() {
         keep adb; adb; /opt/android/platform-tools/adb; adb|-L|tcp:5037|fork-server|server
         plain; adb; /opt/android/platform-tools/adb; adb|logcat
         keep git-fsmonitor; git; /usr/bin/git; git|fsmonitor--daemon|run|--detach
-        plain; git; /usr/bin/git; git|status
+        reap git; git; /usr/bin/git; git|status
         keep package-managers; apt-get; /usr/bin/apt-get; apt-get|install|x
         keep package-managers; dnf; /usr/bin/python3.13; /usr/bin/python3|/usr/bin/dnf|upgrade
         keep npm-global; node; $node; node|/usr/bin/npm|install|-g|@openai/codex
         keep npm-global; node; $node; node|/usr/bin/npm|-g|i|@openai/codex
-        plain; node; $node; node|/usr/bin/npm|run|dev|--|-g
+        reap user-package-managers; node; $node; node|/usr/bin/npm|run|dev|--|-g
         ",
     );
+}
+
+#[test]
+fn clients_of_containers_are_no_boundaries() {
+    check(
+        "
+        reap container-clients; docker; /usr/bin/docker; docker|logs|-f|web
+        reap container-clients; docker; /usr/bin/docker; docker|--context|remote|exec|-it|web|bash
+        reap container-clients; docker; /usr/bin/docker; docker|compose|-f|/x/y.yml|logs|-f
+        reap container-clients; podman; /usr/bin/podman; podman|attach|web
+        reap container-clients; docker; /usr/bin/docker; docker|run|--rm|-i|mcp/fetch
+        reap container-clients; docker; /usr/bin/docker; docker|run|-i|--rm|-e|A=1|mcp/fetch
+        reap container-clients; docker; /usr/bin/docker; docker|run|-it|--rm|debian
+        reap container-clients; kubectl; /usr/local/bin/kubectl; kubectl|-n|web|port-forward|svc/x|80
+        report containers-left; docker; /usr/bin/docker; docker|run|--rm|web
+        report containers-left; docker; /usr/bin/docker; docker|run|-i|web
+        report containers-left; docker; /usr/bin/docker; docker|compose|up
+        report containers-left; podman; /usr/bin/podman; podman|build|.
+        plain; kubectl; /usr/local/bin/kubectl; kubectl|apply|-f|x.yml
+        plain; sh; /usr/bin/dash; sh|-c|docker run --rm -i x
+        ",
+    );
+}
+
+#[test]
+fn build_servers_and_daemons_are_kept() {
+    check(
+        "
+        keep build-servers; java; /usr/lib/jvm/21/bin/java; java|-cp|x|org.mvndaemon.mvnd.common.MavenDaemon
+        plain; java; /usr/lib/jvm/21/bin/java; java|org.mvndaemon.mvnd.client.DefaultClient|verify
+        keep build-servers; java; /usr/lib/jvm/21/bin/java; java|-cp|x|bloop.Server|8212
+        plain; java; /usr/lib/jvm/21/bin/java; java|-cp|x|bloop.cli.Main|compile
+        keep build-servers; java; /usr/lib/jvm/21/bin/java; java|-jar|/x/sbt-launch.jar|--detach-stdio
+        plain; java; /usr/lib/jvm/21/bin/java; java|-jar|/x/sbt-launch.jar|test
+        keep build-servers; java; /usr/lib/jvm/21/bin/java; java|-cp|x|mill.daemon.MillDaemonMain|/x
+        plain; java; /usr/lib/jvm/21/bin/java; java|-cp|x|mill.runner.MillMain|test
+        keep build-servers; buck2d; /usr/bin/buck2; buck2d[repo]|--isolation-dir|v2|daemon|{}
+        plain; buck2; /usr/bin/buck2; buck2|build|//:x
+        keep build-servers; pantsd; /usr/bin/python3.11; pantsd [/home/u/repo]
+        plain; python3; /usr/bin/python3.11; python3|/usr/bin/pants|test
+        keep build-servers; dotnet; /usr/share/dotnet/dotnet; dotnet|/usr/share/dotnet/sdk/9.0/MSBuild.dll|/nodemode:1|/nodeReuse:true
+        ",
+    );
+    check(
+        "
+        keep build-servers; dotnet; /usr/share/dotnet/dotnet; dotnet|exec|/usr/share/dotnet/sdk/9.0/Roslyn/bincore/VBCSCompiler.dll|-pipename:x
+        plain; dotnet; /usr/share/dotnet/dotnet; dotnet|test
+        keep build-servers; turbo; /x/node_modules/turbo-linux-64/bin/turbo; turbo|--skip-infer|daemon
+        plain; turbo; /x/node_modules/turbo-linux-64/bin/turbo; turbo|run|build
+        keep build-servers; node; $node; node|/x/node_modules/nx/src/daemon/server/start.js
+        plain; node; $node; node|/x/node_modules/nx/bin/nx.js|test
+        keep build-servers; flow; /x/flow; flow|start-server|--daemon|/x
+        plain; flow; /x/flow; flow|check
+        keep git-credential-cache; git-credential-; /usr/lib/git-core/git-credential-cache--daemon; git-credential-cache--daemon|/x
+        reap git; git-credential-; /usr/lib/git-core/git-credential-store; git-credential-store|get
+        keep process-managers; node; $node; node|$npm/forever/bin/monitor|x.js
+        plain; node; $node; node|$npm/forever/bin/forever|list
+        keep process-managers; process-compose; /usr/bin/process-compose; process-compose|up|-D
+        plain; process-compose; /usr/bin/process-compose; process-compose|up
+        keep system-daemons; sshd; /usr/sbin/sshd; sshd: /usr/sbin/sshd [listener] 0 of 10-100 startups
+        plain; sshd; /home/u/openssh/sshd; sshd|-D
+        keep system-daemons; cron; /usr/sbin/cron; cron
+        plain; cron; /x/bin/cron; cron
+        keep system-daemons; nginx; /usr/sbin/nginx; nginx: master process /usr/sbin/nginx
+        plain; nginx; /usr/sbin/nginx; nginx|-g|daemon off;
+        keep package-managers; nix-build; /nix/store/x/bin/nix-build; nix-build|x
+        keep package-managers; update-initramf; /usr/bin/dash; /bin/sh|/usr/sbin/update-initramfs|-u
+        plain; dash; /usr/bin/dash; /bin/sh|/x/build.sh|update-initramfs
+        boundary browser; zen-bin; /opt/zen/zen-bin; zen-bin
+        plain; zen-bin; /opt/zen/zen-bin; zen-bin|-headless
+        boundary browser; floorp; /opt/floorp/floorp; floorp
+        boundary browser; Ladybird; /usr/bin/Ladybird; Ladybird
+        boundary browser; falkon; /usr/bin/falkon; falkon
+        plain; falkon; /usr/bin/falkon; falkon|--remote-debugging-port=9222
+        keep dbus; dbus-daemon; /usr/bin/dbus-daemon; dbus-daemon|--session|--address=systemd:
+        plain; dbus-daemon; /usr/bin/dbus-daemon; dbus-daemon|--nofork|--print-address|4|--session
+        ",
+    );
+}
+
+#[test]
+fn programs_with_state_have_time_to_exit() {
+    let rules = rules::built_in();
+    for (comm, exe, argv, has_grace) in [
+        (
+            "postgres",
+            "/usr/lib/postgresql/17/bin/postgres",
+            "postgres|-D|/x",
+            true,
+        ),
+        (
+            "redis-server",
+            "/usr/bin/redis-server",
+            "redis-server *:6379",
+            true,
+        ),
+        ("redis-cli", "/usr/bin/redis-cli", "redis-cli", false),
+        (
+            "java",
+            "/usr/bin/java",
+            "java|-cp|x|org.apache.cassandra.service.CassandraDaemon",
+            true,
+        ),
+        ("java", "/usr/bin/java", "java|-jar|app.jar", false),
+        ("terraform", "/usr/bin/terraform", "terraform|apply", true),
+        (
+            "terraform-prov",
+            "/x/terraform-provider-aws_v5",
+            "terraform-provider-aws_v5",
+            true,
+        ),
+        (
+            "ansible-playbo",
+            "/usr/bin/python3.13",
+            "python3|/usr/bin/ansible-playbook|x.yml",
+            true,
+        ),
+        (
+            "python3",
+            "/usr/bin/python3.13",
+            "python3|-m|pip|install|x",
+            true,
+        ),
+        ("python3", "/usr/bin/python3.13", "python3|-m|pytest", false),
+        ("npm install", NODE, "node|/usr/bin/npm|install", true),
+        ("node", NODE, "node|server.js|npm", false),
+        ("cargo", "/home/u/.cargo/bin/cargo", "cargo|test", true),
+        ("git", "/usr/bin/git", "git|rebase|main", true),
+        ("gitk", "/usr/bin/gitk", "gitk", false),
+    ] {
+        let matching = rules.matching_member_rules(&image(comm, exe, argv));
+        let graces = matching.iter().map(|id| rules.rule(*id).grace_ns);
+        assert_eq!(graces.max() > Some(0), has_grace, "{argv}");
+    }
 }
 
 #[test]
