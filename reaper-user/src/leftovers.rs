@@ -15,7 +15,7 @@ use hashbrown::{HashMap, HashSet};
 use nix::errno::Errno;
 
 use crate::reap::{Due, ReapResult, Times, reap_all};
-use reaper_host::facts::{listening, scan_processes};
+use reaper_host::facts::{scan_processes, socket_facts};
 use reaper_host::source::procfs::{Procfs, ProcfsError};
 use reaper_host::sys::{self, pidfd::Pidfd};
 use reaper_model::Scope;
@@ -74,21 +74,22 @@ pub fn find_leftovers(
     let mut table = scan_processes(&procfs)?;
     find_hidden(&mut table);
     let leftovers = options.find(&table, claimed);
-    let needs_sockets = |rule: &Rule| rule.may_keep() && rule.when.listening.is_some();
+    let needs_sockets =
+        |rule: &Rule| rule.may_keep() && (rule.when.listening.is_some() || rule.when.window);
     if !options.rules.rules().iter().any(needs_sockets) {
         return Ok(FoundLeftovers { table, leftovers });
     }
-    // Listening sockets are read only for processes whose verdict they can change.
+    // Sockets are read only for processes whose verdict they can change.
     let may_change = |leftover: &&Leftover| !matches!(leftover.verdict, LeftoverVerdict::Report(_));
     let pids = leftovers
         .iter()
         .filter(may_change)
         .map(|leftover| leftover.key.pid);
-    for (key, listens) in listening(&procfs, pids.collect())? {
+    for (key, sockets) in socket_facts(&procfs, pids.collect())? {
         if let Some(row) = table.rows.get_mut(&key.pid)
             && row.entry.key.has_same_tick(key)
         {
-            row.listening = listens;
+            (row.listening, row.window) = (sockets.listening, sockets.window);
         }
     }
     let leftovers = options.find(&table, claimed);

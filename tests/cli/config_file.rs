@@ -85,7 +85,7 @@ watch
 sed -n 's/.* ready  //p' stdout
 ./reaper status | grep ^config
 ./reaper doctor | grep "config "
-show() { ./reaper config show | grep -E "^(grace|ring_size|# Config)" | tr '\n' ' '; echo "$1"; }
+show() { ./reaper config show | grep -E "^(# Config|(grace = .[0-9]+s|ring_size))" | tr '\n' ' '; echo "$1"; }
 reload() { ./reaper config reload > reply 2>&1; echo "reload: $?"; cat reply; }
 show first
 echo 'grace = "42s"' > $file

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
 use std::process::Command;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use libtest_mimic::Trial;
@@ -196,12 +197,12 @@ fn explained_delay() {
     let decision = &reply["process"]["decision"];
     assert_eq!(
         (&decision["decision"], &decision["rule"]),
-        (&"wait".into(), &"asked-for-servers".into())
+        (&"wait".into(), &"unattended-servers".into())
     );
     assert!(
         decision["remaining_s"]
             .as_u64()
-            .is_some_and(|s| (500..=600).contains(&s)),
+            .is_some_and(|s| (1..=60).contains(&s)),
         "{reply}"
     );
     assert_eq!(reply["facts"]["listening"], true);
@@ -209,7 +210,7 @@ fn explained_delay() {
         &explain(&world, server),
         &[
             "Waits ",
-            ": a rule delays the decision (asked-for-servers). Its agent claude-code (",
+            ": a rule delays the decision (unattended-servers). Its agent claude-code (",
             " ago with status 0.",
             "that delay expires, and it is reaped: SIGTERM, and SIGKILL 200ms later.",
             "listens on a port: yes",
@@ -219,7 +220,7 @@ fn explained_delay() {
         &ask(&world, &["tree"]).out,
         &[
             "[waits ",
-            ": a rule delays the decision (asked-for-servers)]",
+            ": a rule delays the decision (unattended-servers)]",
         ],
     );
     world.assert_alive(&["server"]);
@@ -264,8 +265,10 @@ fn keep_expires() {
         time.unwrap_or_else(|| panic!("no {key} of '{name}' in {of_leaf:?}"))
     };
     let (until, signalled) = (time("keep", "until"), time("signal", "time"));
+    // The system clock may be adjusted between the two.
+    let adjusted = Duration::from_millis(5);
     assert!(
-        signalled >= until,
+        signalled + adjusted >= until,
         "signalled at {signalled}, kept until {until}"
     );
 }

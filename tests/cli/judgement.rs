@@ -73,7 +73,7 @@ fn members() {
         (
             "server",
             "waits",
-            "a rule delays the decision (asked-for-servers)",
+            "a rule delays the decision (unattended-servers)",
         ),
         ("marked", "kept", "REAPER_KEEP=1"),
         ("key", "kept", "a rule keeps it (ssh-agent)"),

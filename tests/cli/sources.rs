@@ -139,8 +139,10 @@ fn run_script_as(uid: u32, prefix: &[String], source: &str, script: &str) -> Com
     fs::copy("/bin/sh", place.join("my-agent")).expect("copy a shell");
     let script = [BEGIN, script, END].concat().replace("SOURCE", source);
     fs::write(place.join("script"), script).expect("write the script");
-    let rule = "[[agent]]\nname = \"mine\"\ncomm = \"my-agent\"\n";
-    fs::write(place.join("config.toml"), rule).expect("write the config");
+    // With a source that polls, the exit status of the agent is unknown, and so may have been 0.
+    let rules = "[[agent]]\nname = \"mine\"\ncomm = \"my-agent\"\n\
+         [[rule]]\nname = \"young\"\naction = \"reap\"\nsession = \"ok\"\nenabled = false\n";
+    fs::write(place.join("config.toml"), rules).expect("write the config");
     fs::create_dir(place.join("run")).expect("create a directory");
     for path in [place.to_owned(), place.join("run")] {
         chown(&path, Some(uid), Some(uid)).expect("change the owner");

@@ -205,7 +205,7 @@ fn server_of_a_quick_agent() {
     std::thread::sleep(QUICK.saturating_sub(start.elapsed()));
     test.world.open_gate("die-agent");
     let waits = |e: &Event| {
-        let rule = e.rule.as_deref() == Some("asked-for-servers");
+        let rule = e.rule.as_deref() == Some("unattended-servers");
         e.is("decision", server) && e.decision.as_deref() == Some("wait") && rule
     };
     test.world.await_event("a decision to wait", waits);
@@ -213,7 +213,7 @@ fn server_of_a_quick_agent() {
     let reply = ask_json(&test.world, &["explain", &server.pid.to_string()]);
     let remaining_s = reply["process"]["decision"]["remaining_s"].as_u64();
     assert!(
-        remaining_s.is_some_and(|s| (1..=600).contains(&s)),
+        remaining_s.is_some_and(|s| (1..=60).contains(&s)),
         "{reply}"
     );
     test.end(&["server"]);

@@ -48,6 +48,8 @@ impl FactSet {
     pub const ARGUMENTS: FactSet = FactSet(2048);
     /// [`Facts::script`](crate::facts::Facts::script).
     pub const SCRIPT: FactSet = FactSet(4096);
+    /// [`Facts::local_sockets`](crate::facts::Facts::local_sockets).
+    pub const LOCAL_SOCKETS: FactSet = FactSet(8192);
 
     /// Returns whether the set contains no fact.
     pub fn is_empty(self) -> bool {

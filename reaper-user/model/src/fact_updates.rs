@@ -140,7 +140,11 @@ impl Model {
     /// Forgets the facts of a process that may change at any time. If it is a root, also forgets the activity of all
     /// processes of its session. A rule that needs them after a delay reads them again.
     pub fn forget_volatile(&mut self, key: ProcessKey) {
-        let volatile = FactSet::LISTENING | FactSet::CPU | FactSet::KERNEL_SESSION | FactSet::STDIO;
+        let volatile = FactSet::LISTENING
+            | FactSet::LOCAL_SOCKETS
+            | FactSet::CPU
+            | FactSet::KERNEL_SESSION
+            | FactSet::STDIO;
         self.forget_facts(key, volatile);
         self.forget_activity_within(key);
     }

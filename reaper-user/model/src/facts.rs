@@ -40,7 +40,7 @@ pub struct Facts {
     /// Innermost systemd unit of its cgroup, such as `foo.service` or `run-u12.scope`; empty for none. Inherited at
     /// fork.
     pub unit: Fact<Arc<str>>,
-    /// Whether it has a listening TCP socket.
+    /// Whether it has a listening TCP or Unix socket.
     pub listening: Fact<bool>,
     /// CPU use between two readings a moment apart, in percent of one processor.
     pub cpu: Fact<u32>,
@@ -62,6 +62,17 @@ pub struct Facts {
     /// Match of the rules with the resolved path of an interpreter's script. Inherited at fork, unread again after an
     /// exec.
     pub script: Fact<ProgramMatch>,
+    /// Unix sockets.
+    pub local_sockets: Fact<Arc<LocalSockets>>,
+}
+
+/// Unix sockets of a process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LocalSockets {
+    /// Names of the displays to which it is connected, such as `X0` or `wayland-0`, in order.
+    pub displays: Box<[Box<[u8]>]>,
+    /// Whether one listens.
+    pub listens: bool,
 }
 
 /// Facts that a process inherits from its ancestors unless it changes them.
@@ -104,6 +115,7 @@ impl Facts {
         stdio: Fact::Unread,
         arguments: Fact::Unread,
         script: Fact::Unread,
+        local_sockets: Fact::Unread,
     };
 
     /// Replaces the facts in `requested` by those in `found`.
@@ -144,6 +156,9 @@ impl Facts {
         if requested.contains(FactSet::SCRIPT) {
             self.script = found.script;
         }
+        if requested.contains(FactSet::LOCAL_SOCKETS) {
+            self.local_sockets = found.local_sockets;
+        }
     }
 
     /// Returns the facts that were read, successfully or not.
@@ -161,6 +176,7 @@ impl Facts {
             (FactSet::STDIO, self.stdio != Fact::Unread),
             (FactSet::ARGUMENTS, self.arguments != Fact::Unread),
             (FactSet::SCRIPT, self.script != Fact::Unread),
+            (FactSet::LOCAL_SOCKETS, self.local_sockets != Fact::Unread),
         ];
         let known = read.into_iter().filter(|(_, read)| *read);
         known.fold(FactSet::NONE, |all, (needs, _)| all | needs)
@@ -187,6 +203,7 @@ impl Facts {
             stdio: retry(self.stdio),
             arguments: retry(self.arguments.clone()),
             script: retry(self.script.clone()),
+            local_sockets: retry(self.local_sockets.clone()),
         }
     }
 
@@ -205,6 +222,7 @@ impl Facts {
             stdio: Fact::Unreadable,
             arguments: Fact::Unreadable,
             script: Fact::Unreadable,
+            local_sockets: Fact::Unreadable,
         }
     }
 }

@@ -83,6 +83,8 @@ pub struct LeftoverRow {
     pub env_markers: Fact<EnvMarkers>,
     /// Whether it has a listening socket, as in [`Facts`](super::facts::Facts); read only where it matters.
     pub listening: Fact<bool>,
+    /// Whether it is connected to a display server; read only where it matters.
+    pub window: Fact<bool>,
     /// Login user according to the kernel's audit; `None` if not set or unreadable.
     pub login_uid: Option<u32>,
     /// Whether it runs in a PID namespace below that of the service, with other pids.

@@ -131,6 +131,8 @@ pub struct Model {
     released: Vec<ProcessKey>,
     /// See [`Model::set_misses_moves`].
     misses_moves: bool,
+    /// See [`Model::set_has_display`].
+    has_display: bool,
 }
 
 impl Model {
@@ -153,6 +155,7 @@ impl Model {
             awaited: HashMap::new(),
             released: Vec::new(),
             misses_moves: false,
+            has_display: false,
         }
     }
 
@@ -569,6 +572,38 @@ impl Model {
     /// process is no member, is already due, is never signalled, or has exited.
     pub fn decide_if_root_exits(&self, key: ProcessKey, ended: ExitStatus) -> Option<Decision> {
         policy::decide_if_root_exits(&self.evaluation(), key, ended)
+    }
+
+    /// Returns the longest time between SIGTERM and SIGKILL that a rule gives the program of a process, in ns; 0 if none does.
+    pub fn longest_grace(&self, node: &Node) -> u64 {
+        policy::longest_grace(self, node)
+    }
+
+    /// Sets whether the host has a display server, so that members can have windows. Without one, no rule about windows
+    /// holds. Returns whether this has changed. The caller must then update all entries of the kernel's map.
+    ///
+    /// With a display server, the probes signal no member: any program may open a window at any time, and no event reports
+    /// that. The service asks for windows when a decision falls.
+    pub fn set_has_display(&mut self, has_display: bool) -> bool {
+        std::mem::replace(&mut self.has_display, has_display) != has_display
+    }
+
+    /// Returns whether a process in the tree of a session serves a display: an X server with the number in its arguments,
+    /// or a compositor with the name of its socket. Such displays are used by tests, not by a person.
+    fn serves_display(&self, session: SessionId, display: &[u8]) -> bool {
+        let outermost = self.sessions.with_enclosing(session).last();
+        let outermost = outermost.map_or(session, |outer| outer.id);
+        let serves = |node: &Node| {
+            let file = node.image.exe.rsplit(|byte| *byte == b'/').next();
+            let is_x = file.is_some_and(|file| file.starts_with(b"X"));
+            let names = |argument: &[u8]| {
+                let number = argument.strip_prefix(b":").filter(|_| is_x);
+                let is_number = number.is_some_and(|n| display.strip_prefix(b"X") == Some(n));
+                is_number || argument.strip_prefix(b"--socket=") == Some(display)
+            };
+            node.image.args().skip(1).any(names)
+        };
+        self.members_within(outermost).any(serves)
     }
 
     /// Returns whether a process is the service itself or one of its ancestors.

@@ -328,7 +328,7 @@ fn evaluate(
 
 /// Returns the longest grace that a rule gives the program of a process, in ns; 0 for none. Conditions on the member do
 /// not count: a database needs its time whichever rule reaps it.
-fn longest_grace(model: &Model, node: &Node) -> u64 {
+pub(super) fn longest_grace(model: &Model, node: &Node) -> u64 {
     let matched = MatchedRules::of(model, node);
     let graces = matched
         .rules
@@ -404,7 +404,9 @@ pub(super) fn is_kernel_killable(round: &Evaluation<'_>, node: &Node) -> bool {
     let unmarked = matches!(keep_marker(model, node), Fact::Known(false));
     let killed = killed(model);
     // The relatives may change until then.
-    let unheld = !model.rules.may_keep_relatives(killed.exit_status);
+    let unheld = !model
+        .rules
+        .may_keep_relatives(killed.exit_status, model.has_display);
     let clear = |session| !Case::new(model, node, session, Some(killed)).may_be_kept();
     let is_read = MatchedRules::wants(model, node).is_none()
         && !model.needs_script(node)

@@ -165,8 +165,9 @@ pub struct Rule {
     /// It starts when the member becomes due. While the root is alive, it starts when the member becomes an orphan, or
     /// for any other member at its own start. It never starts before the member itself.
     pub delay_ns: u64,
-    /// Age in nanoseconds up to which the member is kept, in place of a delay; 0 for none. For a process that started
-    /// after the exit of its root, it is counted from that exit, so that no respawning process is kept forever.
+    /// Age in nanoseconds up to which the member is kept, in place of a delay; 0 for none. Then the rules below decide. For
+    /// a process that started after the exit of its root, it is counted from that exit, so that no respawning process is
+    /// kept forever.
     pub until_age_ns: u64,
     /// Whether the delay starts again at its end if the member or a descendant was in use: a client was connected, or it
     /// used more CPU time or I/O than a heartbeat.
@@ -198,6 +199,14 @@ impl Rule {
         }
     }
 
+    /// Returns whether the conditions on the program hold. Rules about windows match every program until one has a window;
+    /// only then is this checked.
+    pub(crate) fn matches_program(&self, image: &Image) -> bool {
+        let subject = Subject::new(image);
+        let mut matchers = self.matchers.iter();
+        self.matchers.is_empty() || matchers.any(|matcher| matcher.is_match(&subject))
+    }
+
     /// Returns whether the action follows only after a delay or at an age.
     pub fn has_delay(&self) -> bool {
         self.delay_ns > 0 || self.until_age_ns > 0
@@ -215,9 +224,11 @@ impl Rule {
 
     /// Returns whether a member that this rule keeps also keeps its ancestors and descendants.
     ///
-    /// That is so during the delay of a rule that reaps, and for members that listen, since others may be connected.
+    /// That is so during the delay of a rule that reaps, for members that listen, since others may be connected, and for
+    /// programs with a window.
     pub fn keeps_relatives(&self) -> bool {
-        self.may_keep() && (self.action == Action::Reap || self.when.listening == Some(true))
+        let serves = self.when.listening == Some(true) || self.when.window;
+        self.may_keep() && (self.action == Action::Reap || serves)
     }
 }
 
@@ -258,8 +269,8 @@ pub struct Ruleset {
     servers: Index,
     agents: Index,
     member_rules: Index,
-    /// Session conditions of the rules that keep relatives.
-    keeping_relatives: Vec<SessionCondition>,
+    /// Session conditions of the rules that keep relatives, and whether the rule is about windows.
+    keeping_relatives: Vec<(SessionCondition, bool)>,
     /// Member rules without conditions on the program. For most programs no others match.
     any_program: Arc<[RuleId]>,
     markers: Vec<Pattern>,
@@ -284,7 +295,9 @@ impl Ruleset {
         let member_rules = index(MEMBER_RANK);
         let keeping_relatives = rules.iter().filter(|rule| rule.keeps_relatives());
         Ruleset {
-            keeping_relatives: keeping_relatives.map(|rule| rule.when.session).collect(),
+            keeping_relatives: keeping_relatives
+                .map(|rule| (rule.when.session, rule.when.window))
+                .collect(),
             boundaries,
             servers,
             agents,
@@ -349,9 +362,12 @@ impl Ruleset {
         needs
     }
 
-    /// Returns whether a rule may keep relatives in a session whose root exited with this status.
-    pub fn may_keep_relatives(&self, status: ExitStatus) -> bool {
-        let may = |session: &SessionCondition| session.holds(Some(status)) != Some(false);
+    /// Returns whether a rule may keep relatives in a session whose root exited with this status. Rules about windows count
+    /// only with `has_display`.
+    pub fn may_keep_relatives(&self, status: ExitStatus, has_display: bool) -> bool {
+        let may = |(session, is_of_window): &(SessionCondition, bool)| {
+            session.holds(Some(status)) != Some(false) && (has_display || !is_of_window)
+        };
         self.keeping_relatives.iter().any(may)
     }
 

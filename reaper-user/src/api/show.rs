@@ -30,7 +30,7 @@ use reaper_host::source::procfs::{Procfs, Zombie};
 use reaper_host::sys;
 use reaper_model::activity::Activity;
 use reaper_model::conversation::Conversations;
-use reaper_model::facts::{Fact, Facts, InheritedFacts, Stdio};
+use reaper_model::facts::{Fact, Facts, InheritedFacts, LocalSockets, Stdio};
 
 /// Largest size of a command line in bytes: in a list, and of the process that is explained.
 const SHORT: usize = 256;
@@ -237,6 +237,7 @@ fn facts(snapshot: &ExplainSnapshot) -> BTreeMap<String, Value> {
         // The decision shows what the rules make of them.
         arguments: _,
         script: _,
+        local_sockets,
     } = &snapshot.facts;
     let mut facts = BTreeMap::new();
     let mut put = |name: &str, known: Fact<Value>| {
@@ -253,6 +254,15 @@ fn facts(snapshot: &ExplainSnapshot) -> BTreeMap<String, Value> {
     );
     put("unit", map(unit, |unit| (**unit).into()));
     put("listening", map(listening, |is| (*is).into()));
+    put(
+        "listening_unix",
+        map(local_sockets, |local| local.listens.into()),
+    );
+    let names = |local: &Arc<LocalSockets>| {
+        let displays = local.displays.iter();
+        displays.map(|name| String::from_utf8_lossy(name)).collect()
+    };
+    put("displays", map(local_sockets, names));
     put("cpu_percent", map(cpu, |cpu| (*cpu).into()));
     put("sid", map(session, |now| now.sid.into()));
     let tty = match session {

@@ -22,6 +22,9 @@ const RETRY_DELAY_NS: u64 = 250_000_000;
 /// Limit of processes with a retry counter. Exited processes keep theirs, so all are dropped at the limit.
 const RETRY_COUNTERS_MAX: usize = 4096;
 
+/// Interval between two checks for a display server, in ns.
+const DISPLAY_INTERVAL_NS: u64 = 1_000_000_000;
+
 /// Uid in place of that of an exited process. No user has it.
 const UNKNOWN_UID: u32 = u32::MAX;
 
@@ -48,6 +51,8 @@ pub struct Deferred {
     deadlines: Waiting,
     /// Number of retries of failed reads by process.
     retries: HashMap<ProcessKey, u32>,
+    /// Time of the next check for a display server, in ns of CLOCK_MONOTONIC.
+    next_display_check: u64,
 }
 
 /// Waiting processes, each with a number (a time or a request number) and its session.
@@ -121,6 +126,7 @@ impl Deferred {
             closing_later: HashSet::new(),
             deadlines: Waiting::default(),
             retries: HashMap::new(),
+            next_display_check: 0,
         }
     }
 
@@ -344,6 +350,22 @@ impl Engine {
             if !needs.is_empty() {
                 facts.request(key, image, uid, needs, Urgency::Prefetch);
             }
+        }
+    }
+
+    /// Checks once a second whether the host has a display server. If that changes, so does what the probes may signal.
+    pub(super) fn look_for_display(&mut self) {
+        let now = self.kernel.clock.monotonic();
+        if now < self.deferred.next_display_check {
+            return;
+        }
+        self.deferred.next_display_check = now.saturating_add(DISPLAY_INTERVAL_NS);
+        let has_display = self.deferred.facts.has_display();
+        if self.model.set_has_display(has_display) {
+            let members = self.model.tree.iter();
+            let members = members.filter(|node| node.state.member.session.is_some());
+            let members = members.map(|node| node.key);
+            self.ingest.map_changes.extend(members);
         }
     }
 

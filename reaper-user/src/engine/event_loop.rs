@@ -231,6 +231,7 @@ impl Engine {
         let mut read = self.drain();
         self.apply_facts();
         self.attribute();
+        self.look_for_display();
         // Limited, so that a tree that forks forever cannot delay the timers.
         for _ in 0..ROUNDS_MAX {
             self.find_successors();

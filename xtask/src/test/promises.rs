@@ -79,8 +79,10 @@ const PROMISES: &[(&str, &[&str])] = &[
         &["tests::promises::boundary_and_what_runs_in_it_is_never_reaped_with_the_agent"],
     ),
     (
-        "Kept by rules: other users' processes, ssh-agent, build servers, package managers, systemd units",
+        "Kept by rules: other users' processes, windows, ssh-agent, build servers, package managers, systemd units",
         &[
+            "tests::promises::program_with_a_window_is_kept_with_its_tree",
+            "tests::promises::probes_signal_no_member_where_a_display_server_runs",
             "tests::promises::programs_that_the_readme_names_are_kept_by_rules",
             "tests::promises::other_users_process_and_systemd_unit_are_kept",
         ],

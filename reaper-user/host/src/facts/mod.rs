@@ -16,7 +16,7 @@ mod tests;
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -32,7 +32,7 @@ use reading::{CpuTime, ReadResult, read_facts};
 use reaper_model::event::{Image, ProcessKey, TICK_NS};
 use reaper_model::facts::{Fact, FactSet, Facts};
 use reaper_model::ruleset::Ruleset;
-pub use scan::{listening, listening_ports, scan_pids, scan_processes};
+pub use scan::{listening_ports, scan_pids, scan_processes, socket_facts};
 
 /// Paths of scripts that a scan reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +108,32 @@ pub trait FactReader {
 
     /// Returns all answers since the last call, including those of prefetches. Does not wait; empty if none exist.
     fn take(&mut self) -> Vec<FactAnswer>;
+
+    /// Returns whether a display server (X11 or Wayland) runs on the host, so that processes can have windows. True if that
+    /// cannot be read.
+    fn has_display(&self) -> bool;
+}
+
+/// Facts about the sockets of a process.
+pub struct SocketFacts {
+    /// Whether one listens.
+    pub listening: Fact<bool>,
+    /// Whether one is connected to a display server.
+    pub window: Fact<bool>,
+}
+
+/// Reads facts about the sockets of a process. `root` is the directory of /proc.
+fn sockets_of(root: &Path, key: ProcessKey) -> SocketFacts {
+    let needs = FactSet::LISTENING | FactSet::LOCAL_SOCKETS;
+    let rules = Ruleset::default();
+    let found = read_facts(root, key, needs, None, &rules, sys::boot_time()).facts;
+    SocketFacts {
+        listening: found.listening,
+        window: match found.local_sockets {
+            Fact::Known(local) => Fact::Known(!local.displays.is_empty()),
+            Fact::Unread | Fact::Unreadable => Fact::Unreadable,
+        },
+    }
 }
 
 /// Facts found about a process.
@@ -235,6 +261,10 @@ impl FactPool {
 }
 
 impl FactReader for FactPool {
+    fn has_display(&self) -> bool {
+        reading::has_display().unwrap_or(true)
+    }
+
     fn request(
         &mut self,
         key: ProcessKey,

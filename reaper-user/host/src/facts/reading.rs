@@ -2,6 +2,10 @@
 
 #[cfg(target_os = "linux")]
 mod listeners;
+#[cfg(target_os = "linux")]
+mod local;
+#[cfg(target_os = "linux")]
+mod netlink;
 #[cfg_attr(target_os = "macos", path = "reading/darwin.rs")]
 mod proc_dir;
 #[cfg(target_os = "linux")]
@@ -102,6 +106,10 @@ pub(super) fn read_facts(
         let listening = subject.listening(requested).ok().flatten();
         facts.listening = listening.map_or(Fact::Unreadable, Fact::Known);
     }
+    if needs.contains(FactSet::LOCAL_SOCKETS) {
+        let local = subject.local_sockets(requested).ok().flatten();
+        facts.local_sockets = local.map_or(Fact::Unreadable, |local| Fact::Known(local.into()));
+    }
     if let Some(image) = image
         && needs.intersects(FactSet::ARGUMENTS | FactSet::SCRIPT)
     {
@@ -115,6 +123,18 @@ pub(super) fn read_facts(
     } else {
         ReadResult::nothing()
     }
+}
+
+/// Returns whether a display server runs in the service's network namespace; `None` if that cannot be read.
+#[cfg(target_os = "linux")]
+pub(super) fn has_display() -> Option<bool> {
+    local::table(0).ok().map(|table| table.has_display)
+}
+
+/// Returns false: members with windows are not looked for on macOS.
+#[cfg(target_os = "macos")]
+pub(super) fn has_display() -> Option<bool> {
+    Some(false)
 }
 
 /// Reads the rest of the command line, the resolved path of the script, or both, and matches the rules with them.

@@ -6,16 +6,15 @@ use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
 
-use super::ScriptPaths;
-use super::reading::{ProcDir, read_facts};
+use super::reading::ProcDir;
+use super::{ScriptPaths, SocketFacts, sockets_of};
 use crate::source::ProcessTable as _;
 use crate::source::procfs::readers::{Readers, readers};
 use crate::source::procfs::{ProcessReading, Procfs, ProcfsError};
-use crate::sys;
 use reaper_model::event::{Image, ProcEntry, ProcessKey};
-use reaper_model::facts::{Fact, FactSet};
+use reaper_model::facts::Fact;
 use reaper_model::leftover::{EnvMarkers, LeftoverRow, ProcessTable};
-use reaper_model::ruleset::{Ruleset, script_path};
+use reaper_model::ruleset::script_path;
 
 /// Time limit of a pass for its next result, see [`Procfs::pass`].
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -155,29 +154,21 @@ fn whole_arguments(
     subject.is_alive().then_some((seen, argv))
 }
 
-/// Returns whether the processes with these pids have a listening TCP socket, by key. Start times are precise to the
-/// tick. Leaves out processes that have exited or cannot be read in time.
+/// Returns facts about the sockets of the processes with these pids, by key. Start times are precise to the tick. Leaves
+/// out processes that have exited or cannot be read in time.
 ///
 /// # Errors
 /// No thread can be started.
-pub fn listening(
+pub fn socket_facts(
     procfs: &Procfs,
     pids: Vec<u32>,
-) -> Result<HashMap<ProcessKey, Fact<bool>>, ProcfsError> {
+) -> Result<HashMap<ProcessKey, SocketFacts>, ProcfsError> {
     let mut all = HashMap::new();
     let read = |procfs: &Procfs, _, seen: Result<ProcessReading, ProcfsError>| {
         let Ok(ProcessReading::Alive(seen)) = seen else {
             return None;
         };
-        let found = read_facts(
-            procfs.root(),
-            seen.key,
-            FactSet::LISTENING,
-            None,
-            &Ruleset::default(),
-            sys::boot_time(),
-        );
-        Some((seen.key, found.facts.listening))
+        Some((seen.key, sockets_of(procfs.root(), seen.key)))
     };
     procfs.pass(&READERS, PATIENCE, pids, read, |_, found| all.extend(found))?;
     Ok(all)
@@ -205,6 +196,7 @@ fn scan(procfs: &Procfs, _: u32, found: Result<ProcessReading, ProcfsError>) -> 
     };
     let mut row = LeftoverRow {
         listening: Fact::Unread,
+        window: Fact::Unread,
         login_uid: None,
         unit: Fact::Unreadable,
         env_markers: Fact::Unreadable,

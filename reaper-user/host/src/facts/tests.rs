@@ -145,6 +145,7 @@ fn facts_of_a_process_are_read() {
         stdio: Fact::Unread,
         arguments: Fact::Unread,
         script: Fact::Unread,
+        local_sockets: Fact::Unread,
     };
     let key = fake.process(40);
     assert_eq!(ask(&mut reader, key, needs(&ALL_BUT_CPU)), expected);
@@ -232,7 +233,8 @@ fn facts_of_missing_files_are_unreadable() {
         | FactSet::ACTIVITY
         | FactSet::STDIO
         | FactSet::ARGUMENTS
-        | FactSet::SCRIPT;
+        | FactSet::SCRIPT
+        | FactSet::LOCAL_SOCKETS;
     let key = fake.process(41);
     // The pid belongs to another process.
     let before = ProcessKey { start: 1, ..key };
@@ -534,7 +536,7 @@ fn facts_of_real_processes_are_read() {
     let (_local, key) =
         Own::start(shell("exec sleep 60").stdin(Stdio::from(std::os::fd::OwnedFd::from(unix))));
     let facts = ask(&mut reader, key, FactSet::LISTENING);
-    assert_eq!(facts.listening, Fact::Known(false));
+    assert_eq!(facts.listening, Fact::Known(true));
 }
 
 #[test]

@@ -95,6 +95,7 @@ impl P {
                 None => Fact::Unreadable,
             },
             listening: self.listening,
+            window: Fact::Known(false),
             login_uid: self.login_uid,
             nested: self.nested,
             inner_pid: self.inner_pid,

@@ -186,7 +186,7 @@ impl<'a> Case<'a> {
         if waits && self.due.is_none() {
             return RuleResult::Wait(over);
         }
-        match self.facts(when) {
+        match self.facts(rule) {
             ConditionResult::No => {
                 self.recheck(when, until);
                 return RuleResult::NoMatch;
@@ -204,6 +204,8 @@ impl<'a> Case<'a> {
             Some(over) if rule.has_delay() && self.model.monotonic_now() < over => {
                 return RuleResult::Wait(over);
             }
+            // From that age on, the rules below decide.
+            Some(_) if rule.until_age_ns > 0 => return RuleResult::NoMatch,
             Some(_) => {}
         }
         match self.is_idle(rule, until) {
@@ -310,6 +312,7 @@ impl<'a> Case<'a> {
             let when = &rule.when;
             let read = self.read();
             rule.may_keep()
+                && (!when.window || self.model.has_display)
                 && self.is_session(when.session) != Some(false)
                 && self.is_agent(when)
                 && self.has_uids(when.uid)
@@ -409,7 +412,8 @@ impl<'a> Case<'a> {
     }
 
     /// Evaluates the conditions on facts from /proc, except CPU use.
-    fn facts(&self, when: &When) -> ConditionResult {
+    fn facts(&self, rule: &Rule) -> ConditionResult {
+        let when = &rule.when;
         let read = self.read();
         let listening = when.listening.map_or(ConditionResult::Yes, |wanted| {
             ConditionResult::of(FactSet::LISTENING, &read.listening, |is| *is == wanted)
@@ -430,10 +434,30 @@ impl<'a> Case<'a> {
                 own
             }
         });
+        let local = self.local_sockets(rule, read);
         let (units, markers) = (self.units(when, read), self.markers(when, read));
-        [units, markers, listening, tty, new_session]
+        [units, markers, listening, tty, new_session, local]
             .into_iter()
             .fold(ConditionResult::Yes, ConditionResult::and)
+    }
+
+    /// Evaluates the conditions on Unix sockets.
+    fn local_sockets(&self, rule: &Rule, read: &Facts) -> ConditionResult {
+        let when = &rule.when;
+        let needs = FactSet::LOCAL_SOCKETS;
+        let listens = when.listening_unix.map_or(ConditionResult::Yes, |wanted| {
+            ConditionResult::of(needs, &read.local_sockets, |local| local.listens == wanted)
+        });
+        let has_window = match when.window {
+            true if !self.model.has_display => ConditionResult::No,
+            true => ConditionResult::of(needs, &read.local_sockets, |local| {
+                let mut displays = local.displays.iter();
+                displays.any(|display| !self.model.serves_display(self.session.id, display))
+                    && rule.matches_program(&self.node.image)
+            }),
+            false => ConditionResult::Yes,
+        };
+        listens.and(has_window)
     }
 
     /// Evaluates the conditions on systemd units.

@@ -75,7 +75,11 @@ impl Relatives {
     /// Returns the decision about a due member that would be reaped, if relatives that are due with it hold it. Returns
     /// `None` if none does.
     pub(super) fn held(&self, model: &Model, node: &Node, due: RootExit) -> Option<Decision> {
-        if !model.rules.may_keep_relatives(due.cause()) || !is_due(model, node, due) {
+        if !model
+            .rules
+            .may_keep_relatives(due.cause(), model.has_display)
+            || !is_due(model, node, due)
+        {
             return None;
         }
         let mut known = self.due.borrow_mut();

@@ -35,7 +35,7 @@
 //! name = "my-rule"
 //! action = "reap"                   # or "keep", "report", "boundary"; a boundary has conditions on the program only
 //! after = "10min"                   # delay since the root exited, the process became an orphan, or it started
-//! until_age = "60s"                 # in place of `after`: the age that the process must have reached
+//! until_age = "60s"                 # in place of `after`: kept up to this age, then the rules below decide
 //! while_used = true                 # with `after`: the delay starts again if the process was in use
 //! grace = "60s"                     # between SIGTERM and SIGKILL, also if another rule reaps the program
 //! enabled = true                    # false: this rule, and a built-in one of its name, is off
@@ -54,7 +54,9 @@
 //! attended = true                   # whether its agent has a terminal, or runs below an editor or terminal emulator
 //! new_session = true                # whether its session id differs from its agent's
 //! min_cpu = 90                      # percent of one core, measured when `after` has expired
-//! listening = true                  # whether it has a listening TCP socket
+//! listening = true                  # whether it has a listening TCP or Unix socket
+//! listening_unix = true             # whether it has a listening Unix socket
+//! window = true                     # it is connected to a display server (X11, Wayland) outside of its session
 //! children = false                  # whether it has living children
 //! idle = "30min"                    # it is a living root, and its tree had no work and no client for this long
 //! hung_up = true                    # with `idle`: the other ends of its stdin and stdout, pipes or sockets, are closed
@@ -394,6 +396,11 @@ fn contradiction(rule: &Rule, table: &DeTable<'_>) -> Option<Problem> {
             rule.while_used
                 && (rule.delay_ns == 0 || rule.action != Action::Reap || when.is_of(true)),
             "`while_used` needs `action = \"reap\"` and `after`, for an agent that has exited",
+        ),
+        (
+            "window",
+            !when.window,
+            "`window` cannot be false: write `window = true` or leave it out",
         ),
         (
             "server",

@@ -175,6 +175,8 @@ fn covers_rest(one: &When, other: &When) -> bool {
         && wider(&one.attended, &other.attended)
         && wider(&one.new_session, &other.new_session)
         && wider(&one.listening, &other.listening)
+        && wider(&one.listening_unix, &other.listening_unix)
+        && (!one.window || other.window)
         && wider(&one.children, &other.children)
         && (!one.server || other.server)
         && (!one.hung_up || other.hung_up)

@@ -18,7 +18,7 @@ pub(super) struct Index {
     scripts: HashMap<usize, Vec<Place>>,
     /// Matchers that require no name, which are tried on every program.
     rest: Vec<Place>,
-    /// Rules without conditions on the program.
+    /// Rules without conditions on the program, and those about windows.
     any_program: Vec<u32>,
 }
 
@@ -30,8 +30,10 @@ impl Index {
             .zip(rules)
             .filter(|(_, rule)| rule.action.rank() == rank)
         {
-            if rule.matchers.is_empty() {
+            // Few processes have a window, so the program is checked only then.
+            if rule.matchers.is_empty() || rule.when.window {
                 index.any_program.push(at);
+                continue;
             }
             for (nth, matcher) in (0..).zip(&rule.matchers) {
                 let place = (at, nth);
@@ -51,7 +53,7 @@ impl Index {
         index
     }
 
-    /// Returns the rules without conditions on the program.
+    /// Returns the rules without conditions on the program, and those about windows.
     pub(super) fn any_program(&self) -> impl Iterator<Item = RuleId> {
         self.any_program.iter().copied().map(RuleId)
     }

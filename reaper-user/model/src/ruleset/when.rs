@@ -97,8 +97,13 @@ pub struct When {
     /// Least CPU use, in percent of one processor.
     #[serde(deserialize_with = "percent")]
     pub min_cpu: Option<u32>,
-    /// Whether the process has a listening TCP socket.
+    /// Whether the process has a listening TCP or Unix socket.
     pub listening: Option<bool>,
+    /// Whether the process has a listening Unix socket.
+    pub listening_unix: Option<bool>,
+    /// Whether the process must be connected to a display server (X11 or Wayland) that does not belong to its session.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub window: bool,
     /// Whether the process has living children.
     pub children: Option<bool>,
     /// Nanoseconds for which the session's tree has been idle. Holds only for a living root.
@@ -224,9 +229,11 @@ impl When {
             self.multiplexed,
             self.new_session,
             self.listening,
+            self.listening_unix,
             self.children,
         ];
-        flags.iter().all(Option::is_none)
+        !self.window
+            && flags.iter().all(Option::is_none)
             && (self.min_age, self.max_age, self.min_cpu) == (None, None, None)
             && self.units.is_empty()
             && self.markers.is_empty()

@@ -27,4 +27,5 @@ mod successors;
 mod survival;
 mod truth;
 mod units;
+mod what_is_reaped;
 mod world;

@@ -13,7 +13,7 @@ use super::survival::{exact_row, membership};
 use super::world::{INIT, OWN_PID, World};
 use crate::activity::Activity;
 use crate::event::{ExitStatus, Image, ProcessKey, Uids};
-use crate::facts::{Fact, FactSet, Facts, KernelSession, Stdio};
+use crate::facts::{Fact, FactSet, Facts, KernelSession, LocalSockets, Stdio};
 use crate::rules::Rules;
 use crate::ruleset::{Action, SessionCondition};
 use crate::user_keep::UserKeep;
@@ -23,14 +23,14 @@ const CODEX: &str = "/usr/local/bin/codex";
 const REAPED: &str = "reap root_exited";
 
 /// A host with the built-in rules and an agent in a shell. Each process has ordinary facts, unless a test sets others.
-struct Host {
-    w: World,
-    agent: ProcessKey,
-    facts: HashMap<ProcessKey, Facts>,
+pub(super) struct Host {
+    pub(super) w: World,
+    pub(super) agent: ProcessKey,
+    pub(super) facts: HashMap<ProcessKey, Facts>,
 }
 
 /// Returns facts of a process without a marker, a unit of its own, a socket, a client or a terminal.
-fn ordinary() -> Facts {
+pub(super) fn ordinary() -> Facts {
     Facts {
         markers: Fact::Known(0),
         unit: Fact::Known("session-1.scope".into()),
@@ -42,12 +42,13 @@ fn ordinary() -> Facts {
         conversations: Fact::Known(Arc::default()),
         activity: Fact::Known(Arc::default()),
         stdio: Fact::Known(Stdio::Other),
+        local_sockets: Fact::Known(Arc::default()),
         ..Facts::unreadable()
     }
 }
 
 /// Returns facts of a process that listens.
-fn listening() -> Facts {
+pub(super) fn listening() -> Facts {
     Facts {
         listening: Fact::Known(true),
         ..ordinary()
@@ -65,7 +66,7 @@ impl Host {
     }
 
     /// Starts the agent with this controlling terminal, 0 for none.
-    fn with_terminal(agent: &str, tty: u32) -> Host {
+    pub(super) fn with_terminal(agent: &str, tty: u32) -> Host {
         Host::start_with(agent, "", tty)
     }
 
@@ -89,7 +90,12 @@ impl Host {
         self.start_in_cgroup(parent, command, 7)
     }
 
-    fn start_in_cgroup(&mut self, parent: ProcessKey, command: &str, cgroup_id: u64) -> ProcessKey {
+    pub(super) fn start_in_cgroup(
+        &mut self,
+        parent: ProcessKey,
+        command: &str,
+        cgroup_id: u64,
+    ) -> ProcessKey {
         let child = self.w.fork(parent);
         self.exec(child, command, cgroup_id);
         child
@@ -117,7 +123,7 @@ impl Host {
     }
 
     /// Returns the decision about a process, after all facts that it needs were read.
-    fn why(&mut self, key: ProcessKey) -> String {
+    pub(super) fn why(&mut self, key: ProcessKey) -> String {
         for _ in 0..20 {
             let decision = self.w.decide(key);
             if decision.needs.is_empty() {
@@ -308,7 +314,7 @@ fn server_in_use_has_10_minutes_again_and_again() {
         advance(&mut h.w, MINUTE);
         // CPU time that was used up to the last look is no use since then.
         h.assert_all(&[server], "reap root_exited asked-for-servers");
-        h.assert_all(&[npm], "reap root_exited young");
+        h.assert_all(&[npm], "reap root_exited");
     }
 }
 
@@ -321,7 +327,7 @@ fn process_has_until_it_is_a_minute_old_after_status_0() {
     advance(&mut h.w, MINUTE / 2);
     h.w.exit(h.agent);
     advance(&mut h.w, 0);
-    h.assert_all(&[older], "reap root_exited young");
+    h.assert_all(&[older], "reap root_exited");
     h.assert_all(&[young], "wait rule_delay young");
     let later = h.start(young, "/usr/bin/vite");
     advance(&mut h.w, MINUTE / 2);
@@ -340,8 +346,64 @@ fn process_has_until_it_is_a_minute_old_after_status_0() {
     let last = h.start(young, "/usr/bin/worker");
     h.assert_all(&[young, last], "wait rule_delay young");
     advance(&mut h.w, 1_000_000_000);
-    h.assert_all(&[young], "reap root_exited young");
-    h.assert_all(&[last], "reap forked_after_root_exit young");
+    h.assert_all(&[young], "reap root_exited");
+    h.assert_all(&[last], "reap forked_after_root_exit");
+}
+
+/// Returns facts of a process with a window on this display.
+pub(super) fn window_on(display: &str) -> Facts {
+    let local = LocalSockets {
+        displays: [display.as_bytes().into()].into(),
+        listens: false,
+    };
+    Facts {
+        local_sockets: Fact::Known(local.into()),
+        ..ordinary()
+    }
+}
+
+#[test]
+fn program_with_a_window_is_kept_with_its_tree() {
+    const KEPT: &str = "keep keep_rule windows";
+    for (command, display, expected) in [
+        ("/opt/x/viewer", "X0", KEPT),
+        ("/opt/x/viewer", "wayland-0", KEPT),
+        ("/opt/x/viewer", "X99", REAPED),
+        ("/opt/x/viewer", "wayland-7", REAPED),
+        ("/opt/x/viewer --headless=new", "X0", REAPED),
+        ("/opt/x/viewer --remote-debugging-port=0", "X0", REAPED),
+    ] {
+        let mut h = Host::new(CLAUDE);
+        h.w.model.set_has_display(true);
+        let test = h.start(h.agent, "/usr/bin/xvfb-run");
+        h.start(test, "/usr/bin/Xvfb :99");
+        h.start(test, "/usr/bin/weston --socket=wayland-7");
+        let shell = h.start(h.agent, "/bin/sh");
+        let viewer = h.start(shell, command);
+        let helper = h.start(viewer, "/opt/x/helper");
+        h.facts.insert(viewer, window_on(display));
+        h.w.kill(h.agent);
+        h.assert_all(&[viewer], expected);
+        let relatives = match expected {
+            KEPT => ["keep descendant_kept windows", "keep ancestor_kept windows"],
+            _ => [REAPED; 2],
+        };
+        h.assert_all(&[shell], relatives[0]);
+        h.assert_all(&[helper], relatives[1]);
+        h.assert_all(&[test], REAPED);
+    }
+}
+
+#[test]
+fn probes_signal_no_member_where_a_display_server_runs() {
+    for has_display in [false, true] {
+        let mut h = Host::new(CLAUDE);
+        let tool = h.start(h.agent, "/usr/bin/make");
+        set_facts(&mut h.w, tool, FactSet::MARKERS | FactSet::UNIT, ordinary());
+        assert_eq!(h.w.model.set_has_display(has_display), has_display);
+        let node = h.w.model.tree.get(tool).unwrap();
+        assert_eq!(h.w.model.is_kernel_killable(node), !has_display);
+    }
 }
 
 #[test]

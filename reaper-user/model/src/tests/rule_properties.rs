@@ -50,6 +50,7 @@ fn facts() -> impl Strategy<Value = Facts> {
             stdio: Fact::Unread,
             arguments: Fact::Unread,
             script: Fact::Unread,
+            local_sockets: Fact::Unread,
         },
     )
 }

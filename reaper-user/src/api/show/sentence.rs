@@ -318,6 +318,7 @@ fn signals(snapshot: &ExplainSnapshot) -> String {
 fn fact_names(needs: FactSet) -> String {
     let all = [
         (FactSet::LISTENING, "whether it listens on a port"),
+        (FactSet::LOCAL_SOCKETS, "whether it has a window"),
         (FactSet::CPU, "how busy it is"),
         (FactSet::UNIT, "its systemd unit"),
         (FactSet::KERNEL_SESSION, "its terminal and session"),

@@ -655,11 +655,19 @@ fn facts_are_shown_as_values_or_unreadable() {
         stdio: Fact::Unread,
         arguments: Fact::Unreadable,
         script: Fact::Unread,
+        local_sockets: Fact::Known(
+            LocalSockets {
+                displays: ["X0".as_bytes().into()].into(),
+                listens: false,
+            }
+            .into(),
+        ),
     };
     let facts = serde_json::to_value(facts(&snapshot)).unwrap();
     let expected = serde_json::json!({
         "keep_marker": true, "unit": "unreadable", "listening": false, "sid": 9, "terminal": false,
         "terminal_input": false, "cwd": "/w/app", "agent_markers": ["CLAUDECODE"],
+        "listening_unix": false, "displays": ["X0"],
     });
     assert_eq!(facts, expected);
 }

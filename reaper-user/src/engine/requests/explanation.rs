@@ -63,11 +63,13 @@ impl Engine {
         };
         let node = self.model.tree.get(snapshot.row.key);
         let escalation = node.and_then(|node| self.model.escalation_of(node));
+        let own_grace = node.map_or(0, |node| self.model.longest_grace(node));
+        let own_grace = Duration::from_nanos(own_grace);
         Ok(EngineReply::Explain(Box::new(ExplainSnapshot {
             enforce,
             honors_keep,
             mode_reason: self.settings.mode_reason.clone(),
-            grace: self.ingest.reaper.grace(escalation, self.settings.times),
+            grace: self.ingest.reaper.grace(escalation, self.settings.times).max(own_grace),
             gap: self.gap.is_some(),
             predates_service: snapshot.row.key.start < self.started_at,
             ..snapshot

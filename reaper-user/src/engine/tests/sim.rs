@@ -466,6 +466,10 @@ impl FactReader for SimFacts {
         });
     }
 
+    fn has_display(&self) -> bool {
+        false
+    }
+
     fn ready(&mut self) -> ReadyFuture<'_> {
         Box::pin(async {
             if self.1.is_empty() || self.0.state().holds_facts {

@@ -14,7 +14,9 @@ use crate::sys::{self, darwin};
 use reaper_model::activity::Activity;
 use reaper_model::conversation::{ConversationSource, Conversations};
 use reaper_model::event::{Image, ProcessKey, TICK_NS};
-use reaper_model::facts::{Fact, InheritedFacts, KernelSession, Stdio, is_distinctive};
+use reaper_model::facts::{
+    Fact, InheritedFacts, KernelSession, LocalSockets, Stdio, is_distinctive,
+};
 use reaper_model::leftover::EnvMarkers;
 use reaper_model::ruleset::{Pattern, script_path};
 
@@ -144,6 +146,11 @@ impl ProcDir {
         let ticks = darwin::usage(self.key.pid)?.cpu / TICK_NS;
         let at = sys::monotonic();
         Some(CpuTime { ticks, at })
+    }
+
+    /// Returns no sockets: which displays a process uses, and which Unix sockets listen, is not read on macOS.
+    pub(super) fn local_sockets(&self, _: u64) -> io::Result<Option<LocalSockets>> {
+        Ok(Some(LocalSockets::default()))
     }
 
     /// Returns whether the process has a listening network socket; `None` if that is unknown for one of its sockets.

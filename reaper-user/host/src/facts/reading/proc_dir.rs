@@ -12,6 +12,7 @@ use std::sync::Arc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::listeners::in_own_namespace;
+use super::local;
 use super::registry::{RegistryDir, RegistryProcess, variable};
 use super::script;
 use super::sockets::{connections, listening_ports, listens};
@@ -22,7 +23,9 @@ use crate::sys::{self, pidfd::Pidfd};
 use reaper_model::activity::Activity;
 use reaper_model::conversation::{ConversationSource, Conversations};
 use reaper_model::event::{Image, ProcessKey, TICK_NS};
-use reaper_model::facts::{Fact, InheritedFacts, KernelSession, Stdio, is_distinctive};
+use reaper_model::facts::{
+    Fact, InheritedFacts, KernelSession, LocalSockets, Stdio, is_distinctive,
+};
 use reaper_model::leftover::EnvMarkers;
 use reaper_model::ruleset::{Pattern, script_path};
 
@@ -345,18 +348,24 @@ impl ProcDir {
         ))
     }
 
-    /// Returns whether the process had a listening TCP socket after `requested` (ns since boot). `None` if it has too
-    /// many open files to read all within [`FILES_BUDGET`], and those that were read include no such socket.
+    /// Returns whether the process had a listening TCP or Unix socket after `requested` (ns since boot). In another network
+    /// namespace than the service's, only TCP counts. `None` if it has too many open files to read all within
+    /// [`FILES_BUDGET`], and those that were read include no such socket.
     ///
     /// Read by path: the caller must check [`ProcDir::is_alive`] afterwards, because the pid can be reused.
     pub(super) fn listening(&self, requested: u64) -> io::Result<Option<bool>> {
         let listeners = in_own_namespace(&self.path, requested);
-        if listeners.as_ref().is_some_and(|all| all.is_empty()) {
-            return Ok(Some(false));
-        }
+        let local = match &listeners {
+            Some(_) => Some(local::table(requested)?),
+            None => None,
+        };
+        let has_local = |sockets: &HashSet<u64>| {
+            let local = local.as_ref();
+            local.is_some_and(|local| !local.listening.is_disjoint(sockets))
+        };
         let (sockets, all) = self.sockets(FILES_BUDGET)?;
         let listens = match listeners {
-            Some(listeners) => !listeners.is_disjoint(&sockets),
+            Some(listeners) => !listeners.is_disjoint(&sockets) || has_local(&sockets),
             None if sockets.is_empty() => false,
             None => {
                 let net = self.path.join("net");
@@ -369,6 +378,25 @@ impl ProcDir {
             }
         };
         Ok((listens || all).then_some(listens))
+    }
+
+    /// Returns the displays to which the process is connected, and whether it has a listening Unix socket. `None` if it has
+    /// too many open files to read all within [`FILES_BUDGET`]. Read by path, as in [`ProcDir::listening`].
+    pub(super) fn local_sockets(&self, requested: u64) -> io::Result<Option<LocalSockets>> {
+        let table = local::table(requested)?;
+        if table.windows.is_empty() && table.listening.is_empty() {
+            return Ok(Some(LocalSockets::default()));
+        }
+        let (sockets, all) = self.sockets(FILES_BUDGET)?;
+        let windows = sockets.iter().filter_map(|inode| table.windows.get(inode));
+        let mut displays: Vec<Box<[u8]>> = windows.cloned().collect();
+        displays.sort_unstable();
+        displays.dedup();
+        let listens = !table.listening.is_disjoint(&sockets);
+        Ok(all.then(|| LocalSockets {
+            displays: displays.into(),
+            listens,
+        }))
     }
 
     /// Returns the TCP ports on which the process listens, in order. Leaves out those of files that cannot be read

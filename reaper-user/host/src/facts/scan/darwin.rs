@@ -5,14 +5,12 @@ use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
-use super::ScriptPaths;
-use super::reading::{ProcDir, read_facts};
+use super::reading::ProcDir;
+use super::{ScriptPaths, SocketFacts, sockets_of};
 use crate::source::darwin::table::{ProcessReading, Procfs, ProcfsError, all, one, proc_entry};
-use crate::sys;
 use reaper_model::event::ProcessKey;
-use reaper_model::facts::{Fact, FactSet};
+use reaper_model::facts::Fact;
 use reaper_model::leftover::{EnvMarkers, LeftoverRow, ProcessTable};
-use reaper_model::ruleset::Ruleset;
 
 /// Reads all living processes. Those that cannot be read are listed as unread. Does not read whether they listen.
 ///
@@ -47,6 +45,7 @@ pub fn scan_pids(
         };
         let mut row = LeftoverRow {
             listening: Fact::Unread,
+            window: Fact::Unread,
             login_uid: None,
             unit: Fact::Unreadable,
             env_markers: Fact::Unreadable,
@@ -78,26 +77,18 @@ pub fn scan_pids(
     Ok(table)
 }
 
-/// Returns whether the processes with these pids have a listening socket, by key. Leaves out those that have exited.
+/// Returns facts about the sockets of the processes with these pids, by key. Leaves out those that have exited.
 ///
 /// # Errors
 /// The process table cannot be read.
-pub fn listening(
+pub fn socket_facts(
     procfs: &Procfs,
     pids: Vec<u32>,
-) -> Result<HashMap<ProcessKey, Fact<bool>>, ProcfsError> {
+) -> Result<HashMap<ProcessKey, SocketFacts>, ProcfsError> {
     let mut all = HashMap::new();
     for pid in pids {
         if let ProcessReading::Alive(seen) = procfs.read(pid)? {
-            let found = read_facts(
-                Path::new(""),
-                seen.key,
-                FactSet::LISTENING,
-                None,
-                &Ruleset::default(),
-                sys::boot_time(),
-            );
-            all.insert(seen.key, found.facts.listening);
+            all.insert(seen.key, sockets_of(Path::new(""), seen.key));
         }
     }
     Ok(all)

@@ -225,7 +225,8 @@ impl<'a> Judge<'a> {
         }
         let judging = rules.matching_member_rules(image);
         let keeps = |rule: &Rule| {
-            rule.action == Action::Keep && !rule.matchers.is_empty() && passes_on(&rule.name)
+            let names = !rule.matchers.is_empty() && !rule.when.window;
+            rule.action == Action::Keep && names && passes_on(&rule.name)
         };
         let might_keep = || rules.unknown_keep(image, &judging);
         let has_markers =
@@ -237,12 +238,14 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// Returns whether the conditions of a rule on uids and listening sockets may hold. All other conditions are assumed to
-/// hold.
+/// Returns whether the conditions of a rule on uids, listening sockets and windows may hold. All other conditions are
+/// assumed to hold.
 fn may_hold(rule: &Rule, row: &LeftoverRow, head: &LeftoverRow) -> bool {
     let (uid, listening) = (rule.when.uid, rule.when.listening);
     uid.is_none_or(|uid| uid.holds(row.entry.uids, head.entry.uids))
         && listening.is_none_or(|wanted| row.listening != Fact::Known(!wanted))
+        && (!rule.when.window
+            || row.window != Fact::Known(false) && rule.matches_program(&row.entry.image))
 }
 
 /// Returns whether a unit is managed as a service, and does not merely hold what a user has started.

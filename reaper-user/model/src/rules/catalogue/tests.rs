@@ -9,7 +9,7 @@ mod recorded;
 
 use crate::event::Image;
 use crate::rules::{self, catalogue};
-use crate::ruleset::{Action, Class, Field, Ruleset, UidCondition};
+use crate::ruleset::{Action, Class, Field, Matcher, RuleId, Ruleset, UidCondition};
 
 /// Returns an image. The arguments are separated by `|`.
 fn image(comm: &str, exe: &str, argv: &str) -> Image {
@@ -31,11 +31,13 @@ fn class(rules: &Ruleset, image: &Image) -> String {
         Class::Boundary(id) => format!("boundary {}", rules.name(id)),
         Class::Server(id) => format!("server {}", rules.name(id)),
         Class::Plain => {
-            // Rules without conditions on the program match every image.
+            // Rules without positive conditions on the program match almost every image.
             let matching = rules.matching_member_rules(image);
-            let mut named = matching
-                .iter()
-                .filter(|id| !rules.rule(**id).matchers.is_empty());
+            let is_named = |id: &&RuleId| {
+                let matchers = &rules.rule(**id).matchers;
+                matchers.iter().any(Matcher::is_positive)
+            };
+            let mut named = matching.iter().filter(is_named);
             // A rule that reaps has no effect on the class if it only sets the time to exit.
             let kind = |action| match action {
                 Action::Reap => "reap",
@@ -680,6 +682,7 @@ fn other_uid_is_the_first_keep() {
             "other-uid",
             "package-managers",
             "own-unit",
+            "windows",
             "asked-for-servers",
             "unattended-servers",
             "young",
