@@ -14,4 +14,7 @@ macro_rules! pages {
     };
 }
 
+#[doc = include_str!("../docs/what-is-reaped.md")]
+pub mod what_is_reaped {}
+
 pages!(architecture concepts rules configuration sources events run operations security benchmarks contributing agents);

@@ -20,7 +20,7 @@ const PROMISES: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "SIGTERM first, SIGKILL after 5 s (1 min for databases, package managers and the like), and again until none is left",
+        "SIGTERM first, SIGKILL after 5 s (1 min for databases etc.), and again until none is left",
         &[
             "config::tests::empty_file_has_the_defaults",
             "reap::escalation::tests::grace_starts_at_opening_and_ends_in_sigkill",
@@ -51,11 +51,11 @@ const PROMISES: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "After a status other than 0, or a death by a signal: at once",
+        "After a status other than 0, or death by a signal: at once",
         &["tests::promises::exit_with_another_status_or_a_signal_has_no_patience"],
     ),
     (
-        "After status 0, a server that listens has 10 minutes, again and again while it is in use (1 minute if the agent had \
+        "After status 0, a server that listens has 10 minutes, again and again while in use (1 min if the agent had \
          no terminal), and any process has until it is a minute old",
         &[
             "tests::promises::server_that_listens_has_10_minutes_after_status_0",

@@ -69,7 +69,11 @@ impl Engine {
             enforce,
             honors_keep,
             mode_reason: self.settings.mode_reason.clone(),
-            grace: self.ingest.reaper.grace(escalation, self.settings.times).max(own_grace),
+            grace: self
+                .ingest
+                .reaper
+                .grace(escalation, self.settings.times)
+                .max(own_grace),
             gap: self.gap.is_some(),
             predates_service: snapshot.row.key.start < self.started_at,
             ..snapshot
