@@ -75,7 +75,7 @@ fn explained() {
     let reaped =
         format!("When {name} exits, this process is reaped: SIGTERM, and SIGKILL 200ms later.");
     let leaf = world.await_processes("leaf", 1)[0];
-    assert_contains(&explain(&world, leaf), &[&lives, &reaped, "status 0"]);
+    assert_contains(&explain(&world, leaf), &[&lives, &reaped, "listens: no"]);
     let orphan = world.await_processes("orphan", 1)[0];
     world.await_event("an orphan event", |e| e.is("orphan", orphan));
     let said = explain(&world, orphan);
@@ -213,7 +213,7 @@ fn explained_delay() {
             ": a rule delays the decision (unattended-servers). Its agent claude-code (",
             " ago with status 0.",
             "that delay expires, and it is reaped: SIGTERM, and SIGKILL 200ms later.",
-            "listens on a port: yes",
+            "listens: yes",
         ],
     );
     assert_contains(

@@ -137,14 +137,14 @@ pub fn out_of_files(events: &[Event]) -> HashSet<ProcessKey> {
 }
 
 /// Returns the processes whose decision may be missing: those without a pidfd, and those of a part with `may_exit_first` that
-/// exited before their signal.
+/// exited without a signal of the service.
 pub fn undecided(events: &[Event], part: &ProcessSpec) -> HashSet<ProcessKey> {
-    let is_gone = |e: &&Event| {
-        part.may_exit_first
-            && e.outcome.as_deref() == Some("not_sent")
-            && e.reason.as_deref() == Some("already_exited")
+    let of = |name: &'static str| {
+        let all = events.iter().filter(move |e| e.event == name);
+        all.filter_map(Event::process)
     };
-    let gone = events.iter().filter(is_gone).filter_map(Event::process);
+    let signalled: HashSet<ProcessKey> = of("signal").collect();
+    let gone = of("exit").filter(|key| part.may_exit_first && !signalled.contains(key));
     out_of_files(events).into_iter().chain(gone).collect()
 }
 
@@ -211,9 +211,9 @@ pub fn assert_reaped(world: &World, events: &[Event], part: &ProcessSpec, leeway
         .iter()
         .filter_map(|e| Some((e.pid?, e)))
         .for_each(|(pid, e)| by_pid.entry(pid).or_default().push(e));
-    let starved = out_of_files(events);
+    let undecided = undecided(events, part);
     for key in world.processes(part.role) {
-        if starved.contains(&key) {
+        if undecided.contains(&key) {
             continue;
         }
         let mine = by_pid.remove(&key.pid).unwrap_or_default();

@@ -38,6 +38,14 @@ pub enum RequestKind {
     Explain {
         pid: u32,
     },
+    /// As `Explain`, with facts about its sockets. The server reads them, because the engine would read them only once
+    /// the process is due.
+    ExplainWith {
+        key: ProcessKey,
+        sockets: Box<Facts>,
+        /// Time of the reading (ns since boot).
+        at: u64,
+    },
     Agents,
     /// Tests the rules against a process. Only the server reads the process.
     TestRules {

@@ -254,10 +254,6 @@ fn facts(snapshot: &ExplainSnapshot) -> BTreeMap<String, Value> {
     );
     put("unit", map(unit, |unit| (**unit).into()));
     put("listening", map(listening, |is| (*is).into()));
-    put(
-        "listening_unix",
-        map(local_sockets, |local| local.listens.into()),
-    );
     let names = |local: &Arc<LocalSockets>| {
         let displays = local.displays.iter();
         displays.map(|name| String::from_utf8_lossy(name)).collect()

@@ -112,12 +112,13 @@ fn agent(session: &SessionInfo) -> String {
     text
 }
 
-/// Formats a fact, given by its name in the response, such as `listens on a port: yes`.
+/// Formats a fact, given by its name in the response, such as `listens: yes`.
 fn fact(fact: &str, value: &Value) -> String {
     let name = match fact {
         "keep_marker" => "REAPER_KEEP=1",
         "unit" => "systemd unit",
-        "listening" => "listens on a port",
+        "displays" => "has windows on",
+        "listening" => "listens",
         "cpu_percent" => "CPU use in percent",
         "sid" => "session id",
         "terminal_input" => "reads from a terminal",

@@ -20,6 +20,7 @@ use crate::export::{EventBody, EventRecord, KeepDuration, ProcessRef};
 use crate::reap::ReapOutcome;
 use reaper_host::sys;
 use reaper_model::event::ProcessKey;
+use reaper_model::facts::{FactSet, Facts};
 use reaper_model::leftover::LeftoverVerdict as Left;
 use reaper_model::policy::Verdict;
 use reaper_model::session::SessionId;
@@ -54,6 +55,10 @@ impl Engine {
 
     /// Executes a request and returns the reply. The error is the reply to a refused request.
     fn reply(&mut self, peer: Peer, kind: RequestKind) -> Result<EngineReply, ErrorResponse> {
+        if let RequestKind::ExplainWith { key, sockets, at } = &kind {
+            let read = FactSet::LISTENING | FactSet::LOCAL_SOCKETS;
+            self.model.set_facts(*key, read, Facts::clone(sockets), *at);
+        }
         let view = View::new(&self.model, peer).in_mode(self.settings.mode);
         Ok(match kind {
             RequestKind::Status => EngineReply::Status {
@@ -64,7 +69,11 @@ impl Engine {
             RequestKind::Tree { agent, all } => {
                 EngineReply::Tree(view.tree(agent.as_deref(), all)?)
             }
-            RequestKind::Explain { pid } => self.explain(&view, pid)?,
+            RequestKind::Explain { pid }
+            | RequestKind::ExplainWith {
+                key: ProcessKey { pid, .. },
+                ..
+            } => self.explain(&view, pid)?,
             RequestKind::Agents => EngineReply::Agents(view.agents()),
             RequestKind::TestRules { pid } => {
                 EngineReply::TestRules(pid, peer, self.model.rules.shared_rules())

@@ -160,7 +160,7 @@ fn condition_text(condition: &str, wait: &WaitInfo) -> String {
             };
             let ports: Vec<String> = wait.ports.iter().map(u16::to_string).collect();
             match ports.as_slice() {
-                [] => format!("{listener} listens on a port"),
+                [] => format!("{listener} listens"),
                 ports => format!("{listener} listens on {}", ports.join(", ")),
             }
         }
@@ -290,7 +290,7 @@ mod tests {
                 server,
                 vite(false),
                 vec![],
-                "10m: vite (7) above it listens on a port, and its agent left by itself",
+                "10m: vite (7) above it listens, and its agent left by itself",
             ),
             (vec![], None, vec![], "10m: a rule delays the decision"),
         ] {

@@ -92,6 +92,8 @@ pub fn pattern(text: &str) -> Regex {
 /// begin with the same pid.
 fn joined(text: &str) -> Vec<(String, String)> {
     let (row, clock) = (pattern(r"^ *\d+ +"), pattern(r"^\d\d:\d\d:"));
+    // Such as `lineage   1 init` in an explanation.
+    let field = pattern("^[a-z]+ {2,}");
     let mut lines: Vec<(String, String)> = Vec::new();
     let mut before = (String::new(), None);
     for raw in text.lines() {
@@ -109,7 +111,8 @@ fn joined(text: &str) -> Vec<(String, String)> {
             .is_some_and(|rest| rest.starts_with(' ') && !rest[1..].starts_with(' '));
         let is_same = style == before.1 || style.is_none() && !hang.is_empty();
         let is_full = width > WIDTH && !word.is_empty() && !before.0.ends_with('…');
-        let is_new = clock.is_match(words) || start.is_none() && row.is_match(&line);
+        let is_field = field.is_match(&line);
+        let is_new = is_field || clock.is_match(words) || start.is_none() && row.is_match(&line);
         let continues = is_full && is_same && is_below_word && !is_new;
         match lines.last_mut().filter(|_| continues) {
             Some((first, last)) => {

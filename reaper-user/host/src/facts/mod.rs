@@ -16,7 +16,7 @@ mod tests;
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -26,6 +26,7 @@ use hashbrown::HashMap;
 use tokio::sync::Notify;
 
 use crate::advice::Advised as _;
+use crate::source::procfs::Procfs;
 use crate::sys;
 use crate::workers::{Job, Size, Workers};
 use reading::{CpuTime, ReadResult, read_facts};
@@ -122,11 +123,16 @@ pub struct SocketFacts {
     pub window: Fact<bool>,
 }
 
-/// Reads facts about the sockets of a process. `root` is the directory of /proc.
-fn sockets_of(root: &Path, key: ProcessKey) -> SocketFacts {
+/// Reads [`Facts::listening`] and [`Facts::local_sockets`] of a process. The other facts are unreadable.
+pub fn read_sockets(procfs: &Procfs, key: ProcessKey) -> Facts {
     let needs = FactSet::LISTENING | FactSet::LOCAL_SOCKETS;
     let rules = Ruleset::default();
-    let found = read_facts(root, key, needs, None, &rules, sys::boot_time()).facts;
+    read_facts(procfs.root(), key, needs, None, &rules, sys::boot_time()).facts
+}
+
+/// Returns facts about the sockets of a process.
+fn sockets_of(procfs: &Procfs, key: ProcessKey) -> SocketFacts {
+    let found = read_sockets(procfs, key);
     SocketFacts {
         listening: found.listening,
         window: match found.local_sockets {

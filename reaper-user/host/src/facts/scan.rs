@@ -168,7 +168,7 @@ pub fn socket_facts(
         let Ok(ProcessReading::Alive(seen)) = seen else {
             return None;
         };
-        Some((seen.key, sockets_of(procfs.root(), seen.key)))
+        Some((seen.key, sockets_of(procfs, seen.key)))
     };
     procfs.pass(&READERS, PATIENCE, pids, read, |_, found| all.extend(found))?;
     Ok(all)

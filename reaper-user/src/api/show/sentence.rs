@@ -317,7 +317,7 @@ fn signals(snapshot: &ExplainSnapshot) -> String {
 /// Returns the missing facts in words.
 fn fact_names(needs: FactSet) -> String {
     let all = [
-        (FactSet::LISTENING, "whether it listens on a port"),
+        (FactSet::LISTENING, "whether it listens"),
         (FactSet::LOCAL_SOCKETS, "whether it has a window"),
         (FactSet::CPU, "how busy it is"),
         (FactSet::UNIT, "its systemd unit"),

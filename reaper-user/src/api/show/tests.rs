@@ -335,7 +335,7 @@ fn explanation_sentences_match_the_decision() {
             lives.into(),
             format!(
                 "{reaped_then} If claude-code (42) exits with status 0, what happens to this process depends on the rule \
-                 \"asked-for-servers\", which needs to know whether it listens on a port."
+                 \"asked-for-servers\", which needs to know whether it listens."
             ),
         ),
         (
@@ -667,7 +667,7 @@ fn facts_are_shown_as_values_or_unreadable() {
     let expected = serde_json::json!({
         "keep_marker": true, "unit": "unreadable", "listening": false, "sid": 9, "terminal": false,
         "terminal_input": false, "cwd": "/w/app", "agent_markers": ["CLAUDECODE"],
-        "listening_unix": false, "displays": ["X0"],
+        "displays": ["X0"],
     });
     assert_eq!(facts, expected);
 }

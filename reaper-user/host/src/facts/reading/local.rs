@@ -4,9 +4,13 @@
 //! at its other end. That one may be in any network namespace.
 
 use std::collections::{HashMap, HashSet};
+use std::io;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use super::netlink::{ESTABLISHED, LISTEN, dump, number};
+use super::sockets::rows;
+use crate::source::procfs::parse::{self, words};
 use crate::sys;
 
 /// Time in ns for which the sockets are reused.
@@ -28,8 +32,9 @@ const LISTENS: u8 = 10;
 pub(super) struct LocalTable {
     /// Listening sockets.
     pub(super) listening: HashSet<u64>,
-    /// Sockets of clients of a display server, with the name of the display such as `X0` or `wayland-1`.
-    pub(super) windows: HashMap<u64, Box<[u8]>>,
+    /// Sockets of clients of a display server, with the name of the display such as `X0` or `wayland-1`; `None` if the
+    /// kernel does not tell the other end of a socket.
+    pub(super) windows: Option<HashMap<u64, Box<[u8]>>>,
     /// Whether a display server listens.
     pub(super) has_display: bool,
 }
@@ -41,7 +46,7 @@ static LAST: Mutex<Option<(u64, Arc<LocalTable>)>> = Mutex::new(None);
 ///
 /// # Errors
 /// They cannot be read.
-pub(super) fn table(requested: u64) -> nix::Result<Arc<LocalTable>> {
+pub(super) fn table(requested: u64) -> io::Result<Arc<LocalTable>> {
     // Waiting for the lock would look like a stuck read, because its holder may wait for a processor.
     let Ok(mut last) = LAST.try_lock() else {
         return read().map(Arc::new);
@@ -58,12 +63,34 @@ pub(super) fn table(requested: u64) -> nix::Result<Arc<LocalTable>> {
     Ok(table)
 }
 
-fn read() -> nix::Result<LocalTable> {
+/// A kernel may lack the module for `sock_diag(7)` of Unix sockets. Its table in /proc then has the listening ones.
+fn read() -> io::Result<LocalTable> {
+    read_ends().or_else(|_| read_listening())
+}
+
+fn read_listening() -> io::Result<LocalTable> {
+    let mut table = LocalTable::default();
+    for row in rows(Path::new("/proc/self/net/unix"))? {
+        let words: Vec<&[u8]> = words(&row).collect();
+        // Columns: number, references, protocol, flags, type, state, inode, and a path if bound. The flag is
+        // `__SO_ACCEPTCON` of include/linux/net.h.
+        if let [_, _, _, b"00010000", _, _, inode, path @ ..] = &words[..] {
+            table.listening.extend(parse::number::<u64>(inode));
+            table.has_display |= path.first().is_some_and(|path| display_of(path).is_some());
+        }
+    }
+    Ok(table)
+}
+
+fn read_ends() -> nix::Result<LocalTable> {
     let mut request = vec![libc::AF_UNIX as u8, 0, 0, 0];
     for word in [ESTABLISHED | LISTEN, 0, SHOW, u32::MAX, u32::MAX] {
         request.extend(word.to_ne_bytes());
     }
-    let mut table = LocalTable::default();
+    let mut table = LocalTable {
+        windows: Some(HashMap::new()),
+        ..LocalTable::default()
+    };
     dump(&[request], |message| add(&mut table, message))?;
     Ok(table)
 }
@@ -88,7 +115,8 @@ fn add(table: &mut LocalTable, message: &[u8]) -> nix::Result<()> {
         table.listening.insert(inode.into());
         table.has_display |= display.is_some();
     } else if let (Some(display), Some(peer)) = (display, peer) {
-        table.windows.insert(peer.into(), display.into());
+        let windows = table.windows.get_or_insert_default();
+        windows.insert(peer.into(), display.into());
     }
     Ok(())
 }
@@ -130,12 +158,17 @@ mod tests {
             let client = UnixStream::connect(dir.path().join(path)).unwrap();
             let (server, _) = listener.accept().unwrap();
             let table = table(sys::boot_time()).unwrap();
-            let found = table.windows.get(&inode(&client)).map(|name| &name[..]);
+            let windows = table.windows.as_ref().expect("sock_diag of Unix sockets");
+            let found = windows.get(&inode(&client)).map(|name| &name[..]);
             assert_eq!(found, display.map(str::as_bytes), "{path}");
             assert!(table.listening.contains(&inode(&listener)));
             assert!(table.has_display || display.is_none());
             assert!(!table.listening.contains(&inode(&client)));
-            assert!(!table.windows.contains_key(&inode(&server)));
+            assert!(!windows.contains_key(&inode(&server)));
+            let from_proc = read_listening().unwrap();
+            assert!(from_proc.listening.contains(&inode(&listener)));
+            assert!(!from_proc.listening.contains(&inode(&client)));
+            assert!(from_proc.has_display || display.is_none());
         }
     }
 
@@ -160,7 +193,7 @@ mod tests {
         fn any_message_can_be_read(bytes in arbitrary_bytes([1, 0, 1, 0, 7, 0, 0, 0])) {
             let mut table = LocalTable::default();
             let _ = add(&mut table, &bytes);
-            prop_assert!(table.windows.len() + table.listening.len() <= 1);
+            prop_assert!(table.windows.map_or(0, |all| all.len()) + table.listening.len() <= 1);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Reads a process from /proc.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -381,14 +381,20 @@ impl ProcDir {
     }
 
     /// Returns the displays to which the process is connected, and whether it has a listening Unix socket. `None` if it has
-    /// too many open files to read all within [`FILES_BUDGET`]. Read by path, as in [`ProcDir::listening`].
+    /// too many open files to read all within [`FILES_BUDGET`], or if the kernel does not tell which processes have windows.
+    /// Read by path, as in [`ProcDir::listening`].
     pub(super) fn local_sockets(&self, requested: u64) -> io::Result<Option<LocalSockets>> {
         let table = local::table(requested)?;
-        if table.windows.is_empty() && table.listening.is_empty() {
+        let windows = match &table.windows {
+            Some(windows) => windows,
+            None if table.has_display => return Ok(None),
+            None => &HashMap::new(),
+        };
+        if windows.is_empty() && table.listening.is_empty() {
             return Ok(Some(LocalSockets::default()));
         }
         let (sockets, all) = self.sockets(FILES_BUDGET)?;
-        let windows = sockets.iter().filter_map(|inode| table.windows.get(inode));
+        let windows = sockets.iter().filter_map(|inode| windows.get(inode));
         let mut displays: Vec<Box<[u8]>> = windows.cloned().collect();
         displays.sort_unstable();
         displays.dedup();

@@ -77,7 +77,7 @@ pub(super) fn connections(net: &Path, own: &HashSet<u64>) -> io::Result<(Vec<u64
 ///
 /// # Errors
 /// The table cannot be read, or is too long. The rest could contain any connection.
-fn rows(table: &Path) -> io::Result<Vec<Vec<u8>>> {
+pub(super) fn rows(table: &Path) -> io::Result<Vec<Vec<u8>>> {
     let file = match File::open(table) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         file => file?,

@@ -88,7 +88,7 @@ pub fn socket_facts(
     let mut all = HashMap::new();
     for pid in pids {
         if let ProcessReading::Alive(seen) = procfs.read(pid)? {
-            all.insert(seen.key, sockets_of(Path::new(""), seen.key));
+            all.insert(seen.key, sockets_of(procfs, seen.key));
         }
     }
     Ok(all)

@@ -3,6 +3,7 @@
 //! The types have the same names as those that read /proc on Linux, so callers need not distinguish the systems. Start
 //! times are exact to the µs, and each process has a unique id that is never reused.
 
+use std::path::Path;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -24,6 +25,11 @@ use reaper_model::event::{Image, ProcEntry, ProcessKey, TICK_NS};
 pub struct Procfs(());
 
 impl Procfs {
+    /// Returns an empty path: macOS has no /proc.
+    pub(crate) fn root(&self) -> &Path {
+        Path::new("")
+    }
+
     /// Reads one process.
     ///
     /// # Errors

@@ -5,14 +5,20 @@ use std::path::Path;
 use super::super::Shared;
 use super::{ApiResult, ask, to_response, untracked};
 use crate::api::ErrorResponse;
-use crate::api::messages::{EngineReply, RequestKind};
+use crate::api::messages::{DecisionSnapshot, EngineReply, ExplainSnapshot, RequestKind};
 use crate::api::peer::{Peer, SignalTarget};
 use crate::api::show::exited::Exited;
 use crate::export::to_json;
 use crate::journal::history;
+use reaper_host::facts::read_sockets;
 use reaper_host::source::procfs::{Procfs, Zombie};
+use reaper_host::sys;
 use reaper_host::sys::host::Host;
 use reaper_model::event::ProcessKey;
+use reaper_model::facts::FactSet;
+
+/// Facts that are read for a prediction.
+const SOCKETS: FactSet = FactSet::LISTENING.union(FactSet::LOCAL_SOCKETS);
 
 /// Answers from the engine or, for a process that it does not know, from the journal.
 pub(super) async fn explain(pid: u32, peer: Peer, shared: &Shared) -> ApiResult<Vec<u8>> {
@@ -20,7 +26,8 @@ pub(super) async fn explain(pid: u32, peer: Peer, shared: &Shared) -> ApiResult<
     let (recent, refusal) = match reply {
         Ok(EngineReply::ExplainExited(exited)) => (Some(Exited::recent(*exited)), None),
         Ok(EngineReply::Explain(snapshot)) => {
-            return untracked::respond(*snapshot, peer, shared).await;
+            let snapshot = with_sockets(*snapshot, peer, shared).await;
+            return untracked::respond(snapshot, peer, shared).await;
         }
         Ok(reply) => return to_response(reply).await,
         Err(refusal) if refusal.error == "not_found" => (None, Some(refusal)),
@@ -54,6 +61,27 @@ pub(super) async fn explain(pid: u32, peer: Peer, shared: &Shared) -> ApiResult<
     match shared.histories.run(peer, limit, answer).await? {
         Some(answer) => Ok(answer),
         None => untracked::explain(pid, peer, refused(pid), shared).await,
+    }
+}
+
+/// Returns the snapshot with a prediction that knows the sockets of the process, if it depends on them. Returns it unchanged
+/// if they cannot be read.
+async fn with_sockets(snapshot: ExplainSnapshot, peer: Peer, shared: &Shared) -> ExplainSnapshot {
+    let predicted = [&snapshot.if_killed, &snapshot.if_succeeded];
+    let needs = |one: &DecisionSnapshot| one.needs.intersects(SOCKETS);
+    if !predicted.into_iter().flatten().any(needs) {
+        return snapshot;
+    }
+    let key = snapshot.row.key;
+    let read = move || Ok((sys::boot_time(), read_sockets(&Procfs::default(), key)));
+    let read = shared.inspections.run(peer, shared.timeouts.answer, read);
+    let Ok((at, sockets)) = read.await else {
+        return snapshot;
+    };
+    let sockets = Box::new(sockets);
+    match ask(RequestKind::ExplainWith { key, sockets, at }, peer, shared).await {
+        Ok(EngineReply::Explain(known)) if known.row.key == key => *known,
+        _ => snapshot,
     }
 }
 
