@@ -252,8 +252,8 @@ fn ends_or_stays(h: &mut Host, key: ProcessKey) -> Fate {
         let until = match (decision.verdict, decision.until) {
             (Verdict::Wait, Some(until)) => until,
             (Verdict::Reap, _) => {
-                // Events take some nanoseconds.
-                let minutes = (h.w.now - begin + 1000) / MINUTE;
+                // Events take some time of this host too.
+                let minutes = (h.w.now - begin + MINUTE / 2) / MINUTE;
                 let named = |one: &&Rule| Some(&one.name) == rule.as_ref();
                 let again =
                     h.w.model
@@ -374,7 +374,8 @@ other than 0, or a death by a signal.
 ";
 
 const REASONS: &str = "
-While the agent lives, its processes stay. `reaper explain PID` shows the same for one process, before and after.
+While the agent lives, its processes stay, except an idle agent whose client is gone and an idle server that Codex itself
+started. `reaper explain PID` shows the same for one process, before and after.
 
 ## Why
 
