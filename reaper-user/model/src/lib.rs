@@ -596,12 +596,13 @@ impl Model {
         let serves = |node: &Node| {
             let file = node.image.exe.rsplit(|byte| *byte == b'/').next();
             let is_x = file.is_some_and(|file| file.starts_with(b"X"));
-            let names = |argument: &[u8]| {
-                let number = argument.strip_prefix(b":").filter(|_| is_x);
-                let is_number = number.is_some_and(|n| display.strip_prefix(b"X") == Some(n));
-                is_number || argument.strip_prefix(b"--socket=") == Some(display)
-            };
-            node.image.args().skip(1).any(names)
+            // A nested X server names the display that it uses behind the one that it serves, as in `:2 -display :0`.
+            let mut arguments = node.image.args().skip(1);
+            if is_x {
+                let served = arguments.next().and_then(|own| own.strip_prefix(b":"));
+                return served.is_some_and(|n| display.strip_prefix(b"X") == Some(n));
+            }
+            arguments.any(|argument| argument.strip_prefix(b"--socket=") == Some(display))
         };
         self.members_within(outermost).any(serves)
     }

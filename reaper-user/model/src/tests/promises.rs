@@ -377,6 +377,7 @@ fn program_with_a_window_is_kept_with_its_tree() {
         h.w.model.set_has_display(true);
         let test = h.start(h.agent, "/usr/bin/xvfb-run");
         h.start(test, "/usr/bin/Xvfb :99");
+        h.start(test, "/usr/bin/Xephyr :98 -display :0");
         h.start(test, "/usr/bin/weston --socket=wayland-7");
         let shell = h.start(h.agent, "/bin/sh");
         let viewer = h.start(shell, command);

@@ -30,11 +30,7 @@ static LAST: Mutex<Option<(u64, Sockets)>> = Mutex::new(None);
 /// Reads them, or reuses the last result if it is from after `requested` (ns since boot) and at most 10 ms old. `None`
 /// if the namespace is not the service's or is unknown, or if the sockets cannot be read.
 pub(super) fn in_own_namespace(process: &Path, requested: u64) -> Option<Sockets> {
-    let namespace = |process: &Path| {
-        let metadata = std::fs::metadata(process.join("ns/net")).ok()?;
-        Some((metadata.dev(), metadata.ino()))
-    };
-    if namespace(process)? != namespace(Path::new("/proc/self"))? {
+    if !is_in_own_namespace(process)? {
         return None;
     }
     // Waiting for the lock would look like a stuck read, because its holder may wait for a processor.
@@ -51,6 +47,15 @@ pub(super) fn in_own_namespace(process: &Path, requested: u64) -> Option<Sockets
     let sockets = Arc::new(read().ok()?);
     *last = Some((now, Arc::clone(&sockets)));
     Some(sockets)
+}
+
+/// Returns whether a process is in the service's network namespace; `None` if that cannot be read.
+pub(super) fn is_in_own_namespace(process: &Path) -> Option<bool> {
+    let namespace = |process: &Path| {
+        let metadata = std::fs::metadata(process.join("ns/net")).ok()?;
+        Some((metadata.dev(), metadata.ino()))
+    };
+    Some(namespace(process)? == namespace(Path::new("/proc/self"))?)
 }
 
 /// Reads the inode numbers of all listening TCP sockets.

@@ -1,7 +1,7 @@
 //! Unix sockets of the service's network namespace: which listen, and which are connected to a display server.
 //!
 //! The socket that a display server has accepted has the name of its listening socket, and `sock_diag(7)` tells the socket
-//! at its other end. That one may be in any network namespace.
+//! at its other end. The accepted socket is in the network namespace of the client, so those of other namespaces are missing.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -80,6 +80,19 @@ fn read_listening() -> io::Result<LocalTable> {
         }
     }
     Ok(table)
+}
+
+/// Returns whether a connection to a display server is in a table in the format of `net/unix`.
+///
+/// # Errors
+/// The table cannot be read.
+pub(super) fn has_window(table: &Path) -> io::Result<bool> {
+    let is_window = |row: &Vec<u8>| {
+        let words: Vec<&[u8]> = words(row).collect();
+        // Columns as above, with the state of a connected socket.
+        matches!(&words[..], [_, _, _, _, _, b"03", _, path, ..] if display_of(path).is_some())
+    };
+    Ok(rows(table)?.iter().any(is_window))
 }
 
 fn read_ends() -> nix::Result<LocalTable> {
@@ -165,6 +178,7 @@ mod tests {
             assert!(table.has_display || display.is_none());
             assert!(!table.listening.contains(&inode(&client)));
             assert!(!windows.contains_key(&inode(&server)));
+            assert!(display.is_none() || has_window(Path::new("/proc/self/net/unix")).unwrap());
             let from_proc = read_listening().unwrap();
             assert!(from_proc.listening.contains(&inode(&listener)));
             assert!(!from_proc.listening.contains(&inode(&client)));

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::listeners::in_own_namespace;
+use super::listeners::{in_own_namespace, is_in_own_namespace};
 use super::local;
 use super::registry::{RegistryDir, RegistryProcess, variable};
 use super::script;
@@ -381,7 +381,8 @@ impl ProcDir {
     }
 
     /// Returns the displays to which the process is connected, and whether it has a listening Unix socket. `None` if it has
-    /// too many open files to read all within [`FILES_BUDGET`], or if the kernel does not tell which processes have windows.
+    /// too many open files to read all within [`FILES_BUDGET`], or if the kernel does not tell which processes have windows:
+    /// in another network namespace that has one, it may be any process.
     /// Read by path, as in [`ProcDir::listening`].
     pub(super) fn local_sockets(&self, requested: u64) -> io::Result<Option<LocalSockets>> {
         let table = local::table(requested)?;
@@ -390,6 +391,11 @@ impl ProcDir {
             None if table.has_display => return Ok(None),
             None => &HashMap::new(),
         };
+        if is_in_own_namespace(&self.path) != Some(true)
+            && local::has_window(&self.path.join("net/unix"))?
+        {
+            return Ok(None);
+        }
         if windows.is_empty() && table.listening.is_empty() {
             return Ok(Some(LocalSockets::default()));
         }
