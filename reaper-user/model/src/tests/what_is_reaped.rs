@@ -28,11 +28,13 @@ enum With {
     /// A systemd unit of its own.
     Unit,
     OtherUser,
+    /// An agent that root has started.
+    Root,
     /// An age of less than a minute when its agent exits.
     Youth,
 }
 
-use With::{Nothing, OtherUser, Port, Unit, UnixSocket, Window, Youth};
+use With::{Nothing, OtherUser, Port, Root, Unit, UnixSocket, Window, Youth};
 
 /// Examples: kind of process, its program with arguments, and what else it has. There is one for each built-in rule.
 const EXAMPLES: &[(&str, &str, With)] = &[
@@ -157,10 +159,10 @@ const EXAMPLES: &[(&str, &str, With)] = &[
     ("supervisord", "/usr/bin/supervisord", Nothing),
     (
         "forever, process-compose -D",
-        "/usr/bin/process-compose up -D",
+        "/usr/bin/process-compose up -t=false",
         Nothing,
     ),
-    ("cron, sshd, nginx of the system", "/usr/sbin/cron", Nothing),
+    ("cron, sshd, nginx of root", "/usr/sbin/cron", Root),
     (
         "Codex's own daemon",
         "/usr/local/bin/codex app-server daemon",
@@ -197,6 +199,13 @@ fn fate((_, command, with): (&str, &str, With), status: ExitStatus, tty: u32) ->
             real: 5,
             effective: 5,
         };
+    }
+    if with == Root {
+        h.w.uids = Uids {
+            real: 0,
+            effective: 0,
+        };
+        h.agent = h.start_in_cgroup(INIT, "/usr/local/bin/codex", 7);
     }
     let key = h.start_in_cgroup(h.agent, command, if with == Unit { 8 } else { 7 });
     h.facts.insert(key, facts_with(with));
@@ -238,7 +247,7 @@ fn facts_with(with: With) -> Facts {
             unit: Fact::Known("work.service".into()),
             ..ordinary()
         },
-        Nothing | OtherUser | Youth => ordinary(),
+        Nothing | OtherUser | Root | Youth => ordinary(),
     }
 }
 

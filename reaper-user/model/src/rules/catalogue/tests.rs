@@ -548,6 +548,12 @@ fn clients_of_containers_are_no_boundaries() {
         reap container-clients; docker; /usr/bin/docker; docker|run|--rm|-i|mcp/fetch
         reap container-clients; docker; /usr/bin/docker; docker|run|-i|--rm|-e|A=1|mcp/fetch
         reap container-clients; docker; /usr/bin/docker; docker|run|-it|--rm|debian
+        reap container-clients; docker; /usr/bin/docker; docker|--context|x|run|-v|/a:/b|--name|x|--rm|-i|mcp/fetch
+        reap container-clients; podman; /usr/bin/podman; podman|container|run|--rm|--interactive|mcp/fetch
+        reap container-clients; docker-compose; /usr/libexec/docker/cli-plugins/docker-compose; docker-compose|compose|-f|x|logs|-f
+        report containers-left; docker-compose; /usr/libexec/docker/cli-plugins/docker-compose; docker-compose|compose|up
+        report containers-left; docker; /usr/bin/docker; docker|run|--rm|web|grep|-i|x
+        report containers-left; docker; /usr/bin/docker; docker|run|--rm|-i|-d|web
         reap container-clients; kubectl; /usr/local/bin/kubectl; kubectl|-n|web|port-forward|svc/x|80
         report containers-left; docker; /usr/bin/docker; docker|run|--rm|web
         report containers-left; docker; /usr/bin/docker; docker|run|-i|web
@@ -570,6 +576,8 @@ fn build_servers_and_daemons_are_kept() {
         keep build-servers; java; /usr/lib/jvm/21/bin/java; java|-jar|/x/sbt-launch.jar|--detach-stdio
         plain; java; /usr/lib/jvm/21/bin/java; java|-jar|/x/sbt-launch.jar|test
         keep build-servers; java; /usr/lib/jvm/21/bin/java; java|-cp|x|mill.daemon.MillDaemonMain|/x
+        keep build-servers; java; /usr/lib/jvm/21/bin/java; java|-cp|x|mill.runner.MillServerMain|/x
+        keep build-servers; java; /usr/lib/jvm/21/bin/java; java|-cp|x|mill.main.MillServerMain|/x
         plain; java; /usr/lib/jvm/21/bin/java; java|-cp|x|mill.runner.MillMain|test
         keep build-servers; buck2d; /usr/bin/buck2; buck2d[repo]|--isolation-dir|v2|daemon|{}
         plain; buck2; /usr/bin/buck2; buck2|build|//:x
@@ -592,10 +600,12 @@ fn build_servers_and_daemons_are_kept() {
         reap git; git-credential-; /usr/lib/git-core/git-credential-store; git-credential-store|get
         keep process-managers; node; $node; node|$npm/forever/bin/monitor|x.js
         plain; node; $node; node|$npm/forever/bin/forever|list
-        keep process-managers; process-compose; /usr/bin/process-compose; process-compose|up|-D
+        keep process-managers; process-compose; /usr/bin/process-compose; process-compose|up|-t=false
         plain; process-compose; /usr/bin/process-compose; process-compose|up
         keep system-daemons; sshd; /usr/sbin/sshd; sshd: /usr/sbin/sshd [listener] 0 of 10-100 startups
+        keep system-daemons; sshd; /usr/bin/sshd; sshd|-D
         plain; sshd; /home/u/openssh/sshd; sshd|-D
+        plain; sshd; /usr/sbin/sshd; /usr/sbin/sshd|-D|-f|/tmp/x/sshd_config
         keep system-daemons; cron; /usr/sbin/cron; cron
         plain; cron; /x/bin/cron; cron
         keep system-daemons; nginx; /usr/sbin/nginx; nginx: master process /usr/sbin/nginx
