@@ -1,8 +1,8 @@
 //! Claims of the service: the model provides identity, decision and exit status.
 
-use reaper_model::event::{ExitStatus, ProcessKey};
+use reaper_model::event::{ExitStatus, ProcessKey, TICK_NS};
 use reaper_model::policy::{Decision, Reason};
-use reaper_model::session::SessionId;
+use reaper_model::session::{RootExit, SessionId};
 use reaper_model::{Model, Node};
 
 use super::Reaper;
@@ -27,15 +27,18 @@ impl Reaper {
         };
         // A rule can reap a member of a living agent. The escalation is then that of its session.
         let escalation = model.escalation_of(node).unwrap_or(session);
-        let late = decision.reason == Reason::ForkedAfterRootExit;
+        let parent = node.parent.filter(|_| node.orphaned.is_none());
+        let parent = parent.and_then(|parent| self.targets.get(&parent));
+        let late = decision.reason == Reason::ForkedAfterRootExit
+            || parent.is_some_and(|parent| parent.signal().is_some())
+                && may_be_born_after(key, decision);
         let now = self.clock.monotonic();
         let own = match decision.grace_ns {
             0 => 0,
             grace => now.saturating_add(grace),
         };
         // It may clean up for its parent.
-        let parent = node.parent.filter(|_| late && node.orphaned.is_none());
-        let parent = parent.and_then(|parent| self.targets.get(&parent));
+        let parent = parent.filter(|_| late);
         let kill_at = own.max(parent.map_or(0, |parent| parent.kill_at));
         let signals_had = node.state.member.signals_sent;
         let waits_for_parent = !self.observe
@@ -166,4 +169,11 @@ impl Reaper {
         }
         self.wake(&signalled);
     }
+}
+
+/// Returns whether a process may be born after the exit that made it due: its start is known only to the clock tick, and
+/// the exit was in that tick.
+fn may_be_born_after(key: ProcessKey, decision: &Decision) -> bool {
+    let is_same_tick = |due: RootExit| due.at / TICK_NS == key.start / TICK_NS;
+    key.exact_start().is_none() && decision.due.is_some_and(is_same_tick)
 }

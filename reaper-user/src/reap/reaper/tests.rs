@@ -16,6 +16,7 @@ use reaper_host::source::procfs::{ProcessMemory, Procfs};
 use reaper_host::sys::exit_poll::ExitPoll;
 use reaper_host::sys::pidfd::Pidfd;
 use reaper_model::event::{Event, EventKind, ExitStatus, Image, Provenance, Uids};
+use reaper_model::policy::Reason;
 use reaper_model::ruleset::{Action, Condition, Field, Matcher, Pattern, Rule, Ruleset};
 use reaper_model::{Model, Scope};
 
@@ -464,6 +465,28 @@ fn claim_of_signalled_process_is_reported_in_enforce() {
         assert_eq!(reported, is_reported, "{observe} {signalled}");
         assert_eq!(orphan.reaper.take_reports().len(), usize::from(is_reported));
         assert_eq!(orphan.reaper.open_escalations(), usize::from(!observe));
+    }
+}
+
+/// The agent exits at 10 ns, in the first clock tick. A start of 0 may be any time in that tick.
+#[test]
+fn child_in_tick_of_root_exit_is_left_to_a_signalled_parent() {
+    for (is_signalled, start, is_left) in [(true, 0, true), (true, 5, false), (false, 0, false)] {
+        let mut orphan = Orphan::new();
+        if is_signalled {
+            orphan.claim();
+            orphan.signal();
+        }
+        let child = ProcessKey {
+            pid: u32::MAX - 1,
+            start,
+        };
+        orphan.fork(child, orphan.key);
+        let decision = orphan.model.decide(child);
+        assert_eq!(decision.reason, Reason::RootExited);
+        assert!(orphan.reaper.claim(&orphan.model, child, &decision));
+        let queued = orphan.reaper.queued();
+        assert_eq!(queued.is_empty(), is_left, "{is_signalled} {start}");
     }
 }
 
