@@ -24,6 +24,7 @@ mod misread;
 mod names;
 mod pattern;
 mod script;
+mod undecided;
 mod when;
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Evaluates the rules for one member.
 
 mod idle;
+mod program;
 mod used;
 
 use std::borrow::Cow;
@@ -221,7 +222,7 @@ impl<'a> Case<'a> {
         let cpu = when.min_cpu.map_or(ConditionResult::Yes, |least| {
             ConditionResult::of(FactSet::CPU, &self.read().cpu, |cpu| *cpu >= least)
         });
-        match cpu {
+        match cpu.and(self.program(rule)) {
             ConditionResult::No => RuleResult::NoMatch,
             ConditionResult::Ask(needs) => RuleResult::Ask(needs),
             ConditionResult::Unreadable => RuleResult::Unreadable,

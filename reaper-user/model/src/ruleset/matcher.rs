@@ -177,11 +177,12 @@ impl<'a> Subject<'a> {
         }
     }
 
-    /// Returns an image whose script may be a link to any other. Its last arguments may be missing, too.
+    /// Returns an image whose script may be a link to any other, unless its resolved path is known. Its last arguments
+    /// may be missing, too.
     pub(super) fn unresolved(image: &'a Image) -> Subject<'a> {
         Subject {
             is_cut: image.truncated,
-            is_unresolved: true,
+            is_unresolved: image.script.is_empty() && script::path(image).is_some(),
             ..Subject::new(image)
         }
     }

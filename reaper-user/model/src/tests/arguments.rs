@@ -302,6 +302,56 @@ fn ancestor_waits_for_unread_command_line_of_a_server() {
 }
 
 #[test]
+fn reap_rule_waits_for_the_rest_that_may_exclude_the_program() {
+    for condition in [
+        "not_options = '--stay'",
+        "not_args = ['*', 'run', '--stay']",
+        "not_argv = '* --stay*'",
+        "not_argv_regex = '--stay$'",
+        "any = [{ exe = '**/java', not_options = '--stay' }, { exe = '**/java', args = 'never' }]",
+    ] {
+        let of_any = condition.starts_with("any");
+        let exe = if of_any { "" } else { "exe = '**/java'" };
+        let rules = format!(
+            "[[rule]]\nname = 'idle'\naction = 'reap'\nsession = 'any'\n{exe}\n{condition}\n\
+             [[keep]]\nname = 'java'\nexe = '**/java'\n"
+        );
+        let last = match condition.contains("not_args") {
+            true => "run\0--\0--stay",
+            false => "--stay",
+        };
+        for (is_alive, last, expected) in [
+            (true, "Main", "reap reap_rule idle"),
+            (true, last, "keep root_alive"),
+            (false, "Main", "reap root_exited idle"),
+            (false, last, "keep keep_rule java"),
+        ] {
+            let mut w = world(ruled(&rules));
+            let agent = w.spawn(INIT, "claude");
+            let (java, argv) = spawn(&mut w, agent, "java", last);
+            if !is_alive {
+                w.kill(agent);
+            }
+            assert_eq!(w.why(java), "wait unread idle", "{condition}");
+            assert_eq!(w.decide(java).needs, FactSet::ARGUMENTS);
+            set_arguments(&mut w, java, Fact::Unreadable);
+            assert_eq!(w.why(java), "keep unreadable idle", "{condition}");
+            read_arguments(&mut w, java, &argv);
+            assert_eq!(w.why(java), expected, "{condition} {last}");
+        }
+    }
+}
+
+#[test]
+fn reap_rule_that_the_beginning_decides_waits_for_nothing() {
+    let rules = "[[rule]]\nname = 'idle'\naction = 'reap'\nsession = 'any'\nexe = '**/java'\nargs = 'run'\n";
+    let mut w = world(ruled(rules));
+    let agent = w.spawn(INIT, "claude");
+    let (java, _) = spawn(&mut w, agent, "java run", "--stay");
+    assert_eq!(w.why(java), "reap reap_rule idle");
+}
+
+#[test]
 fn server_by_complete_command_line_takes_its_descendants() {
     let (mut w, agent) = start();
     let (server, argv) = spawn(&mut w, agent, "java -cp", "serve");

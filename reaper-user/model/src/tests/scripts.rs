@@ -303,6 +303,29 @@ fn due_member_is_decided_by_its_resolved_script() {
 }
 
 #[test]
+fn reap_rule_waits_for_the_script_that_may_exclude_the_program() {
+    let rules = "[[rule]]\nname = 'idle'\naction = 'reap'\nsession = 'any'\n\
+         exe = ['**/node', '**/python']\nnot_script = '**/daemon.js'\n";
+    for (script, expected) in [
+        ("/lib/daemon.js", "keep root_alive"),
+        ("/lib/other.js", "reap reap_rule idle"),
+    ] {
+        let mut w = world(ruled(rules));
+        let agent = w.spawn(INIT, "claude");
+        let node = w.spawn(agent, "node my-tool");
+        assert_eq!(w.why(node), "wait unread idle");
+        assert_eq!(w.decide(node).needs, FactSet::SCRIPT);
+        resolve_script(&mut w, node, None);
+        assert_eq!(w.why(node), "keep unreadable idle");
+        resolve_script(&mut w, node, Some(script));
+        assert_eq!(w.why(node), expected, "{script}");
+        // A module has no path to resolve.
+        let module = w.spawn(agent, "python -m tool");
+        assert_eq!(w.why(module), "reap reap_rule idle");
+    }
+}
+
+#[test]
 fn resolved_script_keeps_a_process_with_a_complete_command_line() {
     for is_read_first in [true, false] {
         let (mut w, key) = due("node my-tool");
