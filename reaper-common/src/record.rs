@@ -138,6 +138,8 @@ pub const MEMBER_SIGKILL_SENT: u32 = 1 << 9;
 /// The service sets it after it has found no reason to keep the process other than its program's name. Inherited. An exec
 /// clears it, unless the probe sees that the reasons stay the same. A move to another cgroup clears it too.
 pub const MEMBER_KERNEL_KILLABLE: u32 = 1 << 10;
+/// Process that runs its program through `nohup` or `setsid`. Set by the service; the probes only carry it on.
+pub const MEMBER_DETACHED: u32 = 1 << 11;
 /// Number of execs and cgroup moves since the process is tracked, wrapping around, in the bits above the flags. The
 /// service does not write a membership that was computed for an earlier generation.
 pub const MEMBER_GENERATION_MASK: u32 = 0xffff_0000;

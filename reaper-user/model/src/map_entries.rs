@@ -2,8 +2,9 @@
 //! service restores sessions from them.
 
 use reaper_common::{
-    MEMBER_GENERATION_MASK, MEMBER_KEPT, MEMBER_KERNEL_KILLABLE, MEMBER_ROOT, MEMBER_SCOPE,
-    MEMBER_SIGKILL_SENT, MEMBER_SIGTERM_SENT, MEMBER_TRACKED, MEMBER_UNCERTAIN, MEMBER_WATCHED,
+    MEMBER_DETACHED, MEMBER_GENERATION_MASK, MEMBER_KEPT, MEMBER_KERNEL_KILLABLE, MEMBER_ROOT,
+    MEMBER_SCOPE, MEMBER_SIGKILL_SENT, MEMBER_SIGTERM_SENT, MEMBER_TRACKED, MEMBER_UNCERTAIN,
+    MEMBER_WATCHED,
 };
 
 use super::event::{Membership, ProcessKey};
@@ -30,6 +31,9 @@ impl Evaluation<'_> {
             flags |= node.state.member.signals_sent;
             if node.state.member.root {
                 flags |= MEMBER_ROOT;
+            }
+            if node.state.member.is_detached {
+                flags |= MEMBER_DETACHED;
             }
             if policy::is_kept(self, node) {
                 flags |= MEMBER_KEPT;

@@ -67,6 +67,7 @@ impl tree::NodeState for ProcessState {
 
     fn on_exec(&mut self, old: &Image, new: &Image, is_later: bool) {
         self.cached.on_exec(old, new, is_later);
+        self.member.on_exec(&old.comm);
     }
 
     fn on_unseen_exec(&mut self) {

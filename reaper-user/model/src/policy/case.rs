@@ -340,6 +340,7 @@ impl<'a> Case<'a> {
             && is(when.inferred, self.node.state.member.inferred.is_some())
             && is(when.children, !self.node.children().is_empty())
             && is(when.attended, self.session.attended)
+            && is(when.detached, self.is_detached())
             && (!when.is_of_root() || self.is_living_root())
             && (!when.server || self.session.kind == SessionKind::Server)
     }
@@ -347,6 +348,16 @@ impl<'a> Case<'a> {
     /// Returns whether the condition on the root's exit holds; `None` if the exit was not observed.
     fn is_session(&self, wanted: SessionCondition) -> Option<bool> {
         wanted.holds(self.due.map(|due| due.cause()))
+    }
+
+    /// Returns whether another process than the root started the process through `nohup` or `setsid`.
+    fn is_detached(&self) -> bool {
+        let roots = [self.session.root, self.session.first_root];
+        let by_root = self
+            .node
+            .birth_parent
+            .is_some_and(|parent| roots.contains(&parent));
+        self.node.state.member.is_detached && !by_root
     }
 
     fn is_agent(&self, when: &When) -> bool {

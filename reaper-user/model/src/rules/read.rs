@@ -52,6 +52,7 @@
 //! tty = false                       # whether it has a controlling terminal
 //! multiplexed = true                # whether it descends from tmux, screen or zellij
 //! attended = true                   # whether its agent has a terminal, or runs below an editor or terminal emulator
+//! detached = true                   # whether a process other than its agent started it through `nohup` or `setsid`
 //! new_session = true                # whether its session id differs from its agent's
 //! min_cpu = 90                      # percent of one core, measured when `after` has expired
 //! listening = true                  # whether it has a listening TCP or Unix socket

@@ -173,6 +173,7 @@ fn covers_rest(one: &When, other: &When) -> bool {
         && wider(&one.tty, &other.tty)
         && wider(&one.multiplexed, &other.multiplexed)
         && wider(&one.attended, &other.attended)
+        && wider(&one.detached, &other.detached)
         && wider(&one.new_session, &other.new_session)
         && wider(&one.listening, &other.listening)
         && wider(&one.listening_unix, &other.listening_unix)

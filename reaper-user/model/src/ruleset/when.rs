@@ -92,6 +92,8 @@ pub struct When {
     pub multiplexed: Option<bool>,
     /// Whether a person may look after what the agent leaves; see [`Session::attended`](crate::session::Session).
     pub attended: Option<bool>,
+    /// Whether a process other than the root started it through `nohup` or `setsid`.
+    pub detached: Option<bool>,
     /// Whether its session id (`setsid(2)`) differs from that of its root.
     pub new_session: Option<bool>,
     /// Least CPU use, in percent of one processor.

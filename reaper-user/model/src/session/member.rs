@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use reaper_common::{MEMBER_SCOPE, MEMBER_SIGKILL_SENT, MEMBER_SIGTERM_SENT, MEMBER_WATCHED};
+use reaper_common::{
+    MEMBER_DETACHED, MEMBER_SCOPE, MEMBER_SIGKILL_SENT, MEMBER_SIGTERM_SENT, MEMBER_WATCHED,
+};
 
 use crate::event::ProcessKey;
 
@@ -83,6 +85,8 @@ pub struct Member {
     pub watched: bool,
     /// Whether it is in the scope of the service (see [`Scope`](crate::Scope)), by itself or by descent.
     pub in_scope: bool,
+    /// Whether it has run `nohup` or `setsid`, which then executed its program. Not inherited at a fork.
+    pub is_detached: bool,
     /// Signals that it was sent: `MEMBER_SIGTERM_SENT` and `MEMBER_SIGKILL_SENT` of `reaper-common`.
     pub signals_sent: u32,
 }
@@ -102,6 +106,12 @@ impl Member {
         self.signals_sent |= flags & (MEMBER_SIGTERM_SENT | MEMBER_SIGKILL_SENT);
         self.watched |= flags & MEMBER_WATCHED != 0;
         self.in_scope |= flags & MEMBER_SCOPE != 0;
+        self.is_detached |= flags & MEMBER_DETACHED != 0;
+    }
+
+    /// Records that the program with this `comm` has executed another one.
+    pub(crate) fn on_exec(&mut self, old: &[u8]) {
+        self.is_detached |= [&b"nohup"[..], b"setsid"].contains(&old);
     }
 }
 
@@ -135,7 +145,8 @@ mod tests {
         assert_eq!(fields(&member), (0, true, false));
         member.add_flags(MEMBER_SCOPE | MEMBER_SIGTERM_SENT);
         assert_eq!(fields(&member), (MEMBER_SIGTERM_SENT, true, true));
-        member.add_flags(0);
+        member.add_flags(MEMBER_DETACHED);
         assert_eq!(fields(&member), (MEMBER_SIGTERM_SENT, true, true));
+        assert!(member.is_detached);
     }
 }

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use reaper_common::MEMBER_DETACHED;
 use reaper_common::MEMBER_UNCERTAIN;
 use toml::de::DeTable;
 
@@ -101,7 +102,7 @@ impl Host {
         child
     }
 
-    fn exec(&mut self, key: ProcessKey, command: &str, cgroup_id: u64) {
+    pub(super) fn exec(&mut self, key: ProcessKey, command: &str, cgroup_id: u64) {
         let exe = command.split(' ').next().unwrap_or_default();
         let comm = exe.rsplit('/').next().unwrap_or_default();
         let image = Image {
@@ -284,6 +285,51 @@ fn server_that_listens_has_10_minutes_after_status_0() {
         advance(&mut h.w, 1_000_000_000);
         h.assert_all(&[server], &format!("reap root_exited {rule}"));
     }
+}
+
+#[test]
+fn command_through_nohup_has_10_minutes_after_status_0() {
+    for (tty, rule, minutes) in [(1, "asked-for-commands", 10), (0, "unattended-commands", 1)] {
+        for detacher in ["/usr/bin/nohup", "/usr/bin/setsid"] {
+            let mut h = Host::with_terminal(CODEX, tty);
+            let shell = h.start(h.agent, "/bin/bash");
+            let command = h.start(shell, detacher);
+            // As a script that begins with `#!/usr/bin/env make`.
+            h.exec(command, "/usr/bin/env make all", 7);
+            h.exec(command, "/usr/bin/make all", 7);
+            let worker = h.start(command, "/usr/bin/vite");
+            // The next service finds it in the map.
+            let flags = |key| h.w.model.wanted_membership(key).unwrap().flags;
+            assert_eq!(
+                [flags(command), flags(worker)].map(|flags| flags & MEMBER_DETACHED),
+                [MEMBER_DETACHED, 0]
+            );
+            let other = h.start(shell, "/usr/bin/make");
+            advance(&mut h.w, MINUTE);
+            h.w.exit(h.agent);
+            advance(&mut h.w, 0);
+            h.assert_all(
+                &[command, worker, shell],
+                &format!("wait rule_delay {rule}"),
+            );
+            h.assert_all(&[other], "reap root_exited");
+            advance(&mut h.w, minutes * MINUTE);
+            h.assert_all(&[command], &format!("reap root_exited {rule}"));
+            h.assert_all(&[worker, shell], "reap root_exited");
+        }
+    }
+}
+
+#[test]
+fn command_that_the_agent_detached_has_no_10_minutes() {
+    let mut h = Host::new(CODEX);
+    let command = h.start(h.agent, "/usr/bin/setsid");
+    h.exec(command, "/bin/bash", 7);
+    let child = h.start(command, "/usr/bin/sleep 600");
+    advance(&mut h.w, MINUTE);
+    h.w.exit(h.agent);
+    advance(&mut h.w, 0);
+    h.assert_all(&[command, child], "reap root_exited");
 }
 
 #[test]

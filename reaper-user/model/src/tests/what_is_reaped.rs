@@ -32,9 +32,11 @@ enum With {
     Root,
     /// An age of less than a minute when its agent exits.
     Youth,
+    /// `nohup`, with which the shell of a tool started it.
+    Nohup,
 }
 
-use With::{Nothing, OtherUser, Port, Root, Unit, UnixSocket, Window, Youth};
+use With::{Nohup, Nothing, OtherUser, Port, Root, Unit, UnixSocket, Window, Youth};
 
 /// Examples: kind of process, its program with arguments, and what else it has. There is one for each built-in rule.
 const EXAMPLES: &[(&str, &str, With)] = &[
@@ -49,6 +51,7 @@ const EXAMPLES: &[(&str, &str, With)] = &[
         Youth,
     ),
     ("a server that listens", "/usr/bin/vite", Port),
+    ("a command through nohup or setsid", "/usr/bin/make", Nohup),
     ("an MCP server", "/usr/bin/mcp-server", Nothing),
     (
         "a headless browser",
@@ -207,7 +210,15 @@ fn fate((_, command, with): (&str, &str, With), status: ExitStatus, tty: u32) ->
         };
         h.agent = h.start_in_cgroup(INIT, "/usr/local/bin/codex", 7);
     }
-    let key = h.start_in_cgroup(h.agent, command, if with == Unit { 8 } else { 7 });
+    let key = match with {
+        Nohup => {
+            let shell = h.start_in_cgroup(h.agent, "/bin/bash", 7);
+            let key = h.start_in_cgroup(shell, "/usr/bin/nohup", 7);
+            h.exec(key, command, 7);
+            key
+        }
+        _ => h.start_in_cgroup(h.agent, command, if with == Unit { 8 } else { 7 }),
+    };
     h.facts.insert(key, facts_with(with));
     if with != Youth {
         advance(&mut h.w, 2 * MINUTE);
@@ -247,7 +258,7 @@ fn facts_with(with: With) -> Facts {
             unit: Fact::Known("work.service".into()),
             ..ordinary()
         },
-        Nothing | OtherUser | Root | Youth => ordinary(),
+        Nothing | OtherUser | Root | Youth | Nohup => ordinary(),
     }
 }
 

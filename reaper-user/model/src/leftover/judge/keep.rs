@@ -238,11 +238,12 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// Returns whether the conditions of a rule on uids, listening sockets and windows may hold. All other conditions are
-/// assumed to hold.
+/// Returns whether the conditions of a rule on uids, listening sockets and windows may hold. `detached` does not: the
+/// process table does not show what a process ran before. All other conditions are assumed to hold.
 fn may_hold(rule: &Rule, row: &LeftoverRow, head: &LeftoverRow) -> bool {
     let (uid, listening) = (rule.when.uid, rule.when.listening);
-    uid.is_none_or(|uid| uid.holds(row.entry.uids, head.entry.uids))
+    rule.when.detached != Some(true)
+        && uid.is_none_or(|uid| uid.holds(row.entry.uids, head.entry.uids))
         && listening.is_none_or(|wanted| row.listening != Fact::Known(!wanted))
         && (!rule.when.window
             || row.window != Fact::Known(false) && rule.matches_program(&row.entry.image))

@@ -694,7 +694,9 @@ fn other_uid_is_the_first_keep() {
             "own-unit",
             "windows",
             "asked-for-servers",
+            "asked-for-commands",
             "unattended-servers",
+            "unattended-commands",
             "young",
             "unused-servers"
         ]
