@@ -138,6 +138,9 @@ pub struct Session {
     pub(super) last_birth_at: u64,
     /// Last time at which a client was connected or an agent ran below it, in nanoseconds since boot; 0 for none.
     pub(super) last_use_at: u64,
+    /// Start of the last agent with the same user and directory that began after the exit of the root, in nanoseconds
+    /// since boot; 0 for none.
+    pub(super) followed_at: u64,
     /// Whether a scan discovered the root when it already ran the agent. The exec that made it one may still be
     /// reported.
     is_discovered: bool,
@@ -180,12 +183,15 @@ impl Session {
         }
     }
 
+    /// Returns whether the root is a `reaper run`.
+    fn is_run(&self) -> bool {
+        &*self.agent == RUN
+    }
+
     /// Returns whether the root is the command of a living `reaper run`. `outer` is the session around it.
     fn is_command_of(&self, outer: Option<&Session>) -> bool {
         let parent = self.parent.as_ref().map(|parent| parent.key);
-        outer.is_some_and(|run| {
-            &*run.agent == RUN && run.root_exit.is_none() && parent == Some(run.root)
-        })
+        outer.is_some_and(|run| run.is_run() && run.root_exit.is_none() && parent == Some(run.root))
     }
 
     /// Returns the exit that makes the members due. Returns `None` while the root is alive, while another agent may

@@ -340,9 +340,13 @@ impl Engine {
             if is_root && node.image.tty != 0 {
                 needs |= node.missing_facts(FactSet::STDIN);
             }
-            // With a polling source the exit of the root is noticed too late to read its facts.
+            // Shows which agent continues the work of another one. With a polling source the exit of the root is noticed
+            // too late to read its facts, which members are compared with.
+            if is_root {
+                needs |= node.missing_facts(FactSet::INHERITED);
+            }
             if is_root && self.source.is_polling() {
-                needs |= node.missing_facts(FactSet::INHERITED | FactSet::UNIT);
+                needs |= node.missing_facts(FactSet::UNIT);
             }
             if self.model.needs_arguments(node) {
                 needs |= FactSet::ARGUMENTS;

@@ -36,7 +36,7 @@
 //! action = "reap"                   # or "keep", "report", "boundary"; a boundary has conditions on the program only
 //! after = "10min"                   # delay since the root exited, the process became an orphan, or it started
 //! until_age = "60s"                 # in place of `after`: kept up to this age, then the rules below decide
-//! while_used = true                 # with `after`: the delay starts again if the process was in use
+//! while_used = true                 # with `after`: the delay starts again if the process was in use, or an agent follows
 //! grace = "60s"                     # between SIGTERM and SIGKILL, also if another rule reaps the program
 //! enabled = true                    # false: this rule, and a built-in one of its name, is off
 //! agent = ["claude-code", "codex"]  # names of agents

@@ -4,12 +4,14 @@
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::BuildHasher as _;
+use std::path::Path;
 
 use super::{RootExit, Session, SessionId};
 use crate::event::{ProcessKey, TICK_NS};
 
 /// Number of properties by which a session is indexed.
-const KEYS: usize = 6;
+const KEYS: usize = 7;
 
 /// Property by which open sessions are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,6 +25,16 @@ pub(super) enum IndexKey {
     User(u32),
     /// Real uid of a root that has not exited.
     Living(u32),
+    /// Real uid and hash of the working directory of the root.
+    Directory(u32, u64),
+}
+
+impl IndexKey {
+    /// Returns the key of the sessions whose root has this real uid and working directory. Others may share it.
+    pub(super) fn directory(real: u32, directory: &Path) -> IndexKey {
+        let hash = foldhash::fast::FixedState::default().hash_one(directory);
+        IndexKey::Directory(real, hash)
+    }
 }
 
 /// State of the members of a session that depends on the sessions around it.
@@ -56,6 +68,8 @@ impl Session {
             (self.cgroup_id != 0).then_some(IndexKey::Cgroup(self.cgroup_id)),
             Some(IndexKey::User(self.uids.real)),
             (self.root_exit.is_none()).then_some(IndexKey::Living(self.uids.real)),
+            self.directory()
+                .map(|path| IndexKey::directory(self.uids.real, path)),
         ]
     }
 
@@ -161,8 +175,7 @@ impl SessionIndex {
         change: impl FnOnce(&mut Session) -> T,
     ) -> Option<T> {
         let session = self.by_id.get_mut(&id)?;
-        let is_run = |of: &Session| &*of.agent == super::RUN;
-        let state = |of: &Session| (of.index_keys(), of.root_exit, of.succession, is_run(of));
+        let state = |of: &Session| (of.index_keys(), of.root_exit, of.succession, of.is_run());
         let before = state(session);
         let result = change(session);
         let after = state(session);

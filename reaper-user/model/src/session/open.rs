@@ -201,6 +201,7 @@ impl Sessions {
             sid,
             unit,
             inherited: Fact::Unread,
+            followed_at: 0,
             multiplexed,
             attended,
             root_exit: None,

@@ -71,6 +71,7 @@ impl Sessions {
             sid: 0,
             unit: Fact::Unread,
             inherited: Fact::Unread,
+            followed_at: 0,
             multiplexed: false,
             attended: true,
             root_exit: root_gone,

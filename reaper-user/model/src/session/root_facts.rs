@@ -1,11 +1,13 @@
 //! Facts of roots, which those of members are compared with.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use super::{IndexKey, Session, SessionId, Sessions};
 use crate::Node;
 use crate::event::ProcessKey;
 use crate::facts::{Fact, FactSet, Facts, InheritedFacts};
+use crate::ruleset::SessionKind;
 
 impl Session {
     /// Sets the unit of the root. Unread or unreadable replaces only unread.
@@ -19,6 +21,14 @@ impl Session {
     pub(super) fn set_inherited(&mut self, inherited: &Fact<Arc<InheritedFacts>>) {
         if matches!(inherited, Fact::Known(_)) || self.inherited == Fact::Unread {
             self.inherited = inherited.clone();
+        }
+    }
+
+    /// Returns the working directory of the root; `None` if it is unknown or not distinctive.
+    pub(super) fn directory(&self) -> Option<&Arc<Path>> {
+        match &self.inherited {
+            Fact::Known(inherited) => inherited.directory.as_ref(),
+            Fact::Unread | Fact::Unreadable => None,
         }
     }
 }
@@ -53,10 +63,37 @@ impl Sessions {
         for id in open {
             let set = |session: &mut Session| session.set_inherited(inherited);
             self.open.update(id, set);
+            self.note_followed(id);
         }
         let closed = self.closed.iter_mut();
         for session in closed.filter(|session| session.root == root) {
             session.set_inherited(inherited);
+        }
+    }
+
+    /// Records the start of a session in those that it follows: their agent has exited before, in the same directory and
+    /// of the same user. The session of an agent inside another one follows none.
+    fn note_followed(&mut self, id: SessionId) {
+        let is_outermost = self.with_enclosing(id).skip(1).all(Session::is_run);
+        let Some(session) = self.get(id).filter(|session| {
+            is_outermost && session.kind == SessionKind::Agent && !session.is_run()
+        }) else {
+            return;
+        };
+        let (started, real) = (session.opened_at, session.uids.real);
+        let Some(directory) = session.directory().cloned() else {
+            return;
+        };
+        let in_directory = self.open.all(IndexKey::directory(real, &directory));
+        let ended = in_directory.filter(|other| {
+            other.directory() == Some(&directory)
+                && other.root_exit.is_some_and(|exit| exit.at < started)
+        });
+        let ended: Vec<SessionId> = ended.map(|other| other.id).collect();
+        for id in ended {
+            self.open.update(id, |session| {
+                session.followed_at = session.followed_at.max(started);
+            });
         }
     }
 

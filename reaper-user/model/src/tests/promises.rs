@@ -2,6 +2,7 @@
 //! changes so that a sentence there is no longer true. `xtask/src/test/promises.rs` names the tests of each sentence.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use reaper_common::MEMBER_DETACHED;
@@ -14,7 +15,7 @@ use super::survival::{exact_row, membership};
 use super::world::{INIT, OWN_PID, World};
 use crate::activity::Activity;
 use crate::event::{ExitStatus, Image, ProcessKey, Uids};
-use crate::facts::{Fact, FactSet, Facts, KernelSession, LocalSockets, Stdio};
+use crate::facts::{Fact, FactSet, Facts, InheritedFacts, KernelSession, LocalSockets, Stdio};
 use crate::rules::Rules;
 use crate::ruleset::{Action, SessionCondition};
 use crate::user_keep::UserKeep;
@@ -284,6 +285,46 @@ fn server_that_listens_has_10_minutes_after_status_0() {
         h.assert_all(&[server], &format!("wait rule_delay {rule}"));
         advance(&mut h.w, 1_000_000_000);
         h.assert_all(&[server], &format!("reap root_exited {rule}"));
+    }
+}
+
+#[test]
+fn agent_that_follows_in_the_same_directory_restarts_the_10_minutes() {
+    let in_dir = |h: &mut Host, agent, dir: &str| {
+        let inherited = InheritedFacts {
+            directory: Some(Path::new(dir).into()),
+            ..InheritedFacts::default()
+        };
+        let found = Facts {
+            inherited: Fact::Known(inherited.into()),
+            ..Facts::default()
+        };
+        set_facts(&mut h.w, agent, FactSet::INHERITED, found);
+    };
+    let (same, other) = ("/home/me/project", "/home/me/other");
+    for (uid, dir, is_extended) in [(5, same, true), (5, other, false), (6, same, false)] {
+        let mut h = Host::new(CODEX);
+        h.w.uids.real = 5;
+        let shell = h.start(INIT, "/bin/bash");
+        let agent = h.start(shell, CODEX);
+        in_dir(&mut h, agent, same);
+        let server = h.start(agent, "/usr/bin/vite");
+        h.facts.insert(server, listening());
+        h.w.exit(agent);
+        advance(&mut h.w, 0);
+        h.assert_all(&[server], "wait rule_delay asked-for-servers");
+        advance(&mut h.w, 6 * MINUTE);
+        h.w.uids.real = uid;
+        let next = h.start(INIT, CODEX);
+        in_dir(&mut h, next, dir);
+        advance(&mut h.w, 4 * MINUTE);
+        let (wait, reap) = (
+            "wait rule_delay asked-for-servers",
+            "reap root_exited asked-for-servers",
+        );
+        h.assert_all(&[server], if is_extended { wait } else { reap });
+        advance(&mut h.w, 6 * MINUTE);
+        h.assert_all(&[server], reap);
     }
 }
 

@@ -5,17 +5,27 @@ use crate::idle::TreeUse;
 use crate::ruleset::Rule;
 
 impl Case<'_> {
-    /// Returns the end of a delay that starts again with each use of the process or a descendant. Without a use, it ends
-    /// at `over`. Both are in ns of `CLOCK_MONOTONIC`.
+    /// Returns the end of a delay that starts again with each use of the process or a descendant, and with the start of
+    /// an agent that follows in the same directory. Without these, it ends at `over`. Both are in ns of `CLOCK_MONOTONIC`.
     ///
     /// Returns `None` if activity must be read first: once at the beginning, to compare with, and at the end of the
     /// delay.
     pub(super) fn use_end(&self, rule: &Rule, over: u64) -> Option<u64> {
         let now = self.model.monotonic_now();
         // Whether the process would be in use after an exit that is only assumed is not asked.
-        if self.model.sessions.due(self.session.id).is_none() {
+        let Some((ended, _)) = self.model.sessions.due(self.session.id) else {
             return Some(over);
-        }
+        };
+        // An agent that continues the work may use it.
+        let over = match ended.followed_at {
+            0 => over,
+            at => over.max(
+                self.model
+                    .clock
+                    .to_monotonic(at)
+                    .saturating_add(rule.delay_ns),
+            ),
+        };
         match self.model.tree_use(self.node, self.session) {
             TreeUse::Unread => None,
             TreeUse::Unreadable => Some(now.saturating_add(rule.delay_ns)),
