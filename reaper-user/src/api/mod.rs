@@ -227,6 +227,20 @@ pub struct SessionInfo {
     /// Time since the root exited.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since_root_exit_s: Option<u64>,
+    /// Rules for all programs that make members wait if the agent exits with status 0; empty after its exit.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waits: Vec<WaitInfo>,
+}
+
+/// Rule with a delay.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WaitInfo {
+    /// Name of the rule.
+    pub rule: String,
+    /// Delay, or the age up to which the rule waits.
+    pub wait_s: u64,
+    /// Whether members wait after every exit, not only after status 0.
+    pub after_any_exit: bool,
 }
 
 /// `GET /v1/tree`

@@ -13,12 +13,12 @@ use serde_json::Value;
 
 use super::messages::{
     AgentSnapshot, Ancestor, DecisionSnapshot, ExplainSnapshot, KeepSnapshot, ProcessName,
-    ProcessSnapshot, SessionSnapshot, TreeSnapshot, UntrackedReason,
+    ProcessSnapshot, SessionSnapshot, TreeSnapshot, UntrackedReason, WaitSnapshot,
 };
 use super::{
     AgentInfo, AgentsResponse, AncestorInfo, DecisionInfo, Explanation, Finding, KeepInfo,
     KeepsResponse, NamedProcess, ProcessInfo, RuleTest, ScanReport, SessionInfo, Status,
-    TreeResponse, TreeRow, recognition,
+    TreeResponse, TreeRow, WaitInfo, recognition,
 };
 use crate::config::Mode;
 use crate::export::{
@@ -442,6 +442,15 @@ fn session(group: &SessionSnapshot) -> SessionInfo {
             .map(|outer| SessionIdText(outer).to_string()),
         root_exit: group.root_exit.map(|(_, how)| exit_status_text(how)),
         since_root_exit_s: group.root_exit.map(|(at, _)| seconds_since(at)),
+        waits: group.waits.iter().map(wait).collect(),
+    }
+}
+
+fn wait(of: &WaitSnapshot) -> WaitInfo {
+    WaitInfo {
+        rule: of.rule.to_string(),
+        wait_s: of.wait / 1_000_000_000,
+        after_any_exit: of.after_any_exit,
     }
 }
 

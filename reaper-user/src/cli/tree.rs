@@ -66,8 +66,11 @@ fn table(tree: &TreeResponse, branches: Branches, width: Option<usize>) -> Strin
             None => write!(out, "\n{title}"),
         };
         if let Some(session) = &group.session {
-            for line in wrap(&printable(&session_line(session), 400), 2, width).lines() {
-                let _ = writeln!(out, "{DIM}{line}{DIM:#}");
+            let waits = waits_line(session);
+            for line in [Some(session_line(session)), waits].into_iter().flatten() {
+                for line in wrap(&printable(&line, 400), 2, width).lines() {
+                    let _ = writeln!(out, "{DIM}{line}{DIM:#}");
+                }
             }
         }
         let _ = writeln!(
@@ -176,6 +179,26 @@ fn session_line(session: &SessionInfo) -> String {
     format!("session {}{}", session.id, outer.unwrap_or_default())
 }
 
+/// Returns how long rules let members wait when the agent exits; `None` if none does, or if it has exited.
+fn waits_line(session: &SessionInfo) -> Option<String> {
+    let listed = |any_exit: bool| {
+        let waits = session.waits.iter();
+        let waits = waits.filter(|wait| wait.after_any_exit == any_exit);
+        let waits: Vec<String> = waits
+            .map(|wait| format!("{} {}", time(wait.wait_s), wait.rule))
+            .collect();
+        waits.join(", ")
+    };
+    let text = match (listed(false), listed(true)) {
+        (done, any) if any.is_empty() => {
+            format!("waits after exit 0: {done}; after any other exit: none")
+        }
+        (done, any) if done.is_empty() => format!("waits after any exit: {any}"),
+        (done, any) => format!("waits after exit 0: {done}; after any exit: {any}"),
+    };
+    (!session.waits.is_empty()).then_some(text)
+}
+
 fn draw(out: &mut String, group: &TreeGroup, branches: Branches, width: Option<usize>) {
     let [branch, last, past, none] = branches;
     // Seen from below, whether a sibling follows at each level.
@@ -229,7 +252,7 @@ fn draw(out: &mut String, group: &TreeGroup, branches: Branches, width: Option<u
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::ProcessInfo;
+    use crate::api::{ProcessInfo, WaitInfo};
 
     fn row(pid: u32, depth: usize) -> TreeRow {
         let process = ProcessInfo {
@@ -252,6 +275,7 @@ mod tests {
             outer_session_id: None,
             root_exit: None,
             since_root_exit_s: None,
+            waits: Vec::new(),
         }
     }
 
@@ -312,6 +336,28 @@ mod tests {
         assert_eq!(
             title(&group),
             " 1 exited 5s ago (SIGKILL): 2 processes (3.0 MB RSS)"
+        );
+    }
+
+    #[test]
+    fn delays_after_status_0_are_named() {
+        let mut session = session();
+        assert_eq!(waits_line(&session), None);
+        session.waits = [("asked-for-servers", 600), ("young", 60)]
+            .map(|(rule, wait_s)| WaitInfo {
+                rule: rule.into(),
+                wait_s,
+                after_any_exit: false,
+            })
+            .into();
+        assert_eq!(
+            waits_line(&session).as_deref(),
+            Some("waits after exit 0: 10m asked-for-servers, 1m young; after any other exit: none")
+        );
+        session.waits[0].after_any_exit = true;
+        assert_eq!(
+            waits_line(&session).as_deref(),
+            Some("waits after exit 0: 1m young; after any exit: 10m asked-for-servers")
         );
     }
 

@@ -189,6 +189,7 @@ impl ExitedSession {
             outer_session_id: self.outer_id.clone(),
             root_exit: exit.map(|(_, how)| exit_text(how)),
             since_root_exit_s: exit.map(|(at, _)| seconds_between(*at, now)),
+            waits: Vec::new(),
         }
     }
 }

@@ -151,6 +151,7 @@ fn snapshot(decision: &'static str, reason: &'static str) -> ExplainSnapshot {
         members: 2,
         outer: None,
         root_exit: None,
+        waits: Vec::new(),
     };
     let decision = messages::DecisionSnapshot {
         decision,

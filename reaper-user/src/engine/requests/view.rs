@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::api::ErrorResponse;
 use crate::api::messages::{
     AgentSnapshot, DecisionSnapshot, KeepSnapshot, ProcessSnapshot, SessionSnapshot, TreeSnapshot,
+    WaitSnapshot,
 };
 use crate::api::peer::Peer;
 use crate::config::Mode;
@@ -13,7 +14,7 @@ use reaper_model::Model;
 use reaper_model::Node;
 use reaper_model::event::ProcessKey;
 use reaper_model::policy::{Decision, Evaluation, Verdict};
-use reaper_model::ruleset::{Rule, SessionKind};
+use reaper_model::ruleset::{Rule, SessionCondition, SessionKind};
 use reaper_model::session::{Session, SessionId};
 
 /// The model as one user may see it.
@@ -233,7 +234,22 @@ impl<'a> View<'a> {
             members: session.members().count(),
             outer: outer.map(SessionRef::from),
             root_exit: session.root_exit.map(|exit| (exit.at, exit.exit_status)),
+            waits: match session.root_exit {
+                None => self.waits(session),
+                Some(_) => Vec::new(),
+            },
         }
+    }
+
+    /// Returns the rules that make members wait if the root exits with status 0.
+    fn waits(&self, session: &Session) -> Vec<WaitSnapshot> {
+        let rules = self.model.rules.waits(&session.agent, session.attended);
+        let snapshot = |rule: &Rule| WaitSnapshot {
+            rule: Arc::clone(&rule.name),
+            wait: rule.delay_ns.max(rule.until_age_ns),
+            after_any_exit: rule.when.session.covers(SessionCondition::Gone),
+        };
+        rules.map(snapshot).collect()
     }
 
     /// Returns a decision with the names that the stream uses.
