@@ -9,8 +9,21 @@ use crate::trees::{DecisionSpec, Expectation, ProcessSpec, Scenario, StartedBy, 
 
 /// Contents of the file. Static, because the specifications of scenarios borrow from it.
 pub static CORPUS: LazyLock<Corpus> = LazyLock::new(|| {
-    toml::from_str(include_str!("scenarios.toml")).unwrap_or_else(|e| panic!("scenarios.toml: {e}"))
+    let mut corpus: Corpus = toml::from_str(include_str!("scenarios.toml"))
+        .unwrap_or_else(|e| panic!("scenarios.toml: {e}"));
+    let workflows = std::mem::take(&mut corpus.workflow);
+    let scenarios = workflows.iter().flat_map(Workflow::scenarios);
+    corpus.scenario.extend(scenarios);
+    corpus
 });
+
+/// Exits of the agent in each workflow: end of the scenario's name, and `victim_exit`.
+const EXITS: [(&str, &str); 4] = [
+    ("under-an-agent-that-crashes", "segfault"),
+    ("under-a-killed-agent", "killed"),
+    ("under-an-agent-that-hangs-up", "SIGHUP"),
+    ("under-an-agent-that-quits", "exit 0"),
+];
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -18,6 +31,19 @@ pub struct Corpus {
     /// Path below the test's directory and first arguments of each program.
     program: BTreeMap<String, Vec<String>>,
     pub scenario: Vec<Entry>,
+    #[serde(default)]
+    workflow: Vec<Workflow>,
+}
+
+/// Tree that is tried with each of [`EXITS`].
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Workflow {
+    name: String,
+    category: String,
+    #[serde(default)]
+    config: String,
+    processes: Vec<ProcessEntry>,
 }
 
 #[derive(Deserialize)]
@@ -49,7 +75,7 @@ pub struct Entry {
     decisions: std::sync::OnceLock<Vec<Vec<DecisionSpec>>>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ProcessEntry {
     role: String,
@@ -62,6 +88,8 @@ struct ProcessEntry {
     pid: Option<i32>,
     #[serde(default = "reaped")]
     expect: String,
+    /// Replaces `expect` in the scenario of a workflow in which the agent exits with status 0.
+    expect_after_0: Option<String>,
     adopter: Option<String>,
     #[serde(default)]
     may_exit_first: bool,
@@ -87,6 +115,37 @@ fn yes() -> bool {
 }
 fn one() -> usize {
     1
+}
+
+impl Workflow {
+    /// Returns one scenario for each exit.
+    fn scenarios(&self) -> impl Iterator<Item = Entry> {
+        EXITS.into_iter().map(|(end, victim_exit)| {
+            let processes = self.processes.iter().cloned().map(|mut process| {
+                let after_0 = process.expect_after_0.take();
+                if let Some(expect) = after_0.filter(|_| victim_exit == "exit 0") {
+                    process.expect = expect;
+                }
+                process
+            });
+            Entry {
+                name: format!("{}-{end}", self.name),
+                category: self.category.clone(),
+                image: claude(),
+                agent: None,
+                via: None,
+                victim_exit: victim_exit.into(),
+                victim: the_agent(),
+                config: self.config.clone(),
+                daemon: first(),
+                subreaper: true,
+                second_tree: false,
+                unit: false,
+                processes: processes.collect(),
+                decisions: std::sync::OnceLock::new(),
+            }
+        })
+    }
 }
 
 impl Entry {

@@ -41,6 +41,7 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("setpriv", "util-linux"),
     ("nohup", "coreutils"),
     ("git", "git"),
+    ("redis-server", "redis-server"),
     ("less", "less"),
     ("perl", "perl-base"),
     ("tput", "ncurses-bin"),
