@@ -105,6 +105,19 @@ pub fn trap(s: &ProcessContext) -> ! {
     leave(i32::from(!status.success()))
 }
 
+/// `with-helper ROLE`: starts a process that it needs until the end of its clean-up. On SIGTERM, creates the file
+/// `cleaned` after 200 ms if that process is still alive, and exits.
+pub fn with_helper(s: &ProcessContext) -> ! {
+    let mut helper = s.command("worker", "sleep", &s.args[0], &[]);
+    let mut helper = helper.spawn().expect("start the helper");
+    await_term(s);
+    std::thread::sleep(Duration::from_millis(200));
+    if helper.try_wait().expect("look at the helper").is_none() {
+        std::fs::write(s.dir.join("cleaned"), "").expect("write the file");
+    }
+    leave(0)
+}
+
 /// Creates the file `cleaned` after 200 ms, which shows that the process was not killed.
 pub fn cleaner(s: &ProcessContext) -> ! {
     s.report();

@@ -46,6 +46,7 @@ const BEHAVIOURS: &[(&str, BehaviourFn)] = &[
     ("ignore-term", member::ignore_term),
     ("title", member::title),
     ("trap", member::trap),
+    ("with-helper", member::with_helper),
     ("cleaner", member::cleaner),
     ("stopped", member::stopped),
     ("leader-first", member::leader_first),

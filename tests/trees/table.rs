@@ -264,6 +264,21 @@ pub fn rows() -> Vec<Scenario> {
                 );
             }),
         row(
+            "helper-of-a-rule-with-grace",
+            &[
+                child("state", "as:test-state with-helper helper"),
+                below("helper", ""),
+                child("leaf", "sleep"),
+            ],
+        )
+        .config(SHORT_GRACE)
+        .also(|world| {
+            assert!(
+                world.dir().join("cleaned").exists(),
+                "the helper was signalled before the program had cleaned up"
+            );
+        }),
+        row(
             "other-uid",
             &[
                 kept("nobody", "other-uid parent under sleep", "other_uid"),

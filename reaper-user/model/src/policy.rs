@@ -145,6 +145,9 @@ pub struct Decision {
     /// Time between SIGTERM and SIGKILL that a rule gives the program, in ns; 0 for the general one. Set only if the
     /// verdict is [`Verdict::Reap`].
     pub grace_ns: u64,
+    /// Nearest ancestor to whose program a rule gives a grace, with that grace in ns. Until its exit it may need the
+    /// process to clean up. Set only if the verdict is [`Verdict::Reap`].
+    pub needed_by: Option<(ProcessKey, u64)>,
 }
 
 impl Decision {
@@ -159,6 +162,7 @@ impl Decision {
             relative: None,
             until: None,
             grace_ns: 0,
+            needed_by: None,
         }
     }
 }
@@ -296,6 +300,7 @@ fn evaluate(
         relative: None,
         until: by_rules.until,
         grace_ns: 0,
+        needed_by: None,
     };
     let kept = matches!(by_rules.verdict, Verdict::Keep | Verdict::Report);
     let wanted = MatchedRules::wants(model, node).filter(|_| !kept);
@@ -319,6 +324,7 @@ fn evaluate(
     (decision.needs, decision.relative) = facts_and_owner(model, session, decision.needs);
     if decision.verdict == Verdict::Reap {
         decision.grace_ns = longest_grace(model, node);
+        decision.needed_by = round.relatives.grace_above(model, node);
     }
     match due.filter(|_| decision.verdict == Verdict::Reap) {
         Some(due) => round.relatives.held(model, node, due).unwrap_or(decision),
@@ -417,6 +423,7 @@ pub(super) fn is_kernel_killable(round: &Evaluation<'_>, node: &Node) -> bool {
         && is_read
         // In an escalation, the probes kill members that fork.
         && longest_grace(model, node) == 0
+        && round.relatives.grace_above(model, node).is_none()
         && session_of(model, node)
             .is_some_and(|it| clear(it) && !model.sessions.is_ended_by_run(it.id))
 }

@@ -206,7 +206,7 @@ impl Escalation {
     }
 }
 
-fn ns(duration: Duration) -> u64 {
+pub(super) fn ns(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX / 2)
 }
 

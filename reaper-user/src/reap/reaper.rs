@@ -41,6 +41,8 @@ pub struct Reaper {
     files_max: u64,
     /// Processes of the next round of signals. Their pidfds are opened first, and the source is drained after that.
     queue: Vec<ProcessKey>,
+    /// Processes that wait for the exit of an ancestor which may need them, by that ancestor.
+    left: HashMap<ProcessKey, Vec<ProcessKey>>,
     /// Processes whose pidfd is opened once fewer files are open.
     waiting_for_files: VecDeque<ProcessKey>,
     /// Processes that had their first signal since the last [`Reaper::measure_memory`].
@@ -74,6 +76,7 @@ impl Reaper {
             open_pidfds: 0,
             files_max: files_max(),
             queue: Vec::new(),
+            left: HashMap::new(),
             waiting_for_files: VecDeque::new(),
             unmeasured: Vec::new(),
             clock,

@@ -27,6 +27,10 @@ pub(super) struct Target {
     pub(super) first_signal: Option<u64>,
     /// Time before which it gets no SIGKILL, in ns of CLOCK_MONOTONIC, if that is later than for the others; 0 otherwise.
     pub(super) kill_at: u64,
+    /// Grace that a rule gives its program, in ns; 0 for the general one.
+    pub(super) grace: u64,
+    /// Ancestor with a longer grace that may need it, and the end of that grace in ns of CLOCK_MONOTONIC.
+    pub(super) needed_by: Option<(ProcessKey, u64)>,
     /// Signal of the last step that was taken.
     pub(super) last_signal: Option<Signal>,
     /// Signals it has been sent by others, and possibly by this program: `MEMBER_SIGTERM_SENT`, `MEMBER_SIGKILL_SENT`.
@@ -48,8 +52,8 @@ impl Target {
         pidfd.is_some_and(|pidfd| pidfd.handle().has_exited())
     }
 
-    /// Returns whether it was born during the clean-up of a parent with a longer grace, which may still need it. `now` is
-    /// in ns of CLOCK_MONOTONIC.
+    /// Returns whether an ancestor with a longer grace may still need it for its clean-up. `now` is in ns of
+    /// CLOCK_MONOTONIC.
     pub(super) fn is_left_to_parent(&self, now: u64) -> bool {
         self.due_at.is_none() && self.last_signal.is_none() && now < self.kill_at
     }

@@ -20,7 +20,7 @@ use std::iter::once;
 use hashbrown::HashMap;
 
 use super::case::{Case, Hold};
-use super::{Decision, MatchedRules, Reason, Verdict, session_of};
+use super::{Decision, MatchedRules, Reason, Verdict, longest_grace, session_of};
 use crate::Model;
 use crate::Node;
 use crate::event::ProcessKey;
@@ -32,6 +32,8 @@ use crate::session::RootExit;
 pub(super) struct Relatives {
     /// Permanent keeps above a process, by the root exit that it is evaluated for.
     permanent: RefCell<HashMap<(ProcessKey, Option<RootExit>), Hold>>,
+    /// Nearest process above with a grace of its own, and that grace in ns.
+    grace: RefCell<HashMap<ProcessKey, Option<(ProcessKey, u64)>>>,
     /// Holds of processes that are due.
     due: RefCell<HashMap<ProcessKey, Holds>>,
 }
@@ -68,6 +70,29 @@ impl Relatives {
         for (key, parent) in path.into_iter().rev() {
             above = keeps_below(model, parent, due).or(above);
             known.insert((key, due), above);
+        }
+        above
+    }
+
+    /// Returns the nearest member above a process to whose program a rule gives a grace, with that grace in ns.
+    pub(super) fn grace_above(&self, model: &Model, node: &Node) -> Option<(ProcessKey, u64)> {
+        let mut known = self.grace.borrow_mut();
+        let (mut top, mut path) = (node.key, Vec::new());
+        let ancestors = model.tree.ancestors(node.key);
+        for parent in ancestors.take_while(|above| above.state.member.session.is_some()) {
+            if known.contains_key(&top) {
+                break;
+            }
+            path.push((top, parent));
+            top = parent.key;
+        }
+        let mut above = known.get(&top).copied().flatten();
+        for (key, parent) in path.into_iter().rev() {
+            above = match longest_grace(model, parent) {
+                0 => above,
+                grace => Some((parent.key, grace)),
+            };
+            known.insert(key, above);
         }
         above
     }

@@ -11,6 +11,7 @@ use toml::de::DeTable;
 
 use super::idle::set_tree_idle;
 use super::rules::{MINUTE, advance, set_facts, world};
+use super::scripts::resolve_script;
 use super::survival::{exact_row, membership};
 use super::world::{INIT, OWN_PID, World};
 use crate::activity::Activity;
@@ -325,6 +326,63 @@ fn agent_that_follows_in_the_same_directory_restarts_the_10_minutes() {
         h.assert_all(&[server], if is_extended { wait } else { reap });
         advance(&mut h.w, 6 * MINUTE);
         h.assert_all(&[server], reap);
+    }
+}
+
+#[test]
+fn helper_is_left_to_a_program_with_grace() {
+    let mut h = Host::new(CODEX);
+    let terraform = h.start(h.agent, "/usr/bin/terraform apply");
+    let shell = h.start(terraform, "/bin/bash");
+    let provider = h.start(shell, "/opt/terraform-provider-x");
+    let redis = h.start(terraform, "/usr/bin/redis-server");
+    let other = h.start(h.agent, "/usr/bin/make");
+    h.w.kill(h.agent);
+    advance(&mut h.w, 0);
+    for (key, above) in [
+        (terraform, None),
+        (shell, Some(terraform)),
+        (provider, Some(terraform)),
+        (redis, Some(terraform)),
+        (other, None),
+    ] {
+        h.why(key);
+        let decision = h.w.decide(key);
+        assert_eq!(decision.needed_by.map(|(above, _)| above), above, "{key}");
+        let has_grace = [terraform, provider, redis].contains(&key);
+        assert_eq!(decision.grace_ns > 0, has_grace, "{key}");
+        let node = h.w.model.tree.get(key).unwrap();
+        assert_eq!(h.w.model.is_kernel_killable(node), key == other, "{key}");
+    }
+    h.w.exit(terraform);
+    assert_eq!(h.w.decide(shell).needed_by, None);
+}
+
+#[test]
+fn package_manager_that_runs_a_program_has_no_grace() {
+    for (command, has_grace) in [
+        ("/usr/bin/node /usr/bin/npm install", true),
+        ("/usr/bin/node /usr/bin/npm run dev", false),
+        ("/usr/bin/node /usr/lib/pnpm/bin/pnpm.cjs exec vite", false),
+        ("/usr/bin/cargo build", true),
+        ("/usr/bin/cargo --quiet test", false),
+        ("/usr/bin/uv pip install x", true),
+        ("/usr/bin/uv run x", false),
+        ("/usr/bin/python3 -m pip install x", true),
+    ] {
+        let mut h = Host::new(CODEX);
+        let manager = h.start(h.agent, command);
+        let script = command
+            .split(' ')
+            .nth(1)
+            .filter(|word| word.starts_with('/'));
+        if script.is_some() {
+            resolve_script(&mut h.w, manager, script);
+        }
+        h.w.kill(h.agent);
+        advance(&mut h.w, 0);
+        h.why(manager);
+        assert_eq!(h.w.decide(manager).grace_ns > 0, has_grace, "{command}");
     }
 }
 

@@ -22,7 +22,7 @@ fn start() -> World {
     world(ruled(RULES))
 }
 
-fn resolve_script(w: &mut World, key: ProcessKey, script: Option<&str>) -> Reclassified {
+pub(super) fn resolve_script(w: &mut World, key: ProcessKey, script: Option<&str>) -> Reclassified {
     let node = w.model.tree.get(key).unwrap();
     let matched = |path: &str| w.model.rules.matched_script(&node.image, path.into());
     let found = Facts {

@@ -129,6 +129,8 @@ impl Reaper {
             return;
         };
         self.tokens.remove(&target.token);
+        self.queue
+            .extend(self.left.remove(&key).into_iter().flatten());
         self.open_pidfds -= usize::from(target.pidfd.is_some());
         if let Some(members) = self.members.get_mut(&target.session) {
             *members -= 1;

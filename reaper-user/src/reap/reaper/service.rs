@@ -33,16 +33,14 @@ impl Reaper {
             || parent.is_some_and(|parent| parent.signal().is_some())
                 && may_be_born_after(key, decision);
         let now = self.clock.monotonic();
-        let own = match decision.grace_ns {
+        let until = |grace: u64| now.saturating_add(grace);
+        let kill_at = match decision.grace_ns {
             0 => 0,
-            grace => now.saturating_add(grace),
+            grace => until(grace),
         };
-        // It may clean up for its parent.
-        let parent = parent.filter(|_| late);
-        let kill_at = own.max(parent.map_or(0, |parent| parent.kill_at));
         let signals_had = node.state.member.signals_sent;
         let waits_for_parent = !self.observe
-            && (self.add_to_escalation(escalation, key, late) || late && now < kill_at)
+            && self.add_to_escalation(escalation, key, late)
             && node.orphaned.is_none()
             && signals_had == 0;
         // The decision about a process that was already signalled needs no verification.
@@ -52,6 +50,10 @@ impl Reaper {
             .map(|due| if late { key.start } else { due.at });
         let target = Target {
             kill_at,
+            grace: decision.grace_ns,
+            needed_by: decision
+                .needed_by
+                .map(|(above, grace)| (above, until(grace))),
             escalation,
             session,
             is_reported,

@@ -3,6 +3,8 @@
 use nix::errno::Errno;
 
 use super::Reaper;
+use crate::reap::escalation::{Escalation, ns};
+use crate::reap::target::Target;
 use crate::reap::{
     ReapEvent, ReapFailure, ReapOutcome, ReleaseReason, SentBy, SentSignal, SignalStep, send,
 };
@@ -18,9 +20,12 @@ impl Reaper {
     ///
     /// A process whose pidfd cannot be opened leaves the queue. It waits if there are too many open files, until
     /// another pidfd is closed. Otherwise its claim is finished, or its exit record finishes it. In observe mode it
-    /// stays queued, unless it has exited.
+    /// stays queued, unless it has exited. Nor does a process stay queued that an ancestor with a longer grace may need.
     pub fn open_queued(&mut self) {
         for key in std::mem::take(&mut self.queue) {
+            if self.is_left(key) {
+                continue;
+            }
             let Some(target) = self.targets.get_mut(&key) else {
                 continue;
             };
@@ -60,6 +65,38 @@ impl Reaper {
                 }
             }
         }
+    }
+
+    /// Returns whether a process is left alone because an ancestor that has a longer grace, and was told to exit with it,
+    /// is alive. The exit of that ancestor queues it again.
+    fn is_left(&mut self, key: ProcessKey) -> bool {
+        let now = self.clock.monotonic();
+        let Some(target) = self.targets.get(&key) else {
+            return false;
+        };
+        let Some((above, end)) = target.needed_by else {
+            return false;
+        };
+        let is_alive = |above: &Target| above.exit_status.is_none();
+        let is_needed = now < end && self.targets.get(&above).is_some_and(is_alive);
+        let is_left =
+            is_needed && !self.observe && target.last_signal.is_none() && target.signals_had == 0;
+        let general = self.escalations.get(&target.escalation);
+        let general = ns(general.map_or(self.times.grace, Escalation::grace));
+        let Some(target) = self.targets.get_mut(&key) else {
+            return false;
+        };
+        if is_left {
+            (target.due_at, target.kill_at) = (None, end);
+            self.left.entry(above).or_default().push(key);
+        } else {
+            target.needed_by = None;
+            // Its own grace begins now.
+            if target.kill_at == end && now < end {
+                target.kill_at = now.saturating_add(target.grace.max(general));
+            }
+        }
+        is_left
     }
 
     /// Returns the opened processes that are queued for their first signal. If records were lost, their programs must

@@ -532,7 +532,7 @@ fn programs_of_keep_rules_are_kept() {
         keep package-managers; dnf; /usr/bin/python3.13; /usr/bin/python3|/usr/bin/dnf|upgrade
         keep npm-global; node; $node; node|/usr/bin/npm|install|-g|@openai/codex
         keep npm-global; node; $node; node|/usr/bin/npm|-g|i|@openai/codex
-        reap user-package-managers; node; $node; node|/usr/bin/npm|run|dev|--|-g
+        plain; node; $node; node|/usr/bin/npm|run|dev|--|-g
         ",
     );
 }
@@ -671,7 +671,8 @@ fn programs_with_state_have_time_to_exit() {
         ("python3", "/usr/bin/python3.13", "python3|-m|pytest", false),
         ("npm install", NODE, "node|/usr/bin/npm|install", true),
         ("node", NODE, "node|server.js|npm", false),
-        ("cargo", "/home/u/.cargo/bin/cargo", "cargo|test", true),
+        ("cargo", "/home/u/.cargo/bin/cargo", "cargo|build", true),
+        ("cargo", "/home/u/.cargo/bin/cargo", "cargo|test", false),
         ("git", "/usr/bin/git", "git|rebase|main", true),
         ("gitk", "/usr/bin/gitk", "gitk", false),
     ] {
