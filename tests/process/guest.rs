@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use super::context::{ProcessContext, fork, leave, rest};
@@ -125,16 +125,34 @@ pub fn exec(s: &ProcessContext) -> ! {
     panic!("exec {:?}: {}", s.args, s.real(&s.args).exec())
 }
 
+/// `pipeline READER WRITER HOW…`: starts a process whose output `cat` reads, as a shell does.
+pub fn pipeline(s: &ProcessContext) -> ! {
+    let [reader, writer, how @ ..] = &s.args[..] else {
+        panic!("pipeline READER WRITER HOW…");
+    };
+    let (input, output) = std::io::pipe().expect("make a pipe");
+    s.spawn_between(writer, &how.join(" "), [Stdio::null(), output.into()]);
+    let mut cat = Command::new("cat");
+    let cat = cat.stdin(input).stdout(Stdio::null()).spawn();
+    await_sleep(s, reader, cat.expect("start cat").id());
+    s.report();
+    rest()
+}
+
+/// Reports a program once it sleeps. `spawn` can return before the kernel reports the exec, which it has then.
+fn await_sleep(s: &ProcessContext, role: &str, pid: u32) {
+    while proc::stat(pid).is_some_and(|stat| stat.state != b'S') {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    s.report_other(role, proc::stat(pid).expect("its stat").id);
+}
+
 /// `program ROLE COMMAND…`: starts a command that sleeps, and reports it once it does.
 pub fn program(s: &ProcessContext) -> ! {
     let mut command = s.real(&s.args[1..]);
     let command = command.stdin(Stdio::null()).stdout(Stdio::null());
     let mut child = command.spawn().expect("start the command");
-    // `spawn` can return before the kernel reports the exec. A program that sleeps has been reported.
-    while proc::stat(child.id()).is_some_and(|stat| stat.state != b'S') {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    s.report_other(&s.args[0], proc::stat(child.id()).expect("its stat").id);
+    await_sleep(s, &s.args[0], child.id());
     s.report();
     let ended = child.wait();
     panic!("{command:?} has exited: {ended:?}")

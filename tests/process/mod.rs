@@ -67,6 +67,7 @@ const BEHAVIOURS: &[(&str, BehaviourFn)] = &[
     ("client", guest::client),
     ("editor", guest::editor),
     ("burn", guest::burn),
+    ("pipeline", guest::pipeline),
     ("family", guest::family),
     ("in-unit", guest::in_unit),
     ("to-unit", guest::to_unit),

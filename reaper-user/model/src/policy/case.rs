@@ -10,7 +10,7 @@ use super::{MatchedRules, Reason, Verdict, facts_and_owner};
 use crate::Model;
 use crate::Node;
 use crate::event::ProcessKey;
-use crate::facts::{Fact, FactSet, Facts};
+use crate::facts::{Fact, FactSet, Facts, Stdio};
 use crate::ruleset::{Action, Rule, RuleId, SessionCondition, SessionKind, UidCondition, When};
 use crate::session::{RootExit, Session};
 
@@ -446,9 +446,14 @@ impl<'a> Case<'a> {
                 own
             }
         });
+        let piped = when.piped.map_or(ConditionResult::Yes, |wanted| {
+            ConditionResult::of(FactSet::STDIO, &read.stdio, |stdio| {
+                (*stdio == Stdio::Connected) == wanted
+            })
+        });
         let local = self.local_sockets(rule, read);
         let (units, markers) = (self.units(when, read), self.markers(when, read));
-        [units, markers, listening, tty, new_session, local]
+        [units, markers, listening, tty, new_session, piped, local]
             .into_iter()
             .fold(ConditionResult::Yes, ConditionResult::and)
     }

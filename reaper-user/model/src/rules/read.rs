@@ -57,6 +57,7 @@
 //! min_cpu = 90                      # percent of one core, measured when `after` has expired
 //! listening = true                  # whether it has a listening TCP or Unix socket
 //! listening_unix = true             # whether it has a listening Unix socket
+//! piped = true                      # whether its standard input is a pipe or socket whose other end is open
 //! window = true                     # it is connected to a display server (X11, Wayland) outside of its session
 //! children = false                  # whether it has living children
 //! idle = "30min"                    # it is a living root, and its tree had no work and no client for this long

@@ -177,6 +177,7 @@ fn covers_rest(one: &When, other: &When) -> bool {
         && wider(&one.new_session, &other.new_session)
         && wider(&one.listening, &other.listening)
         && wider(&one.listening_unix, &other.listening_unix)
+        && wider(&one.piped, &other.piped)
         && (!one.window || other.window)
         && wider(&one.children, &other.children)
         && (!one.server || other.server)

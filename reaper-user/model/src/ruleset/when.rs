@@ -103,6 +103,8 @@ pub struct When {
     pub listening: Option<bool>,
     /// Whether the process has a listening Unix socket.
     pub listening_unix: Option<bool>,
+    /// Whether its standard input is a pipe or a socket whose other end is open.
+    pub piped: Option<bool>,
     /// Whether the process must be connected to a display server (X11 or Wayland) that does not belong to its session.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub window: bool,
@@ -232,6 +234,7 @@ impl When {
             self.new_session,
             self.listening,
             self.listening_unix,
+            self.piped,
             self.children,
         ];
         !self.window

@@ -359,6 +359,36 @@ fn helper_is_left_to_a_program_with_grace() {
 }
 
 #[test]
+fn filter_is_kept_while_something_writes_to_it() {
+    for (stdio, expected) in [
+        (Stdio::Connected, "keep keep_rule filters"),
+        (Stdio::HungUp, REAPED),
+        (Stdio::Other, REAPED),
+    ] {
+        let mut h = Host::new(CODEX);
+        let shell = h.start(h.agent, "/bin/bash");
+        let [cat, other] = ["/usr/bin/cat", "/usr/bin/make"].map(|command| h.start(shell, command));
+        for key in [cat, other] {
+            let facts = Facts {
+                stdio: Fact::Known(Stdio::Connected),
+                ..ordinary()
+            };
+            h.facts.insert(key, facts);
+        }
+        h.w.kill(h.agent);
+        advance(&mut h.w, 0);
+        h.assert_all(&[cat], "wait rule_delay filters");
+        h.assert_all(&[other, shell], REAPED);
+        let node = h.w.model.tree.get(cat).unwrap();
+        assert!(!h.w.model.is_kernel_killable(node));
+        advance(&mut h.w, 2_000_000_000);
+        h.w.model.forget_volatile(cat);
+        h.facts.get_mut(&cat).unwrap().stdio = Fact::Known(stdio);
+        h.assert_all(&[cat], expected);
+    }
+}
+
+#[test]
 fn package_manager_that_runs_a_program_has_no_grace() {
     for (command, has_grace) in [
         ("/usr/bin/node /usr/bin/npm install", true),

@@ -11,7 +11,7 @@ use super::promises::{Host, listening, ordinary, window_on};
 use super::rules::{MINUTE, advance};
 use super::world::INIT;
 use crate::event::{ExitStatus, ProcessKey, Uids};
-use crate::facts::{Fact, Facts, LocalSockets};
+use crate::facts::{Fact, Facts, LocalSockets, Stdio};
 use crate::policy::Verdict;
 use crate::rules::catalogue;
 use crate::ruleset::{Action, Class, Rule};
@@ -32,11 +32,13 @@ enum With {
     Root,
     /// An age of less than a minute when its agent exits.
     Youth,
+    /// A pipe to read from, with a living writer.
+    Pipe,
     /// `nohup`, with which the shell of a tool started it.
     Nohup,
 }
 
-use With::{Nohup, Nothing, OtherUser, Port, Root, Unit, UnixSocket, Window, Youth};
+use With::{Nohup, Nothing, OtherUser, Pipe, Port, Root, Unit, UnixSocket, Window, Youth};
 
 /// Examples: kind of process, its program with arguments, and what else it has. There is one for each built-in rule.
 const EXAMPLES: &[(&str, &str, With)] = &[
@@ -52,6 +54,7 @@ const EXAMPLES: &[(&str, &str, With)] = &[
     ),
     ("a server that listens", "/usr/bin/vite", Port),
     ("a command through nohup or setsid", "/usr/bin/make", Nohup),
+    ("the reader of a kept process", "/usr/bin/tee log", Pipe),
     ("an MCP server", "/usr/bin/mcp-server", Nothing),
     (
         "a headless browser",
@@ -254,6 +257,10 @@ fn facts_with(with: With) -> Facts {
                 ..listening()
             }
         }
+        Pipe => Facts {
+            stdio: Fact::Known(Stdio::Connected),
+            ..ordinary()
+        },
         Unit => Facts {
             unit: Fact::Known("work.service".into()),
             ..ordinary()
