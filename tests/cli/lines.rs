@@ -159,7 +159,7 @@ fn waited() {
     for (pid, words) in [
         (
             server.pid,
-            format!(": it listens on {port}, and its agent left by itself"),
+            format!(": it listens on {port}, and its agent exited with status 0"),
         ),
         (
             boss.pid,

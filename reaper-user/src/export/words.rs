@@ -130,7 +130,7 @@ impl Judgement<'_> {
     }
 }
 
-/// Returns how long a process waits, and for what: `10m: it listens on 5173, and its agent left by itself`. `now` is
+/// Returns how long a process waits, and for what: `10m: it listens on 5173, and its agent exited with status 0`. `now` is
 /// in ns since boot.
 pub(super) fn wait_text(wait: &WaitInfo, reason: &str, now: u64) -> String {
     let remaining = time(wait.until.saturating_sub(now).div_ceil(1_000_000_000));
@@ -168,7 +168,7 @@ fn condition_text(condition: &str, wait: &WaitInfo) -> String {
         "childless" => "it has no children".into(),
         "root_exited" => "its agent has exited".into(),
         "root_not_killed" => "no signal ended its agent".into(),
-        "root_succeeded" => "its agent left by itself".into(),
+        "root_succeeded" => "its agent exited with status 0".into(),
         "root_failed" => "its agent failed".into(),
         "root_killed" => "its agent was killed".into(),
         other => other.to_owned(),
@@ -278,19 +278,19 @@ mod tests {
                 server.clone(),
                 None,
                 vec![5173],
-                "10m: it listens on 5173, and its agent left by itself",
+                "10m: it listens on 5173, and its agent exited with status 0",
             ),
             (
                 server.clone(),
                 vite(true),
                 vec![80, 443],
-                "10m: vite (7) below it listens on 80, 443, and its agent left by itself",
+                "10m: vite (7) below it listens on 80, 443, and its agent exited with status 0",
             ),
             (
                 server,
                 vite(false),
                 vec![],
-                "10m: vite (7) above it listens, and its agent left by itself",
+                "10m: vite (7) above it listens, and its agent exited with status 0",
             ),
             (vec![], None, vec![], "10m: a rule delays the decision"),
         ] {
