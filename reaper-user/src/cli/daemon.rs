@@ -72,7 +72,7 @@ pub(super) struct DaemonArgs {
     /// With --user, the default is $XDG_CONFIG_HOME/reaper/config.toml. Without a file, the built-in settings apply.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Print decisions, but send no signal.
+    /// Print decisions, but send no signal, even if the config says `mode = "enforce"`.
     #[arg(long, conflicts_with = "enforce")]
     observe: bool,
     /// Send signals, even if the config says `mode = "observe"`.
@@ -105,7 +105,7 @@ pub(super) struct DaemonArgs {
     /// journal in $XDG_STATE_HOME/reaper (default: ~/.local/state/reaper).
     #[arg(long)]
     user: bool,
-    /// Event source; `auto` uses the best one available here.
+    /// Event source; overrides the config. `auto`, the default, uses the best one available here.
     #[arg(long, value_name = "auto|ebpf|proc-connector|procfs")]
     source: Option<SourceChoice>,
     /// Print messages of the BPF probes to stderr.
@@ -114,19 +114,21 @@ pub(super) struct DaemonArgs {
     /// Load the BPF probes from this object file.
     #[arg(long, value_name = "FILE")]
     bpf_object: Option<PathBuf>,
-    /// Keep the journal in this directory, even if the config says `journal = false`.
+    /// Keep the journal in this directory, even if the config says `journal = false` [default: /var/lib/reaper].
     #[arg(long, value_name = "DIR", conflicts_with = "no_journal")]
     journal_dir: Option<PathBuf>,
     /// Keep no journal.
     #[arg(long)]
     no_journal: bool,
-    /// Directory of the lock file and the socket; overrides the config.
+    /// Directory of the lock file and the socket; overrides the config [default: /run/reaper].
     #[arg(long, value_name = "DIR")]
     runtime_dir: Option<PathBuf>,
     /// Leave the probes pinned on exit, so that the next daemon misses nothing.
     #[arg(long, conflicts_with = "no_pin")]
     leave_pinned: bool,
     /// Pin the probes in this directory, on a bpffs, even if the config says `pin = false`.
+    ///
+    /// The default is /sys/fs/bpf/reaper.
     #[arg(long, value_name = "DIR", conflicts_with = "no_pin")]
     pin_dir: Option<PathBuf>,
     /// Pin nothing: tracking ends with the daemon.

@@ -71,7 +71,7 @@ use user::ConfigOwner;
 #[derive(Parser)]
 #[command(name = "reaper", version, after_long_help = EXAMPLES, max_term_width = MAX_WIDTH)]
 struct Cli {
-    /// When to use colours: auto, always or never.
+    /// When to use colours: auto, always or never [default: auto].
     #[arg(
         long,
         value_name = "WHEN",

@@ -100,7 +100,7 @@ pub(super) struct RunArgs {
     /// First signal, by name or number.
     #[arg(long, value_name = "SIGNAL", value_parser = signal, default_value = "TERM")]
     signal: Signal,
-    /// At a time limit, signal only the command at first.
+    /// At a time limit, a `reaper stop` or the end by --done-when, signal only the command at first.
     ///
     /// For servers that stop their own workers. The other processes are signalled when the command has exited, or when
     /// the grace has passed.

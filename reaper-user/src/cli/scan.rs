@@ -76,7 +76,7 @@ pub(super) struct ScanArgs {
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
-    /// Socket of the service; a service with --scope has the scope in the name of its socket.
+    /// Socket of the service, as in `reaper status --help`.
     #[arg(long, value_name = "PATH", conflicts_with_all = ["config", "scope"])]
     socket: Option<PathBuf>,
     /// Scan without a service, with the rules of this config file.

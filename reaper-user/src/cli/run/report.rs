@@ -24,7 +24,7 @@ pub(super) struct OutputArgs {
     /// Print each process that was ended.
     #[arg(short, long)]
     verbose: bool,
-    /// Write the outcome to this file as one JSON object.
+    /// Write the outcome to this file as one JSON object; replaces the file.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
     /// Write the outcome to stderr as one JSON object, instead of text.
