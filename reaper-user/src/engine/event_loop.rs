@@ -269,15 +269,7 @@ impl Engine {
     /// Drains, and then applies the exits of processes that exited before their map entry was written. The probes do
     /// not report these. Returns the number of records read.
     fn on_exits_before_membership(&mut self) -> u64 {
-        let exited = match self.exited_before_membership() {
-            Ok(exited) => exited,
-            Err(error) => {
-                tracing::error!(
-                    "cannot remove processes that have exited from the probes' map: {error}; they may be shown as running"
-                );
-                return 0;
-            }
-        };
+        let exited = self.exited_before_membership();
         if exited.is_empty() {
             return 0;
         }

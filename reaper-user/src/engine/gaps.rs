@@ -191,7 +191,7 @@ impl Engine {
     }
 
     /// Prepares the model for the results of a scan. Takes the result of [`Engine::scan_done`]. If there are no
-    /// results, starts another scan and returns `None`.
+    /// results, returns `None`. Another scan then starts at once or, after a failed one, after a delay that grows.
     pub(super) fn prepare_scan_result(
         &mut self,
         scan: Option<Result<ScanResult, EngineError>>,
@@ -199,11 +199,14 @@ impl Engine {
         let scan = match scan {
             Some(Ok(scan)) => scan,
             failed => {
-                if let Some(Err(error)) = failed {
-                    log_failed_scan(&error);
-                }
                 let delay = self.gap.as_ref().map_or(DELAY_MIN, |gap| gap.delay);
-                let search = self.search(delay);
+                let search = match failed {
+                    Some(Err(error)) => {
+                        log_failed_scan(&error);
+                        Search::Retry(self.kernel.clock.after(delay))
+                    }
+                    _ => self.search(delay),
+                };
                 if let Some(gap) = &mut self.gap {
                     gap.delay = (2 * delay).min(DELAY_MAX);
                     gap.search = search;

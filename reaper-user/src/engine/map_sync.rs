@@ -81,7 +81,8 @@ impl Engine {
         let changed = mem::take(&mut self.ingest.map_changes).into_iter();
         let wanted = changed.map(|key| (key, round.wanted_membership(key)));
         let wanted: Vec<_> = wanted.collect();
-        for (key, wanted) in wanted {
+        let mut changed = wanted.into_iter();
+        while let Some((key, wanted)) = changed.next() {
             let Some(node) = self.model.tree.get(key) else {
                 continue;
             };
@@ -98,7 +99,18 @@ impl Engine {
                 let Some(maps) = self.source.maps_mut() else {
                     continue;
                 };
-                let has_room = maps.set_membership(exact, wanted, known)?;
+                let has_room = match maps.set_membership(exact, wanted, known) {
+                    Ok(has_room) => has_room,
+                    Err(error) => {
+                        // All that is not written is tried again.
+                        let rest = changed.map(|(key, _)| key);
+                        self.ingest
+                            .map_changes
+                            .extend([key].into_iter().chain(rest));
+                        self.map_sync.unchecked.append(&mut new);
+                        return Err(error.into());
+                    }
+                };
                 let execs = known.map_or(0, |membership| membership.flags & MEMBER_GENERATION_MASK);
                 let written = wanted.filter(|_| has_room).map(|membership| Membership {
                     flags: membership.flags | execs,
@@ -119,11 +131,8 @@ impl Engine {
     }
 
     /// Returns the processes that are new in the kernel's map since the last call and have exited. Removes them from
-    /// the map. No probe reports an exit that preceded the entry.
-    ///
-    /// # Errors
-    /// The map cannot be written.
-    pub(super) fn exited_before_membership(&mut self) -> Result<Vec<ProcessKey>, EngineError> {
+    /// the map; an error is logged. No probe reports an exit that preceded the entry.
+    pub(super) fn exited_before_membership(&mut self) -> Vec<ProcessKey> {
         let mut exited = mem::take(&mut self.map_sync.unchecked);
         exited.retain(|key| {
             let liveness = self.kernel.processes.probe(*key);
@@ -133,11 +142,15 @@ impl Engine {
             let node = self.model.tree.get(*key);
             if let Some(exact) = node.and_then(|node| node.exact_key())
                 && let Some(maps) = self.source.maps_mut()
+                && let Err(error) = maps.remove(exact)
             {
-                maps.remove(exact)?;
+                tracing::error!(
+                    "cannot remove process {}, which has exited, from the probes' map: {error}; its entry takes up room until the daemon restarts",
+                    key.pid
+                );
             }
         }
-        Ok(exited)
+        exited
     }
 
     /// Tells the probes whether all pre-existing members are in the map. Once they are, filtering probes report no
