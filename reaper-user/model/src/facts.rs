@@ -23,8 +23,8 @@ pub struct KernelSession {
 /// Other ends of standard input and standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stdio {
-    /// Standard input is a pipe or a socket whose other end is open.
-    Connected,
+    /// Standard input is a pipe or a socket with this inode number, whose other end is open.
+    Connected(u64),
     /// Both are pipes or sockets whose other ends are closed.
     HungUp,
     /// Files, terminals, or a mixture.
@@ -82,6 +82,8 @@ pub struct InheritedFacts {
     pub env_markers: EnvMarkers,
     /// Working directory; `None` if it is not distinctive (see [`is_distinctive`]).
     pub directory: Option<Arc<Path>>,
+    /// Inode number of the pipe or socket that is its standard input, 0 if that is something else.
+    pub input: u64,
 }
 
 /// Returns whether a working directory is evidence for descent.

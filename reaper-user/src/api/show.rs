@@ -285,7 +285,7 @@ fn facts(snapshot: &ExplainSnapshot) -> BTreeMap<String, Value> {
     let clients = |activity: &Arc<Activity>| activity.clients.len().into();
     put("clients", map(activity, clients));
     let name = |stdio: &Stdio| match stdio {
-        Stdio::Connected => "connected".into(),
+        Stdio::Connected(_) => "connected".into(),
         Stdio::HungUp => "hung up".into(),
         Stdio::Other => "no pipe".into(),
     };

@@ -215,6 +215,10 @@ impl Engine {
             }
         };
         self.model.forget_program_facts();
+        // Some facts can be read only while their process is alive.
+        let members = self.model.tree.iter();
+        let members = members.filter(|node| node.state.member.session.is_some());
+        self.ingest.new_images.extend(members.map(|node| node.key));
         // Without probes, sessions must be inferred from what processes inherited.
         self.model
             .set_infers_membership(self.source.probes().is_none());

@@ -448,7 +448,12 @@ impl<'a> Case<'a> {
         });
         let piped = when.piped.map_or(ConditionResult::Yes, |wanted| {
             ConditionResult::of(FactSet::STDIO, &read.stdio, |stdio| {
-                (*stdio == Stdio::Connected) == wanted
+                // Something outside of the session may write to the input of the root.
+                let of_root = match &self.session.inherited {
+                    Fact::Known(root) => root.input,
+                    Fact::Unread | Fact::Unreadable => 0,
+                };
+                matches!(stdio, Stdio::Connected(input) if *input != of_root) == wanted
             })
         });
         let local = self.local_sockets(rule, read);

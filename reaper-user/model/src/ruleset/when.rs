@@ -103,7 +103,7 @@ pub struct When {
     pub listening: Option<bool>,
     /// Whether the process has a listening Unix socket.
     pub listening_unix: Option<bool>,
-    /// Whether its standard input is a pipe or a socket whose other end is open.
+    /// Whether its standard input is a pipe or a socket whose other end is open, and not that of the root.
     pub piped: Option<bool>,
     /// Whether the process must be connected to a display server (X11 or Wayland) that does not belong to its session.
     #[serde(skip_serializing_if = "std::ops::Not::not")]

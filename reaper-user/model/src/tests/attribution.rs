@@ -42,6 +42,7 @@ fn set_evidence(w: &mut World, key: ProcessKey, environ: &str, directory: &str, 
         inherited: Fact::Known(Arc::new(InheritedFacts {
             env_markers: trace,
             directory,
+            ..InheritedFacts::default()
         })),
         unit: Fact::Known(unit.into()),
         ..Facts::NOTHING

@@ -207,7 +207,7 @@ fn unreadable_or_connected_server_is_kept() {
     advance(&mut w, 60 * MINUTE);
     set_tree_idle(&mut w, &[server, tool]);
     assert_eq!(w.why(server), "reap reap_rule unused");
-    set_stdio(&mut w, server, Stdio::Connected);
+    set_stdio(&mut w, server, Stdio::Connected(9));
     assert_eq!(w.why(server), "keep root_alive");
     set_stdio(&mut w, server, Stdio::Other);
     set_facts(&mut w, tool, FactSet::ACTIVITY, Facts::unreadable());
@@ -241,7 +241,7 @@ fn agent_is_reaped_when_orphaned_hung_up_and_idle() {
     assert_eq!(w.decide(agent).needs, FactSet::NONE);
     w.exit(editor);
     assert_eq!(w.decide(agent).needs, FactSet::STDIO);
-    set_stdio(&mut w, agent, Stdio::Connected);
+    set_stdio(&mut w, agent, Stdio::Connected(9));
     assert_eq!(w.why(agent), "keep root_alive");
     // The kernel may close the files of the client a moment later.
     let soon = w.model.monotonic_now() + MINUTE / 60;

@@ -222,7 +222,7 @@ fn why_idle(h: &mut Host, root: ProcessKey, stdio: Stdio, time: u64) -> String {
 fn idle_agent_is_reaped_only_if_its_client_is_gone() {
     for (stdio, command, expected) in [
         (Stdio::HungUp, "acp", "reap reap_rule agents-without-client"),
-        (Stdio::Connected, "acp", "keep detached"),
+        (Stdio::Connected(9), "acp", "keep detached"),
         (Stdio::HungUp, "session", "keep root_alive"),
     ] {
         let mut h = Host::new(CLAUDE);
@@ -361,7 +361,7 @@ fn helper_is_left_to_a_program_with_grace() {
 #[test]
 fn filter_is_kept_while_something_writes_to_it() {
     for (stdio, expected) in [
-        (Stdio::Connected, "keep keep_rule filters"),
+        (Stdio::Connected(9), "keep keep_rule filters"),
         (Stdio::HungUp, REAPED),
         (Stdio::Other, REAPED),
     ] {
@@ -370,7 +370,7 @@ fn filter_is_kept_while_something_writes_to_it() {
         let [cat, other] = ["/usr/bin/cat", "/usr/bin/make"].map(|command| h.start(shell, command));
         for key in [cat, other] {
             let facts = Facts {
-                stdio: Fact::Known(Stdio::Connected),
+                stdio: Fact::Known(Stdio::Connected(9)),
                 ..ordinary()
             };
             h.facts.insert(key, facts);

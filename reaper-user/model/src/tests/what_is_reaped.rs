@@ -258,7 +258,7 @@ fn facts_with(with: With) -> Facts {
             }
         }
         Pipe => Facts {
-            stdio: Fact::Known(Stdio::Connected),
+            stdio: Fact::Known(Stdio::Connected(9)),
             ..ordinary()
         },
         Unit => Facts {

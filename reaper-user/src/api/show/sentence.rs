@@ -272,7 +272,11 @@ fn outlook(snapshot: &ExplainSnapshot, decision: &DecisionSnapshot) -> String {
         },
         ("wait", Some(until)) => {
             let time = time(seconds_until(until));
-            format!("this process is {} {time} later{by}", done(decision))
+            let then = match done(decision) {
+                "reaped" if !snapshot.enforce => "due",
+                done => done,
+            };
+            format!("this process is {then} {time} later{by}")
         }
         _ => format!("this process is {}", super::judgement(decision).text()),
     }

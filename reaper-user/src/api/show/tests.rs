@@ -650,6 +650,7 @@ fn facts_are_shown_as_values_or_unreadable() {
         inherited: Fact::Known(Arc::new(InheritedFacts {
             env_markers: EnvMarkers::of(b"CLAUDECODE=1\0", true),
             directory: Some(Path::new("/w/app").into()),
+            ..InheritedFacts::default()
         })),
         conversations: Fact::Unread,
         activity: Fact::Unread,

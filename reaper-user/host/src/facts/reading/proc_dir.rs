@@ -163,6 +163,7 @@ impl ProcDir {
         Some(InheritedFacts {
             env_markers,
             directory,
+            input: self.input_inode().unwrap_or(0),
         })
     }
 
@@ -310,10 +311,20 @@ impl ProcDir {
     pub(super) fn stdio(&self, key: ProcessKey) -> io::Result<Stdio> {
         let [input, output] = [self.other_end(key, 0)?, self.other_end(key, 1)?];
         Ok(match (input, output) {
-            (Some(true), _) => Stdio::Connected,
+            (Some(true), _) => Stdio::Connected(self.input_inode().unwrap_or(0)),
             (Some(false), Some(false)) => Stdio::HungUp,
             _ => Stdio::Other,
         })
+    }
+
+    /// Returns the inode number of the pipe or socket that is standard input; `None` if it is something else.
+    fn input_inode(&self) -> Option<u64> {
+        let link = std::fs::read_link(self.path.join("fd/0")).ok()?;
+        let link = link.as_os_str().as_bytes();
+        let inode = link
+            .strip_prefix(b"pipe:[")
+            .or_else(|| link.strip_prefix(b"socket:["))?;
+        number(inode.strip_suffix(b"]")?)
     }
 
     /// Returns whether the other end of the file with descriptor `number` is open. `None` if the descriptor is closed,
