@@ -145,9 +145,9 @@ pub struct Decision {
     /// Time between SIGTERM and SIGKILL that a rule gives the program, in ns; 0 for the general one. Set only if the
     /// verdict is [`Verdict::Reap`].
     pub grace_ns: u64,
-    /// Nearest ancestor to whose program a rule gives a grace, with that grace in ns. Until its exit it may need the
-    /// process to clean up. Set only if the verdict is [`Verdict::Reap`].
-    pub needed_by: Option<(ProcessKey, u64)>,
+    /// Nearest ancestor to whose program a rule gives a grace. Until its exit it may need the process to clean up. Set
+    /// only if the verdict is [`Verdict::Reap`].
+    pub needed_by: Option<ProcessKey>,
 }
 
 impl Decision {

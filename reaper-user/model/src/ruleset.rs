@@ -522,15 +522,15 @@ impl Ruleset {
         &self.rules
     }
 
-    /// Returns the rules that make members of any program wait after an exit of their agent with status 0. `attended` is
-    /// that of the session.
+    /// Returns the rules that make members of any program wait after some exit of their agent. `attended` is that of the
+    /// session.
     pub fn waits(&self, agent: &str, attended: bool) -> impl Iterator<Item = &Rule> {
         self.rules.iter().filter(move |rule| {
             let when = &rule.when;
             rule.action == Action::Reap
                 && rule.matchers.is_empty()
                 && rule.has_delay()
-                && when.session.holds(Some(ExitStatus::Exited(0))) == Some(true)
+                && !matches!(when.session, SessionCondition::Alive)
                 && when.attended.is_none_or(|wanted| wanted == attended)
                 && (when.agents.is_empty() || when.agents.iter().any(|name| **name == *agent))
         })

@@ -187,7 +187,7 @@ pub struct SessionSnapshot {
     pub outer: Option<SessionRef>,
     /// Exit time (ns since boot) and status of the root, if it has exited.
     pub root_exit: Option<(u64, ExitStatus)>,
-    /// Rules that make members wait if the root exits with status 0; empty after its exit.
+    /// Rules that make members of any program wait after an exit of the root; empty after its exit.
     pub waits: Vec<WaitSnapshot>,
 }
 
@@ -197,8 +197,10 @@ pub struct WaitSnapshot {
     pub rule: Arc<str>,
     /// Delay in ns, or the age up to which it waits.
     pub wait: u64,
-    /// Whether members wait after every exit, not only after status 0.
-    pub after_any_exit: bool,
+    /// Whether members wait after an exit with status 0.
+    pub after_status_0: bool,
+    /// Whether members wait after a failure, a signal, or both.
+    pub after_others: bool,
 }
 
 /// Rule that recognises an agent or an agent's server.

@@ -227,7 +227,7 @@ pub struct SessionInfo {
     /// Time since the root exited.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since_root_exit_s: Option<u64>,
-    /// Rules for all programs that make members wait if the agent exits with status 0; empty after its exit.
+    /// Rules for all programs that make members wait after an exit of the agent; empty after its exit.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waits: Vec<WaitInfo>,
 }
@@ -239,8 +239,10 @@ pub struct WaitInfo {
     pub rule: String,
     /// Delay, or the age up to which the rule waits.
     pub wait_s: u64,
-    /// Whether members wait after every exit, not only after status 0.
-    pub after_any_exit: bool,
+    /// Whether members wait after an exit with status 0.
+    pub after_status_0: bool,
+    /// Whether members wait after a failure, a signal, or both.
+    pub after_others: bool,
 }
 
 /// `GET /v1/tree`

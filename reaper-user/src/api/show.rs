@@ -450,7 +450,8 @@ fn wait(of: &WaitSnapshot) -> WaitInfo {
     WaitInfo {
         rule: of.rule.to_string(),
         wait_s: of.wait / 1_000_000_000,
-        after_any_exit: of.after_any_exit,
+        after_status_0: of.after_status_0,
+        after_others: of.after_others,
     }
 }
 

@@ -8,7 +8,7 @@ use super::show::{
     LEAST, NAME_MAX, ProcessTags, count, fit, memory, memory_text, time, width, wrap,
 };
 use super::{Failure, ServiceArgs};
-use crate::api::{SessionInfo, TreeGroup, TreeResponse, TreeRow};
+use crate::api::{SessionInfo, TreeGroup, TreeResponse, TreeRow, WaitInfo};
 use crate::export::printable;
 
 /// Symbols of the branches: a child with later siblings, the last child, a line past, and no line.
@@ -181,21 +181,21 @@ fn session_line(session: &SessionInfo) -> String {
 
 /// Returns how long rules let members wait when the agent exits; `None` if none does, or if it has exited.
 fn waits_line(session: &SessionInfo) -> Option<String> {
-    let listed = |any_exit: bool| {
-        let waits = session.waits.iter();
-        let waits = waits.filter(|wait| wait.after_any_exit == any_exit);
+    let listed = |counts: fn(&&WaitInfo) -> bool| {
+        let waits = session.waits.iter().filter(counts);
         let waits: Vec<String> = waits
             .map(|wait| format!("{} {}", time(wait.wait_s), wait.rule))
             .collect();
-        waits.join(", ")
-    };
-    let text = match (listed(false), listed(true)) {
-        (done, any) if any.is_empty() => {
-            format!("waits after exit 0: {done}; after any other exit: none")
+        match waits.is_empty() {
+            true => "none".to_owned(),
+            false => waits.join(", "),
         }
-        (done, any) if done.is_empty() => format!("waits after any exit: {any}"),
-        (done, any) => format!("waits after exit 0: {done}; after any exit: {any}"),
     };
+    let text = format!(
+        "waits after exit 0: {}; after any other exit: {}",
+        listed(|wait| wait.after_status_0),
+        listed(|wait| wait.after_others)
+    );
     (!session.waits.is_empty()).then_some(text)
 }
 
@@ -252,7 +252,7 @@ fn draw(out: &mut String, group: &TreeGroup, branches: Branches, width: Option<u
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::{ProcessInfo, WaitInfo};
+    use crate::api::ProcessInfo;
 
     fn row(pid: u32, depth: usize) -> TreeRow {
         let process = ProcessInfo {
@@ -347,18 +347,17 @@ mod tests {
             .map(|(rule, wait_s)| WaitInfo {
                 rule: rule.into(),
                 wait_s,
-                after_any_exit: false,
+                after_status_0: true,
+                after_others: false,
             })
             .into();
         assert_eq!(
             waits_line(&session).as_deref(),
             Some("waits after exit 0: 10m asked-for-servers, 1m young; after any other exit: none")
         );
-        session.waits[0].after_any_exit = true;
-        assert_eq!(
-            waits_line(&session).as_deref(),
-            Some("waits after exit 0: 1m young; after any exit: 10m asked-for-servers")
-        );
+        session.waits[1].after_others = true;
+        let line = waits_line(&session).unwrap_or_default();
+        assert!(line.ends_with("; after any other exit: 1m young"), "{line}");
     }
 
     #[test]

@@ -117,11 +117,16 @@ impl Engine {
     }
 
     /// Returns whether members of a session wait for a delay or for a retry of a failed read. A member that a user
-    /// keeps for a limited time counts as kept.
+    /// keeps for a limited time counts as kept, as does one whose keep by a rule is looked at again.
     fn has_deferred_member(&self, id: SessionId) -> bool {
-        let kept = Some(&(Verdict::Keep, Reason::KeptByUser));
+        let is_kept = |key| {
+            matches!(
+                self.ingest.decided.get(&key),
+                Some((Verdict::Keep, Reason::KeptByUser | Reason::KeepRule))
+            )
+        };
         let mut waiting = self.deferred.deferred_members(id, &self.model);
-        waiting.any(|key| self.ingest.decided.get(&key) != kept)
+        waiting.any(|key| !is_kept(key))
     }
 
     /// Returns whether a session nested in `id` has members that are claimed or have no current decision.

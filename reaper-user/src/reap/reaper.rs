@@ -42,7 +42,7 @@ pub struct Reaper {
     /// Processes of the next round of signals. Their pidfds are opened first, and the source is drained after that.
     queue: Vec<ProcessKey>,
     /// Processes that wait for the exit of an ancestor which may need them, by that ancestor.
-    left: HashMap<ProcessKey, Vec<ProcessKey>>,
+    left: HashMap<ProcessKey, BTreeSet<ProcessKey>>,
     /// Processes whose pidfd is opened once fewer files are open.
     waiting_for_files: VecDeque<ProcessKey>,
     /// Processes that had their first signal since the last [`Reaper::measure_memory`].

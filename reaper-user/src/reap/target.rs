@@ -29,8 +29,10 @@ pub(super) struct Target {
     pub(super) kill_at: u64,
     /// Grace that a rule gives its program, in ns; 0 for the general one.
     pub(super) grace: u64,
-    /// Ancestor with a longer grace that may need it, and the end of that grace in ns of CLOCK_MONOTONIC.
-    pub(super) needed_by: Option<(ProcessKey, u64)>,
+    /// Ancestor to whose program a rule gives a grace, and which may need this process until its exit.
+    pub(super) needed_by: Option<ProcessKey>,
+    /// Whether it is left alone until the exit of that ancestor.
+    pub(super) is_left: bool,
     /// Signal of the last step that was taken.
     pub(super) last_signal: Option<Signal>,
     /// Signals it has been sent by others, and possibly by this program: `MEMBER_SIGTERM_SENT`, `MEMBER_SIGKILL_SENT`.
@@ -50,12 +52,6 @@ impl Target {
     pub(super) fn has_exited(&self) -> bool {
         let pidfd = self.pidfd.as_ref();
         pidfd.is_some_and(|pidfd| pidfd.handle().has_exited())
-    }
-
-    /// Returns whether an ancestor with a longer grace may still need it for its clean-up. `now` is in ns of
-    /// CLOCK_MONOTONIC.
-    pub(super) fn is_left_to_parent(&self, now: u64) -> bool {
-        self.due_at.is_none() && self.last_signal.is_none() && now < self.kill_at
     }
 
     /// Registers the pidfd, so that the exit is reported. Does nothing without a pidfd. An error is logged.

@@ -59,6 +59,9 @@ enum RuleResult {
     Applies,
 }
 
+/// Interval at which a rule about pipes is evaluated again, in ns.
+const PIPE_RECHECK_NS: u64 = 60_000_000_000;
+
 /// Result of a condition that may depend on unread facts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ConditionResult {
@@ -207,6 +210,10 @@ impl<'a> Case<'a> {
             }
             // From that age on, the rules below decide.
             Some(_) if rule.until_age_ns > 0 => return RuleResult::NoMatch,
+            // No event reports that the other end of a pipe is closed.
+            Some(_) if when.piped.is_some() && self.due.is_some() => {
+                self.recheck_after(PIPE_RECHECK_NS, until);
+            }
             Some(_) => {}
         }
         match self.is_idle(rule, until) {

@@ -32,8 +32,8 @@ use crate::session::RootExit;
 pub(super) struct Relatives {
     /// Permanent keeps above a process, by the root exit that it is evaluated for.
     permanent: RefCell<HashMap<(ProcessKey, Option<RootExit>), Hold>>,
-    /// Nearest process above with a grace of its own, and that grace in ns.
-    grace: RefCell<HashMap<ProcessKey, Option<(ProcessKey, u64)>>>,
+    /// Nearest process above with a grace of its own.
+    grace: RefCell<HashMap<ProcessKey, Option<ProcessKey>>>,
     /// Holds of processes that are due.
     due: RefCell<HashMap<ProcessKey, Holds>>,
 }
@@ -74,8 +74,8 @@ impl Relatives {
         above
     }
 
-    /// Returns the nearest member above a process to whose program a rule gives a grace, with that grace in ns.
-    pub(super) fn grace_above(&self, model: &Model, node: &Node) -> Option<(ProcessKey, u64)> {
+    /// Returns the nearest member above a process to whose program a rule gives a grace.
+    pub(super) fn grace_above(&self, model: &Model, node: &Node) -> Option<ProcessKey> {
         let mut known = self.grace.borrow_mut();
         let (mut top, mut path) = (node.key, Vec::new());
         let ancestors = model.tree.ancestors(node.key);
@@ -90,7 +90,7 @@ impl Relatives {
         for (key, parent) in path.into_iter().rev() {
             above = match longest_grace(model, parent) {
                 0 => above,
-                grace => Some((parent.key, grace)),
+                _ => Some(parent.key),
             };
             known.insert(key, above);
         }

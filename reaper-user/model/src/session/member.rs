@@ -145,6 +145,7 @@ mod tests {
         assert_eq!(fields(&member), (0, true, false));
         member.add_flags(MEMBER_SCOPE | MEMBER_SIGTERM_SENT);
         assert_eq!(fields(&member), (MEMBER_SIGTERM_SENT, true, true));
+        assert!(!member.is_detached);
         member.add_flags(MEMBER_DETACHED);
         assert_eq!(fields(&member), (MEMBER_SIGTERM_SENT, true, true));
         assert!(member.is_detached);

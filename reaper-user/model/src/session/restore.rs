@@ -71,7 +71,8 @@ impl Sessions {
             sid: 0,
             unit: Fact::Unread,
             inherited: Fact::Unread,
-            followed_at: 0,
+            // An agent may have followed it before.
+            followed_at: root_gone.map_or(0, |_| now),
             multiplexed: false,
             attended: true,
             root_exit: root_gone,

@@ -80,7 +80,11 @@ impl Sessions {
         }) else {
             return;
         };
-        let (started, real) = (session.opened_at, session.uids.real);
+        let started = match session.is_discovered {
+            true => session.first_root.start,
+            false => session.opened_at,
+        };
+        let real = session.uids.real;
         let Some(directory) = session.directory().cloned() else {
             return;
         };

@@ -348,7 +348,7 @@ fn helper_is_left_to_a_program_with_grace() {
     ] {
         h.why(key);
         let decision = h.w.decide(key);
-        assert_eq!(decision.needed_by.map(|(above, _)| above), above, "{key}");
+        assert_eq!(decision.needed_by, above, "{key}");
         let has_grace = [terraform, provider, redis].contains(&key);
         assert_eq!(decision.grace_ns > 0, has_grace, "{key}");
         let node = h.w.model.tree.get(key).unwrap();
@@ -385,6 +385,16 @@ fn filter_is_kept_while_something_writes_to_it() {
         h.w.model.forget_volatile(cat);
         h.facts.get_mut(&cat).unwrap().stdio = Fact::Known(stdio);
         h.assert_all(&[cat], expected);
+        if expected == REAPED {
+            continue;
+        }
+        // It is looked at again, in case it does not read its input.
+        let until = h.w.decide(cat).until.unwrap();
+        let left = until - h.w.now;
+        advance(&mut h.w, left);
+        h.w.model.forget_volatile(cat);
+        h.facts.get_mut(&cat).unwrap().stdio = Fact::Known(Stdio::HungUp);
+        h.assert_all(&[cat], REAPED);
     }
 }
 

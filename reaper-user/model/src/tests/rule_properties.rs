@@ -14,7 +14,7 @@ use crate::user_keep::UserKeep;
 /// A change about one member, or the exit of the root. The steps are independent of each other.
 #[derive(Clone, Debug)]
 enum Step {
-    Facts(usize, FactSet, Facts),
+    Facts(usize, FactSet, Box<Facts>),
     Keep(usize),
     Uid(usize, u32),
     RootExit(ExitStatus),
@@ -86,7 +86,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         .prop_map(|(members, exit)| {
             let mut steps: Vec<Step> = exit.into_iter().map(Step::RootExit).collect();
             for (nth, (facts, keep, uid)) in members.into_iter().enumerate() {
-                steps.extend(ALL.map(|needs| Step::Facts(nth, needs, facts.clone())));
+                steps.extend(ALL.map(|needs| Step::Facts(nth, needs, facts.clone().into())));
                 steps.extend((keep && nth == 0).then_some(Step::Keep(nth)));
                 steps.extend(uid.map(|uid| Step::Uid(nth, 1000 + uid)));
             }
@@ -151,10 +151,11 @@ fn apply(steps: &[Step], time: u64) -> (World, Vec<ProcessKey>, Vec<ProcessKey>,
         match step {
             Step::Facts(nth, needs, facts) => {
                 let at = w.now;
-                w.model.set_facts(members[*nth], *needs, facts.clone(), at);
+                w.model
+                    .set_facts(members[*nth], *needs, Facts::clone(facts), at);
                 // The same facts about processes that no rule applies to.
                 for other in [others[*nth + 1], escaped] {
-                    w.model.set_facts(other, *needs, facts.clone(), at);
+                    w.model.set_facts(other, *needs, Facts::clone(facts), at);
                 }
             }
             Step::Keep(nth) => {

@@ -241,13 +241,15 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Returns the rules that make members wait if the root exits with status 0.
+    /// Returns the rules that make members wait after an exit of the root.
     fn waits(&self, session: &Session) -> Vec<WaitSnapshot> {
         let rules = self.model.rules.waits(&session.agent, session.attended);
         let snapshot = |rule: &Rule| WaitSnapshot {
             rule: Arc::clone(&rule.name),
             wait: rule.delay_ns.max(rule.until_age_ns),
-            after_any_exit: rule.when.session.covers(SessionCondition::Gone),
+            after_status_0: rule.when.session.covers(SessionCondition::Ok),
+            after_others: rule.when.session.covers(SessionCondition::Failed)
+                || rule.when.session.covers(SessionCondition::Signalled),
         };
         rules.map(snapshot).collect()
     }

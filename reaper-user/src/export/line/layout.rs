@@ -178,9 +178,9 @@ mod tests {
             (&long, "", None, format!("{}…\n", "x".repeat(47))),
             (
                 "node vite.js",
-                "10 min: it listens on 5173, and its agent exited with status 0",
+                "10 min: it listens on 5173, and its agent left by itself",
                 Some(80),
-                "node vite.js  10 min: it listens on\n                                           5173, and its agent exited with status 0\n".into(),
+                "node vite.js  10 min: it listens on\n                                           5173, and its agent left by itself\n".into(),
             ),
         ] {
             let expected = format!("  claude-code  ended        24810  {expected}");

@@ -94,8 +94,7 @@ impl Reaper {
                 {
                     stuck.push((key, ReapOutcome::Failed(ReapFailure::KillTimeout(state))));
                 }
-                None if target.is_left_to_parent(now) => {}
-                // It joined later and has not had its signal yet, or has a longer grace.
+                // It joined later and has not had its signal yet, has a longer grace, or is left to an ancestor.
                 None => self.queue.push(key),
             }
         }
@@ -108,17 +107,10 @@ impl Reaper {
         }
     }
 
-    /// Queues the claimed processes of an escalation for the next round, except those that are left to a parent with a
-    /// longer grace.
+    /// Queues the claimed processes of an escalation for the next round.
     pub(super) fn queue_all(&mut self, session: SessionId) {
-        let now = self.clock.monotonic();
-        let is_left = |key: &ProcessKey| {
-            let target = self.targets.get(key);
-            target.is_some_and(|target| target.is_left_to_parent(now))
-        };
         if let Some(escalation) = self.escalations.get(&session) {
-            self.queue
-                .extend(escalation.claims().filter(|key| !is_left(key)));
+            self.queue.extend(escalation.claims());
         }
     }
 

@@ -32,11 +32,9 @@ impl Reaper {
         let late = decision.reason == Reason::ForkedAfterRootExit
             || parent.is_some_and(|parent| parent.signal().is_some())
                 && may_be_born_after(key, decision);
-        let now = self.clock.monotonic();
-        let until = |grace: u64| now.saturating_add(grace);
         let kill_at = match decision.grace_ns {
             0 => 0,
-            grace => until(grace),
+            grace => self.clock.monotonic().saturating_add(grace),
         };
         let signals_had = node.state.member.signals_sent;
         let waits_for_parent = !self.observe
@@ -51,9 +49,7 @@ impl Reaper {
         let target = Target {
             kill_at,
             grace: decision.grace_ns,
-            needed_by: decision
-                .needed_by
-                .map(|(above, grace)| (above, until(grace))),
+            needed_by: decision.needed_by,
             escalation,
             session,
             is_reported,

@@ -67,32 +67,39 @@ impl Reaper {
         }
     }
 
-    /// Returns whether a process is left alone because an ancestor that has a longer grace, and was told to exit with it,
-    /// is alive. The exit of that ancestor queues it again.
-    fn is_left(&mut self, key: ProcessKey) -> bool {
+    /// Returns whether a process is left alone, because an ancestor with a grace of its own has been claimed too and may
+    /// need it. The exit of that ancestor queues it again. It is signalled earlier, so that its exit can still help, when
+    /// the ancestor has no more time left than the general grace. Its own grace begins with its signal.
+    pub(super) fn is_left(&mut self, key: ProcessKey) -> bool {
         let now = self.clock.monotonic();
         let Some(target) = self.targets.get(&key) else {
             return false;
         };
-        let Some((above, end)) = target.needed_by else {
+        let Some(above) = target.needed_by else {
             return false;
         };
-        let is_alive = |above: &Target| above.exit_status.is_none();
-        let is_needed = now < end && self.targets.get(&above).is_some_and(is_alive);
-        let is_left =
-            is_needed && !self.observe && target.last_signal.is_none() && target.signals_had == 0;
         let general = self.escalations.get(&target.escalation);
         let general = ns(general.map_or(self.times.grace, Escalation::grace));
+        let may_need = |above: &Target| {
+            above.exit_status.is_none()
+                && (above.is_left || now.saturating_add(general) < above.kill_at)
+        };
+        let is_left = !self.observe
+            && target.last_signal.is_none()
+            && target.signals_had == 0
+            && self.targets.get(&above).is_some_and(may_need);
         let Some(target) = self.targets.get_mut(&key) else {
             return false;
         };
+        let was_left = std::mem::replace(&mut target.is_left, is_left);
         if is_left {
-            (target.due_at, target.kill_at) = (None, end);
-            self.left.entry(above).or_default().push(key);
+            target.due_at = None;
+            // An exit needs no confirmation while there is no signal.
+            self.open_pidfds -= usize::from(target.pidfd.take().is_some());
+            self.left.entry(above).or_default().insert(key);
         } else {
             target.needed_by = None;
-            // Its own grace begins now.
-            if target.kill_at == end && now < end {
+            if was_left {
                 target.kill_at = now.saturating_add(target.grace.max(general));
             }
         }

@@ -16,7 +16,7 @@ use reaper_host::source::procfs::{ProcessMemory, Procfs};
 use reaper_host::sys::exit_poll::ExitPoll;
 use reaper_host::sys::pidfd::Pidfd;
 use reaper_model::event::{Event, EventKind, ExitStatus, Image, Provenance, Uids};
-use reaper_model::policy::Reason;
+use reaper_model::policy::{Decision, Reason};
 use reaper_model::ruleset::{Action, Condition, Field, Matcher, Pattern, Rule, Ruleset};
 use reaper_model::{Model, Scope};
 
@@ -488,6 +488,64 @@ fn child_in_tick_of_root_exit_is_left_to_a_signalled_parent() {
         let queued = orphan.reaper.queued();
         assert_eq!(queued.is_empty(), is_left, "{is_signalled} {start}");
     }
+}
+
+/// Claims the shell with a grace of 3,000 s, and below it a process that exists in the model only.
+fn orphan_with_helper() -> (Orphan, ProcessKey) {
+    let mut orphan = Orphan::new();
+    let helper = ProcessKey {
+        pid: u32::MAX - 1,
+        start: 5,
+    };
+    orphan.fork(helper, orphan.key);
+    for (key, grace_ns, needed_by) in [
+        (orphan.key, 3_000_000_000_000, None),
+        (helper, 0, Some(orphan.key)),
+    ] {
+        let decision = Decision {
+            grace_ns,
+            needed_by,
+            ..orphan.model.decide(key)
+        };
+        assert!(orphan.reaper.claim(&orphan.model, key, &decision));
+    }
+    (orphan, helper)
+}
+
+#[test]
+fn helper_is_left_until_the_program_with_grace_exits() {
+    let (mut orphan, helper) = orphan_with_helper();
+    let session = orphan.reaper.targets[&helper].escalation;
+    assert_eq!(summary(&orphan.signal()), (vec![Signal::SIGTERM], None));
+    // The general grace is over.
+    orphan
+        .reaper
+        .update(session, |escalation| escalation.kill(0));
+    for _ in 0..2 {
+        orphan.reaper.queue_all(session);
+        assert_eq!(summary(&orphan.signal()), (vec![], None));
+        assert_eq!(orphan.reaper.left[&orphan.key], [helper].into());
+    }
+    orphan.kill_and_read();
+    let (_, unrecorded) = orphan.reaper.confirm_exits();
+    assert_eq!(unrecorded, [orphan.key]);
+    orphan.reaper.on_unrecorded_exit(orphan.key);
+    assert_eq!(orphan.reaper.queued(), [helper]);
+    assert!(orphan.reaper.left.is_empty());
+    assert!(!orphan.reaper.is_left(helper));
+    // It has the general grace from now on.
+    assert!(orphan.reaper.targets[&helper].kill_at > orphan.reaper.clock.monotonic());
+}
+
+#[test]
+fn helper_is_signalled_before_the_grace_of_its_program_is_over() {
+    let (mut orphan, helper) = orphan_with_helper();
+    assert!(orphan.reaper.is_left(helper));
+    let now = orphan.reaper.clock.monotonic();
+    let program = orphan.reaper.targets.get_mut(&orphan.key).unwrap();
+    program.kill_at = now + 600_000_000_000;
+    assert!(!orphan.reaper.is_left(helper));
+    assert!(orphan.reaper.targets[&helper].kill_at > now);
 }
 
 #[test]

@@ -107,6 +107,8 @@ impl ProcDir {
         Some(InheritedFacts {
             env_markers,
             directory,
+            // Other ends of pipes are not read.
+            input: 0,
         })
     }
 

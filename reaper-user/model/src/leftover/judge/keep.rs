@@ -51,6 +51,7 @@ const DESKTOP: &[&str] = &[
 /// Rules that keep programs in which users start no processes: container engines, agents for keys, sound servers, and
 /// servers that run requests with the environment of their clients.
 const NOT_HOSTS: &[&str] = &[
+    "filters",
     "containers",
     "ssh-agent",
     "gpg-agent",

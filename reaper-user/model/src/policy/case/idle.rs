@@ -73,7 +73,7 @@ impl Case<'_> {
     }
 
     /// Lowers `until` (`CLOCK_MONOTONIC`, ns) to `delay` ns from now.
-    fn recheck_after(&self, delay: u64, until: &mut Option<u64>) {
+    pub(super) fn recheck_after(&self, delay: u64, until: &mut Option<u64>) {
         let at = self.model.monotonic_now().saturating_add(delay.max(1));
         *until = Some(until.map_or(at, |until| until.min(at)));
     }
