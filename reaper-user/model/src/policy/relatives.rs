@@ -15,6 +15,7 @@
 //! Each tree is walked once per evaluation.
 
 use std::cell::RefCell;
+use std::hash::Hash;
 use std::iter::once;
 
 use hashbrown::HashMap;
@@ -32,7 +33,7 @@ use crate::session::RootExit;
 pub(super) struct Relatives {
     /// Permanent keeps above a process, by the root exit that it is evaluated for.
     permanent: RefCell<HashMap<(ProcessKey, Option<RootExit>), Hold>>,
-    /// Nearest process above with a grace of its own.
+    /// Nearest process above to whose program a rule gives a grace.
     grace: RefCell<HashMap<ProcessKey, Option<ProcessKey>>>,
     /// Holds of processes that are due.
     due: RefCell<HashMap<ProcessKey, Holds>>,
@@ -56,45 +57,24 @@ impl Relatives {
         node: &Node,
         due: Option<RootExit>,
     ) -> Hold {
-        let mut known = self.permanent.borrow_mut();
-        let (mut top, mut path) = (node.key, Vec::new());
-        let ancestors = model.tree.ancestors(node.key);
-        for parent in ancestors.take_while(|above| above.state.member.session.is_some()) {
-            if known.contains_key(&(top, due)) {
-                break;
-            }
-            path.push((top, parent));
-            top = parent.key;
-        }
-        let mut above = known.get(&(top, due)).copied().unwrap_or_default();
-        for (key, parent) in path.into_iter().rev() {
-            above = keeps_below(model, parent, due).or(above);
-            known.insert((key, due), above);
-        }
-        above
+        let key = |of| (of, due);
+        from_above(model, node, &self.permanent, key, |parent, above| {
+            keeps_below(model, parent, due).or(above)
+        })
     }
 
     /// Returns the nearest member above a process to whose program a rule gives a grace.
     pub(super) fn grace_above(&self, model: &Model, node: &Node) -> Option<ProcessKey> {
-        let mut known = self.grace.borrow_mut();
-        let (mut top, mut path) = (node.key, Vec::new());
-        let ancestors = model.tree.ancestors(node.key);
-        for parent in ancestors.take_while(|above| above.state.member.session.is_some()) {
-            if known.contains_key(&top) {
-                break;
-            }
-            path.push((top, parent));
-            top = parent.key;
-        }
-        let mut above = known.get(&top).copied().flatten();
-        for (key, parent) in path.into_iter().rev() {
-            above = match longest_grace(model, parent) {
+        from_above(
+            model,
+            node,
+            &self.grace,
+            |of| of,
+            |parent, above| match longest_grace(model, parent) {
                 0 => above,
                 _ => Some(parent.key),
-            };
-            known.insert(key, above);
-        }
-        above
+            },
+        )
     }
 
     /// Returns the decision about a due member that would be reaped, if relatives that are due with it hold it. Returns
@@ -118,6 +98,33 @@ impl Relatives {
         };
         above.or(below).decision(model, Some(due), reason)
     }
+}
+
+/// Returns what the ancestors of a member mean for it. `below` returns that for the children of a process, given what its
+/// own ancestors mean for it. The results for the member and the processes between are kept in `known`, by `key`.
+fn from_above<K: Eq + Hash, V: Copy + Default>(
+    model: &Model,
+    node: &Node,
+    known: &RefCell<HashMap<K, V>>,
+    key: impl Fn(ProcessKey) -> K,
+    below: impl Fn(&Node, V) -> V,
+) -> V {
+    let mut known = known.borrow_mut();
+    let (mut top, mut path) = (node.key, Vec::new());
+    let ancestors = model.tree.ancestors(node.key);
+    for parent in ancestors.take_while(|above| above.state.member.session.is_some()) {
+        if known.contains_key(&key(top)) {
+            break;
+        }
+        path.push((top, parent));
+        top = parent.key;
+    }
+    let mut above = known.get(&key(top)).copied().unwrap_or_default();
+    for (of, parent) in path.into_iter().rev() {
+        above = below(parent, above);
+        known.insert(key(of), above);
+    }
+    above
 }
 
 /// Computes the effects between processes that are due together, from the topmost one above `node` downwards.
