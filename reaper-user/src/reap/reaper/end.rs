@@ -114,7 +114,8 @@ impl Reaper {
         }
     }
 
-    /// Removes a claim and its pidfd, and reports the outcome. A process that waits for files is queued in its place.
+    /// Removes a claim and its pidfd, and reports the outcome. Queues the processes that were left to it, and one that
+    /// waits for files.
     /// Does nothing if the process is not claimed.
     pub(super) fn finish(&mut self, key: ProcessKey, outcome: ReapOutcome) {
         let Some(target) = self.targets.remove(&key) else {

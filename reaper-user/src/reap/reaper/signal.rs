@@ -67,9 +67,10 @@ impl Reaper {
         }
     }
 
-    /// Returns whether a process is left alone, because an ancestor with a grace of its own has been claimed too and may
-    /// need it. The exit of that ancestor queues it again. It is signalled earlier, so that its exit can still help, when
-    /// the ancestor has no more time left than the general grace. Its own grace begins with its signal.
+    /// Returns whether a process is left alone: an ancestor to which a rule gives a grace is claimed too, and may need it.
+    ///
+    /// The exit of that ancestor queues it again. It is signalled earlier if the ancestor has no more time left than the
+    /// general grace: the ancestor may wait for its exit. The process's own grace begins when it is no longer left.
     pub(super) fn is_left(&mut self, key: ProcessKey) -> bool {
         let now = self.clock.monotonic();
         let Some(target) = self.targets.get(&key) else {

@@ -5,8 +5,8 @@ use crate::idle::TreeUse;
 use crate::ruleset::Rule;
 
 impl Case<'_> {
-    /// Returns the end of a delay that starts again with each use of the process or a descendant, and with the start of
-    /// an agent that follows in the same directory. Without these, it ends at `over`. Both are in ns of `CLOCK_MONOTONIC`.
+    /// Returns the end of a delay that starts again with each use of the process or a descendant. It starts again with an
+    /// agent that follows in the same directory, too. Otherwise it ends at `over`. Both are in ns of `CLOCK_MONOTONIC`.
     ///
     /// Returns `None` if activity must be read first: once at the beginning, to compare with, and at the end of the
     /// delay.
