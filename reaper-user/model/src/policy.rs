@@ -12,7 +12,7 @@ use super::facts::{Fact, FactSet};
 use super::session::{RootExit, Session, Succession};
 use crate::Node;
 pub(super) use crate::matched_rules::MatchedRules;
-use case::{Case, Hold};
+use case::{Case, Hold, RuleDecision};
 use relatives::Relatives;
 
 /// Treatment of a process.
@@ -146,7 +146,7 @@ pub struct Decision {
     /// verdict is [`Verdict::Reap`].
     pub grace_ns: u64,
     /// Nearest ancestor to whose program a rule gives a grace. Until its exit it may need the process to clean up. Set
-    /// only if the verdict is [`Verdict::Reap`].
+    /// only if the verdict is [`Verdict::Reap`], or would be after facts about such an ancestor are read.
     pub needed_by: Option<ProcessKey>,
 }
 
@@ -296,51 +296,63 @@ fn evaluate(
         reason: by_rules.reason,
         rule: by_rules.rule.map(|rule| Arc::clone(model.rules.name(rule))),
         due,
-        needs: by_rules.needs,
+        needs: unread_facts(model, node, &by_rules),
         relative: None,
         until: by_rules.until,
         grace_ns: 0,
         needed_by: None,
     };
-    let kept = matches!(by_rules.verdict, Verdict::Keep | Verdict::Report);
-    let wanted = MatchedRules::wants(model, node).filter(|_| !kept);
-    if let Some((_, wanted)) = wanted {
-        decision.needs |= wanted;
+    if !by_rules.is_kept() {
+        if MatchedRules::wants(model, node).is_none()
+            && let Some(decision) = kept_by_state(round, node, due)
+        {
+            return decision;
+        }
+        if has_marker == Fact::Unreadable {
+            return keep(Reason::Unreadable);
+        }
+    }
+    if !decision.needs.is_empty() {
         (decision.verdict, decision.reason) = (Verdict::Wait, Reason::Unread);
         decision.until = None;
-    } else if !kept && let Some(decision) = kept_by_state(round, node, due) {
-        return decision;
-    }
-    let matters = by_rules.verdict != Verdict::Keep;
-    match has_marker {
-        Fact::Unread if matters => {
-            decision.needs |= FactSet::MARKERS;
-            (decision.verdict, decision.reason) = (Verdict::Wait, Reason::Unread);
-            decision.until = None;
-        }
-        Fact::Unreadable if matters && !kept => return keep(Reason::Unreadable),
-        _ => {}
     }
     (decision.needs, decision.relative) = facts_and_owner(model, session, decision.needs);
-    if decision.verdict == Verdict::Reap {
-        decision.grace_ns = longest_grace(model, node);
-        decision.needed_by = round.relatives.grace_above(model, node);
+    if decision.verdict != Verdict::Reap {
+        return decision;
     }
-    match due.filter(|_| decision.verdict == Verdict::Reap) {
-        Some(due) => round.relatives.held(model, node, due).unwrap_or(decision),
-        None => decision,
+    if let Some(held) = due.and_then(|due| round.relatives.held(model, node, due)) {
+        return held;
     }
+    decision.grace_ns = longest_grace(model, node);
+    if let Some(above) = round.relatives.grace_above(model, node, due) {
+        decision.needed_by = Some(above.program);
+        // It may be kept, or end first.
+        if let Some((needs, of)) = above.unread {
+            (decision.verdict, decision.reason) = (Verdict::Wait, Reason::Unread);
+            (decision.needs, decision.relative) = (needs, Some(of));
+        }
+    }
+    decision
 }
 
-/// Returns the longest grace that a rule gives the program of a process, in ns; 0 for none. Conditions on the member do
-/// not count: a database needs its time whichever rule reaps it.
+/// Returns the facts that must be read before a decision of the rules stands.
+fn unread_facts(model: &Model, node: &Node, by_rules: &RuleDecision) -> FactSet {
+    let mut needs = by_rules.needs;
+    if !by_rules.is_kept()
+        && let Some((_, wanted)) = MatchedRules::wants(model, node)
+    {
+        needs |= wanted;
+    }
+    if by_rules.verdict != Verdict::Keep && keep_marker(model, node) == Fact::Unread {
+        needs |= FactSet::MARKERS;
+    }
+    needs
+}
+
+/// Returns the longest grace that a rule gives the program of a process, in ns; 0 for none.
 pub(super) fn longest_grace(model: &Model, node: &Node) -> u64 {
     let matched = MatchedRules::of(model, node);
-    let graces = matched
-        .rules
-        .iter()
-        .map(|id| model.rules.rule(*id).grace_ns);
-    graces.max().unwrap_or(0)
+    model.rules.longest_grace(&matched.rules)
 }
 
 /// Returns the facts to read for a decision and, if they are those of another process, that process. A member's own
@@ -423,7 +435,7 @@ pub(super) fn is_kernel_killable(round: &Evaluation<'_>, node: &Node) -> bool {
         && is_read
         // In an escalation, the probes kill members that fork.
         && longest_grace(model, node) == 0
-        && round.relatives.grace_above(model, node).is_none()
+        && round.relatives.grace_above(model, node, Some(killed)).is_none()
         && session_of(model, node)
             .is_some_and(|it| clear(it) && !model.sessions.is_ended_by_run(it.id))
 }

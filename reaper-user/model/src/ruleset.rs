@@ -497,6 +497,13 @@ impl Ruleset {
         }
     }
 
+    /// Returns the longest grace of rules that match a program, in ns; 0 for none. Conditions on the member do not count:
+    /// a database needs its time whichever rule reaps it.
+    pub fn longest_grace(&self, matching: &[RuleId]) -> u64 {
+        let graces = matching.iter().map(|id| self.rule(*id).grace_ns);
+        graces.max().unwrap_or(0)
+    }
+
     /// Returns the rule with this id.
     ///
     /// # Panics

@@ -433,6 +433,11 @@ impl<'a> Case<'a> {
 }
 
 impl RuleDecision {
+    /// Returns whether a rule keeps the process.
+    pub fn is_kept(&self) -> bool {
+        matches!(self.verdict, Verdict::Keep | Verdict::Report)
+    }
+
     fn new(verdict: Verdict, reason: Reason) -> RuleDecision {
         RuleDecision {
             verdict,

@@ -21,10 +21,14 @@ use std::iter::once;
 use hashbrown::HashMap;
 
 use super::case::{Case, Hold};
-use super::{Decision, MatchedRules, Reason, Verdict, longest_grace, session_of};
+use super::{
+    Decision, MatchedRules, Reason, Verdict, facts_and_owner, longest_grace, session_of,
+    unread_facts,
+};
 use crate::Model;
 use crate::Node;
 use crate::event::ProcessKey;
+use crate::facts::FactSet;
 use crate::ruleset::RuleId;
 use crate::session::RootExit;
 
@@ -33,10 +37,19 @@ use crate::session::RootExit;
 pub(super) struct Relatives {
     /// Permanent keeps above a process, by the root exit that it is evaluated for.
     permanent: RefCell<HashMap<(ProcessKey, Option<RootExit>), Hold>>,
-    /// Nearest process above to whose program a rule gives a grace.
-    grace: RefCell<HashMap<ProcessKey, Option<ProcessKey>>>,
+    /// Nearest process above to whose program a rule gives a grace, by the root exit that it is evaluated for.
+    grace: RefCell<HashMap<(ProcessKey, Option<RootExit>), Option<GraceAbove>>>,
     /// Holds of processes that are due.
     due: RefCell<HashMap<ProcessKey, Holds>>,
+}
+
+/// Ancestor to whose program a rule gives a grace.
+#[derive(Clone, Copy)]
+pub(super) struct GraceAbove {
+    pub(super) program: ProcessKey,
+    /// Facts that are unread for the decision about `program`, or about a program with a grace above it, and the process
+    /// to read them of.
+    pub(super) unread: Option<(FactSet, ProcessKey)>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -64,17 +77,23 @@ impl Relatives {
     }
 
     /// Returns the nearest member above a process to whose program a rule gives a grace.
-    pub(super) fn grace_above(&self, model: &Model, node: &Node) -> Option<ProcessKey> {
-        from_above(
-            model,
-            node,
-            &self.grace,
-            |of| of,
-            |parent, above| match longest_grace(model, parent) {
-                0 => above,
-                _ => Some(parent.key),
-            },
-        )
+    pub(super) fn grace_above(
+        &self,
+        model: &Model,
+        node: &Node,
+        due: Option<RootExit>,
+    ) -> Option<GraceAbove> {
+        let key = |of| (of, due);
+        from_above(model, node, &self.grace, key, |parent, above| {
+            if longest_grace(model, parent) == 0 {
+                return above;
+            }
+            let unread = above.and_then(|above| above.unread);
+            Some(GraceAbove {
+                program: parent.key,
+                unread: unread.or_else(|| unread_of(model, parent, due)),
+            })
+        })
     }
 
     /// Returns the decision about a due member that would be reaped, if relatives that are due with it hold it. Returns
@@ -98,6 +117,14 @@ impl Relatives {
         };
         above.or(below).decision(model, Some(due), reason)
     }
+}
+
+/// Returns the facts that the decision about a member still needs, and the process to read them of.
+fn unread_of(model: &Model, node: &Node, due: Option<RootExit>) -> Option<(FactSet, ProcessKey)> {
+    let session = session_of(model, node)?;
+    let by_rules = Case::new(model, node, session, due).decide();
+    let (needs, of) = facts_and_owner(model, session, unread_facts(model, node, &by_rules));
+    (!needs.is_empty()).then(|| (needs, of.unwrap_or(node.key)))
 }
 
 /// Returns what the ancestors of a member mean for it. `below` returns that for the children of a process, given what its

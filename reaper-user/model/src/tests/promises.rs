@@ -17,6 +17,7 @@ use super::world::{INIT, OWN_PID, World};
 use crate::activity::Activity;
 use crate::event::{ExitStatus, Image, ProcessKey, Uids};
 use crate::facts::{Fact, FactSet, Facts, InheritedFacts, KernelSession, LocalSockets, Stdio};
+use crate::policy::Verdict;
 use crate::rules::Rules;
 use crate::ruleset::{Action, SessionCondition};
 use crate::user_keep::UserKeep;
@@ -64,7 +65,7 @@ impl Host {
     }
 
     /// Adds rules of a user to the built-in ones.
-    fn with_rules(agent: &str, rules: &str) -> Host {
+    pub(super) fn with_rules(agent: &str, rules: &str) -> Host {
         Host::start_with(agent, rules, 1)
     }
 
@@ -89,7 +90,7 @@ impl Host {
     }
 
     /// Starts a program, given by its path and arguments.
-    fn start(&mut self, parent: ProcessKey, command: &str) -> ProcessKey {
+    pub(super) fn start(&mut self, parent: ProcessKey, command: &str) -> ProcessKey {
         self.start_in_cgroup(parent, command, 7)
     }
 
@@ -339,6 +340,12 @@ fn helper_is_left_to_a_program_with_grace() {
     let other = h.start(h.agent, "/usr/bin/make");
     h.w.kill(h.agent);
     advance(&mut h.w, 0);
+    // All that is missing is whether terraform is kept.
+    let all = h.w.decide(provider).needs;
+    set_facts(&mut h.w, provider, all, ordinary());
+    let decision = h.w.decide(provider);
+    assert!(decision.verdict == Verdict::Wait && !decision.needs.is_empty());
+    assert_eq!(decision.relative, Some(terraform));
     for (key, above) in [
         (terraform, None),
         (shell, Some(terraform)),
