@@ -14,7 +14,7 @@ use std::time::Duration;
 use hashbrown::{HashMap, HashSet};
 use nix::errno::Errno;
 
-use crate::reap::{Due, ReapResult, Times, reap_all};
+use crate::reap::{Due, DueProcess, ReapResult, Times, reap_all};
 use reaper_host::facts::{scan_processes, socket_facts};
 use reaper_host::source::procfs::{Procfs, ProcfsError};
 use reaper_host::sys::{self, pidfd::Pidfd};
@@ -159,6 +159,7 @@ impl ScanOptions {
 /// Returns the error of `scan`. Signals that were sent before cannot be taken back.
 pub fn reap_found<E>(
     found: &FoundLeftovers,
+    rules: &Ruleset,
     times: Times,
     mut scan: impl FnMut(&HashSet<ProcessKey>) -> Result<FoundLeftovers, E>,
 ) -> Result<LeftoverReapResult, E> {
@@ -177,12 +178,19 @@ pub fn reap_found<E>(
             leftovers,
         } = scan(claimed)?;
         let mut due = Due::new();
+        let reaped = leftovers.iter().filter(is_due);
+        let reaped = reaped.map(|leftover| leftover.key).collect();
+        let graces = leftover::graces(&table, rules, &reaped);
         for leftover in leftovers.into_iter().filter(|leftover| is_due(&leftover)) {
             let (key, known) = (leftover.key, first.contains(&leftover.key));
             if (known || !was_there(key))
                 && let Some(row) = table.rows.remove(&key.pid)
             {
-                due.insert(key, Some(row.entry.uids));
+                let process = DueProcess {
+                    uids: Some(row.entry.uids),
+                    grace: graces.get(&key).copied().unwrap_or_default(),
+                };
+                due.insert(key, process);
                 if !known {
                     late.entry(key).or_insert((row, leftover));
                 }

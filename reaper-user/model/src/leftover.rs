@@ -61,6 +61,7 @@ mod judge;
 #[cfg(test)]
 mod tests;
 
+use std::iter::successors;
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
@@ -370,6 +371,56 @@ impl KeepReason {
             KeepReason::Unreadable => "unreadable",
         }
     }
+}
+
+/// Grace of a process to reap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Grace {
+    /// Time between SIGTERM and SIGKILL that a rule gives its program, in ns; 0 for the general one.
+    pub ns: u64,
+    /// Nearest ancestor to reap whose program has a grace. Until its exit it may need the process to clean up.
+    pub needed_by: Option<ProcessKey>,
+}
+
+/// Returns the graces of the processes in `reaped` that have one, or that an ancestor with one may need.
+pub fn graces(
+    table: &ProcessTable,
+    rules: &Ruleset,
+    reaped: &HashSet<ProcessKey>,
+) -> HashMap<ProcessKey, Grace> {
+    let row = |pid: u32| table.rows.get(&pid);
+    let own = |key: &ProcessKey| {
+        let image = &row(key.pid)?.entry.image;
+        Some(rules.longest_grace(&rules.matching_member_rules(image))).filter(|grace| *grace > 0)
+    };
+    let own: HashMap<_, _> = reaped
+        .iter()
+        .filter_map(|key| Some((*key, own(key)?)))
+        .collect();
+    if own.is_empty() {
+        return HashMap::new();
+    }
+    let parent = |of: &LeftoverRow| row(of.entry.parent);
+    let needed_by = |key: &ProcessKey| {
+        // A table that was read while pids were reused might contain a circle.
+        let above =
+            successors(row(key.pid).and_then(parent), |row| parent(row)).take(table.rows.len());
+        above
+            .map(|row| row.entry.key)
+            .find(|above| own.contains_key(above))
+    };
+    let all = reaped.iter().map(|key| {
+        let ns = own.get(key).copied().unwrap_or(0);
+        (
+            *key,
+            Grace {
+                ns,
+                needed_by: needed_by(key),
+            },
+        )
+    });
+    all.filter(|(_, grace)| *grace != Grace::default())
+        .collect()
 }
 
 /// Returns the result for each process with evidence: tree after tree, the oldest top first, and parents before their

@@ -167,8 +167,10 @@ fn scan_here(args: &ScanArgs) -> Result<ScanReport, Failure> {
             grace: config.grace,
             kill_timeout: config.kill_timeout,
         };
-        let outcome =
-            reap_found(&found, times, |held| find_leftovers(&options, held)).map_err(failed)?;
+        let outcome = reap_found(&found, &options.rules, times, |held| {
+            find_leftovers(&options, held)
+        })
+        .map_err(failed)?;
         report.add_outcomes(&outcome);
     }
     Ok(report)

@@ -314,7 +314,7 @@ impl Scanner {
             }
             Ok(found)
         };
-        let done = reap_found(found, watched.times, scan)?;
+        let done = reap_found(found, &options.rules, watched.times, scan)?;
         self.report_done(&names, &done)?;
         Ok(Some(done))
     }

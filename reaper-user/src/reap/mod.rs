@@ -39,7 +39,7 @@ pub use escalation::{Escalation, SignalStep, Stage, Times};
 pub use reaper::Reaper;
 #[cfg(target_os = "linux")]
 pub use reaper::polling::PollingReaper;
-pub use reaper::polling::{Due, reap_all};
+pub use reaper::polling::{Due, DueProcess, reap_all};
 pub use send::signal_own;
 #[cfg(target_os = "linux")]
 pub use send::{STOP_SIGVAL, forward, kill_child, stop_supervisor, terminate_own};

@@ -17,7 +17,7 @@ use super::record_writer::{claim, close};
 use super::report::ended;
 use super::runs::{self, CLOSED, OPEN, RecordError, RecordedRun, Runs, pid_namespace};
 use super::{RunOutcome, Survivor};
-use crate::reap::{Due, PollingReaper, Times};
+use crate::reap::{Due, DueProcess, PollingReaper, Times};
 use reaper_host::advice::Advised as _;
 use reaper_host::kernel::ProcessHandle;
 use reaper_host::source::procfs::{Procfs, ProcfsError};
@@ -281,7 +281,7 @@ impl RunTree<'_> {
         self.known.extend(found.iter().map(|process| process.key));
         Ok(found
             .into_iter()
-            .map(|process| (process.key, None))
+            .map(|process| (process.key, DueProcess::default()))
             .collect())
     }
 }

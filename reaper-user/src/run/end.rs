@@ -10,7 +10,7 @@ use super::received_signal::ReceivedSignal;
 use super::report::{EndedProcess, LISTED_MAX, children, ended};
 use super::supervise::SupervisedCommand;
 use super::{RunOutcome, RunReport, Survivor};
-use crate::reap::{Due, PollingReaper, ReapOutcome, ReapResult};
+use crate::reap::{Due, DueProcess, PollingReaper, ReapOutcome, ReapResult};
 use reaper_host::source::procfs::descendants::Descendant;
 use reaper_host::source::procfs::{Procfs, ProcfsError};
 use reaper_host::sys;
@@ -61,7 +61,10 @@ impl SupervisedCommand<'_> {
                 if gentle && !signalled.is_empty() {
                     forks.set(remove_forked_since(&mut all, signalled));
                 }
-                Ok(all.into_iter().map(|process| (process.key, None)).collect())
+                Ok(all
+                    .into_iter()
+                    .map(|process| (process.key, DueProcess::default()))
+                    .collect())
             };
             let new = match reaper.round(find) {
                 Ok(new) => new,

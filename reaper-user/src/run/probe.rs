@@ -9,7 +9,7 @@ use hashbrown::HashSet;
 use nix::sys::signal::Signal;
 
 use super::DoneWhen;
-use crate::reap::{Due, PollingReaper, Times};
+use crate::reap::{Due, DueProcess, PollingReaper, Times};
 use reaper_host::advice::Advised as _;
 use reaper_host::source::procfs::{Procfs, ProcfsError};
 use reaper_host::sys;
@@ -183,7 +183,10 @@ fn kill_subtree(pid: u32) {
     let find = |_: &_| -> Result<Due, ProcfsError> {
         let child = || Ok(HashSet::from_iter([pid]));
         let all = procfs.subtrees(&HashSet::new(), child)?;
-        Ok(all.into_iter().map(|process| (process.key, None)).collect())
+        Ok(all
+            .into_iter()
+            .map(|process| (process.key, DueProcess::default()))
+            .collect())
     };
     // One round is enough: processes that it forks meanwhile are ended with the rest of the run.
     if let Err(error) = reaper.round(find) {

@@ -20,7 +20,7 @@ use super::received_signal::ReceivedSignal;
 use super::report::EndedProcess;
 use super::stand_in::Supervisor;
 use super::{CommandExit, Progress, Run, RunError, RunOutcome, RunReport, RunState, outcome};
-use crate::reap::{self, Due, Times};
+use crate::reap::{self, Due, DueProcess, Times};
 use reaper_host::source::procfs::{Procfs, ProcfsError};
 use reaper_host::sys;
 use reaper_host::sys::child::{self, BlockedSignals, ChildChange};
@@ -163,7 +163,10 @@ fn kill_without_pidfd(command: &mut Child, times: Times, errno: Errno) -> RunErr
     let (procfs, own) = (Procfs::default(), std::process::id());
     let find = || -> Result<Due, ProcfsError> {
         let all = procfs.descendants(own, || Ok(HashSet::new()))?;
-        Ok(all.into_iter().map(|process| (process.key, None)).collect())
+        Ok(all
+            .into_iter()
+            .map(|process| (process.key, DueProcess::default()))
+            .collect())
     };
     let is_alone = killed.is_ok()
         && reap::reap_all(|_| find(), times).is_ok()

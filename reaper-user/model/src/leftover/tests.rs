@@ -103,15 +103,17 @@ impl P {
     }
 }
 
-fn rules() -> Ruleset {
-    let rule = |name: &str, action, exe: &str| {
-        let condition = Condition {
-            field: Field::Exe,
-            any_of: vec![Pattern::exe(exe).unwrap()],
-            negative: false,
-        };
-        Rule::new(name, action, vec![Matcher::new(vec![condition])])
+/// Returns a rule about a program.
+fn rule(name: &str, action: Action, exe: &str) -> Rule {
+    let condition = Condition {
+        field: Field::Exe,
+        any_of: vec![Pattern::exe(exe).unwrap()],
+        negative: false,
     };
+    Rule::new(name, action, vec![Matcher::new(vec![condition])])
+}
+
+fn rules() -> Ruleset {
     let mut other_uid = Rule::new("other-uid", Action::Keep, Vec::new());
     other_uid.when.uid = Some(UidCondition::Other);
     let mut servers = Rule::new("servers", Action::Reap, Vec::new());

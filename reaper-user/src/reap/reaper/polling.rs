@@ -27,6 +27,7 @@ use reaper_host::sys;
 use reaper_host::sys::cgroup::Cgroup;
 use reaper_host::sys::exit_poll::ExitPoll;
 use reaper_model::event::{ProcessKey, Uids};
+use reaper_model::leftover::Grace;
 use reaper_model::session::SessionId;
 
 /// Time limit beyond grace and kill timeout. A tree that still forks after that is reported as not ended.
@@ -40,8 +41,17 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// The only escalation, which is that of a default [`Target`].
 const ESCALATION: SessionId = SessionId(0);
 
-/// Processes to end, each with its expected uids if those matter.
-pub type Due = HashMap<ProcessKey, Option<Uids>>;
+/// Processes to end.
+pub type Due = HashMap<ProcessKey, DueProcess>;
+
+/// Process to end.
+#[derive(Clone, Default)]
+pub struct DueProcess {
+    /// Uids without which it gets no signal, if they matter.
+    pub uids: Option<Uids>,
+    /// Grace of its own, and the process that it is left to. Ignored by `reaper run`, where the user sets the grace.
+    pub grace: Grace,
+}
 
 /// Ends all processes that `find` returns, until it returns no new one. `find` gets the claimed processes, since a
 /// signalled process may no longer match what it was found by. It must return those that are still to be ended, too.
@@ -233,11 +243,19 @@ impl PollingReaper {
             due = find(&self.known());
         }
         new.retain(|key| {
-            let target = self.reaper.targets.get(key);
-            let is_found = due.as_ref().is_ok_and(|due| due.contains_key(key));
+            let target = self.reaper.targets.get_mut(key);
+            let found = due.as_ref().ok().and_then(|due| due.get(key));
             let opened = target.filter(|target| target.pidfd.is_some() && !target.has_exited());
-            if let Some(target) = opened.filter(|_| is_found) {
+            if let (Some(target), Some(found)) = (opened, found) {
                 target.watch_exit(*key);
+                if found.grace != Grace::default() {
+                    let kill_at = sys::monotonic().saturating_add(found.grace.ns);
+                    (target.grace, target.kill_at) = (found.grace.ns, kill_at);
+                    target.needed_by = found.grace.needed_by;
+                    let limit =
+                        sys::nanoseconds(self.reaper.times.kill_timeout.saturating_add(LIMIT));
+                    self.end = self.end.max(kill_at.saturating_add(limit));
+                }
                 return true;
             }
             // It has exited, or the next search finds it again.
@@ -264,12 +282,15 @@ impl PollingReaper {
                 continue;
             };
             let uids = || target.pidfd.as_ref()?.handle().uids(key.pid);
-            let is_due = |expected: &Option<Uids>| expected.is_none() || *expected == uids();
+            let is_due = |due: &DueProcess| due.uids.is_none() || due.uids == uids();
             if !due.get(&key).is_some_and(is_due) {
                 target.obstacle = Some(ReapOutcome::NotSent(ReleaseReason::UidUnreadable));
                 continue;
             }
             target.obstacle = None;
+            if self.reaper.is_left(key) {
+                continue;
+            }
             if self.reaper.signal(key, Ok(None), false) {
                 signalled.push(key);
             }

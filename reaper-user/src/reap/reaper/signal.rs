@@ -23,12 +23,15 @@ impl Reaper {
     /// stays queued, unless it has exited. Nor does a process stay queued that an ancestor with a longer grace may need.
     pub fn open_queued(&mut self) {
         for key in std::mem::take(&mut self.queue) {
-            if self.is_left(key) {
-                continue;
-            }
+            let is_left = self.is_left(key);
             let Some(target) = self.targets.get_mut(&key) else {
                 continue;
             };
+            if is_left {
+                // An exit needs no confirmation while there is no signal.
+                self.open_pidfds -= usize::from(target.pidfd.take().is_some());
+                continue;
+            }
             if target.pidfd.is_some() {
                 self.queue.push(key);
                 continue;
@@ -95,8 +98,6 @@ impl Reaper {
         let was_left = std::mem::replace(&mut target.is_left, is_left);
         if is_left {
             target.due_at = None;
-            // An exit needs no confirmation while there is no signal.
-            self.open_pidfds -= usize::from(target.pidfd.take().is_some());
             self.left.entry(above).or_default().insert(key);
         } else {
             target.needed_by = None;

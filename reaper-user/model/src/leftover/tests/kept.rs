@@ -187,6 +187,40 @@ fn search_is_limited_to_user_and_scope() {
 }
 
 #[test]
+fn grace_and_need_follow_the_programs_above() {
+    let mut database = rule("database", Action::Reap, "/usr/bin/redis");
+    database.grace_ns = 60 * S;
+    let rules = Ruleset::new(vec![database]);
+    let all = table(&[
+        p(200, 1, 100, "/bin/sh", DEAD),
+        p(201, 200, 101, "/usr/bin/redis", DEAD),
+        p(202, 201, 102, "/bin/sh", DEAD),
+        p(203, 202, 103, NODE, DEAD),
+        p(204, 203, 104, "/usr/bin/redis", DEAD),
+    ]);
+    let key = |pid: u32| all.rows[&pid].entry.key;
+    let of = |reaped: &[u32]| {
+        let graces = graces(&all, &rules, &reaped.iter().map(|pid| key(*pid)).collect());
+        reaped
+            .iter()
+            .map(|pid| {
+                graces
+                    .get(&key(*pid))
+                    .map(|grace| (grace.ns / S, grace.needed_by))
+            })
+            .collect::<Vec<_>>()
+    };
+    let above = Some(key(201));
+    assert_eq!(
+        of(&[200, 201, 203, 204]),
+        [None, Some((60, None)), Some((0, above)), Some((60, above))]
+    );
+    // One that is kept needs no help.
+    assert_eq!(of(&[203, 204]), [None, Some((60, None))]);
+    assert_eq!(of(&[200, 203]), [None, None]);
+}
+
+#[test]
 fn kernel_thread_and_init_are_no_leftovers() {
     let mut all = table(&[p(2, 0, 0, "", DEAD), p(200, 1, 100, NODE, DEAD)]);
     if let Some(row) = all.rows.get_mut(&2) {

@@ -40,7 +40,11 @@ impl Shell {
     }
 
     fn due(&self) -> Due {
-        HashMap::from_iter([(self.key, None)])
+        self.due_with(DueProcess::default())
+    }
+
+    fn due_with(&self, process: DueProcess) -> Due {
+        HashMap::from_iter([(self.key, process)])
     }
 
     fn is_alive(&mut self) -> bool {
@@ -95,7 +99,11 @@ fn process_with_other_uids_is_not_signalled() {
         real: uids.real + 1,
         ..uids
     };
-    let due = Due::from_iter([(same.key, Some(uids)), (other.key, Some(others))]);
+    let with = |uids| DueProcess {
+        uids: Some(uids),
+        ..DueProcess::default()
+    };
+    let due = Due::from_iter([(same.key, with(uids)), (other.key, with(others))]);
     let mut reaper = polling_reaper(LONG, LONG);
     reaper.round(|_| Ok::<Due, ()>(due.clone())).unwrap();
     let sent = reaper.reaper.targets[&same.key].last_signal;
@@ -109,6 +117,34 @@ fn process_with_other_uids_is_not_signalled() {
         .unwrap();
     let released = ReapOutcome::NotSent(ReleaseReason::UidUnreadable);
     assert_eq!((result.outcome, result.signal), (released, None));
+}
+
+#[test]
+fn program_with_grace_gets_no_sigkill_and_keeps_its_helper() {
+    let (mut program, mut helper, mut other) =
+        (Shell::new(true), Shell::new(false), Shell::new(true));
+    let with = |ns, needed_by| DueProcess {
+        grace: Grace { ns, needed_by },
+        ..DueProcess::default()
+    };
+    let mut due = other.due();
+    due.extend(program.due_with(with(sys::nanoseconds(LONG), None)));
+    due.extend(helper.due_with(with(0, Some(program.key))));
+    let mut reaper = polling_reaper(Duration::from_millis(200), LONG);
+    while other.is_alive() {
+        reaper.round(|_| Ok::<Due, ()>(due.clone())).unwrap();
+        reaper.wait(None);
+    }
+    assert!(program.is_alive() && helper.is_alive());
+    program.child.kill().unwrap();
+    while helper.is_alive() {
+        reaper.round(|_| Ok::<Due, ()>(due.clone())).unwrap();
+        reaper.wait(None);
+    }
+    assert_eq!(helper.end_signal(), Some(15));
+    let signals = reaper.results().into_iter().map(|result| result.signal);
+    let expected = [Signal::SIGTERM, Signal::SIGTERM, Signal::SIGKILL].map(Some);
+    assert_eq!(signals.collect::<Vec<_>>(), expected);
 }
 
 #[test]
