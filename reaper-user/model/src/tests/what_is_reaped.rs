@@ -32,13 +32,17 @@ enum With {
     Root,
     /// An age of less than a minute when its agent exits.
     Youth,
+    /// A variable of the rule `pantsd`.
+    Variable,
     /// A pipe to read from, with a living writer.
     Pipe,
     /// `nohup`, with which the shell of a tool started it.
     Nohup,
 }
 
-use With::{Nohup, Nothing, OtherUser, Pipe, Port, Root, Unit, UnixSocket, Window, Youth};
+use With::{
+    Nohup, Nothing, OtherUser, Pipe, Port, Root, Unit, UnixSocket, Variable, Window, Youth,
+};
 
 /// Examples: kind of process, its program with arguments, and what else it has. There is one for each built-in rule.
 const EXAMPLES: &[(&str, &str, With)] = &[
@@ -123,6 +127,11 @@ const EXAMPLES: &[(&str, &str, With)] = &[
         "servers of other build tools",
         "/x/bin/turbo daemon",
         Nothing,
+    ),
+    (
+        "the server of Pants",
+        "/usr/bin/python3 /x/bin/pants test",
+        Variable,
     ),
     ("a compiler cache", "/usr/bin/sccache", Nothing),
     ("watchman", "/usr/bin/watchman", Nothing),
@@ -222,7 +231,13 @@ fn fate((_, command, with): (&str, &str, With), status: ExitStatus, tty: u32) ->
         }
         _ => h.start_in_cgroup(h.agent, command, if with == Unit { 8 } else { 7 }),
     };
-    h.facts.insert(key, facts_with(with));
+    let mut facts = facts_with(with);
+    if with == Variable {
+        let rules = h.w.model.rules.rules();
+        let pantsd = rules.iter().find(|rule| *rule.name == *"pantsd").unwrap();
+        facts.markers = Fact::Known(pantsd.when.marker_bits);
+    }
+    h.facts.insert(key, facts);
     if with != Youth {
         advance(&mut h.w, 2 * MINUTE);
     }
@@ -265,7 +280,7 @@ fn facts_with(with: With) -> Facts {
             unit: Fact::Known("work.service".into()),
             ..ordinary()
         },
-        Nothing | OtherUser | Root | Youth | Nohup => ordinary(),
+        Nothing | OtherUser | Root | Youth | Nohup | Variable => ordinary(),
     }
 }
 
