@@ -140,6 +140,8 @@ pub const MEMBER_SIGKILL_SENT: u32 = 1 << 9;
 pub const MEMBER_KERNEL_KILLABLE: u32 = 1 << 10;
 /// Process that runs its program through `nohup` or `setsid`. Set by the service; the probes only carry it on.
 pub const MEMBER_DETACHED: u32 = 1 << 11;
+/// Process that `sudo` below its agent has executed, or a descendant. Set by the service; the probes only carry it on.
+pub const MEMBER_BY_SUDO: u32 = 1 << 12;
 /// Number of execs and cgroup moves since the process is tracked, wrapping around, in the bits above the flags. The
 /// service does not write a membership that was computed for an earlier generation.
 pub const MEMBER_GENERATION_MASK: u32 = 0xffff_0000;

@@ -84,6 +84,8 @@ pub struct InheritedFacts {
     pub directory: Option<Arc<Path>>,
     /// Inode number of the pipe or socket that is its standard input, 0 if that is something else.
     pub input: u64,
+    /// Login uid of the kernel's audit system, which `sudo` does not change; `None` if it is unset or unreadable.
+    pub login_uid: Option<u32>,
 }
 
 /// Returns whether a working directory is evidence for descent.

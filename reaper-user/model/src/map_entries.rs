@@ -2,9 +2,9 @@
 //! service restores sessions from them.
 
 use reaper_common::{
-    MEMBER_DETACHED, MEMBER_GENERATION_MASK, MEMBER_KEPT, MEMBER_KERNEL_KILLABLE, MEMBER_ROOT,
-    MEMBER_SCOPE, MEMBER_SIGKILL_SENT, MEMBER_SIGTERM_SENT, MEMBER_TRACKED, MEMBER_UNCERTAIN,
-    MEMBER_WATCHED,
+    MEMBER_BY_SUDO, MEMBER_DETACHED, MEMBER_GENERATION_MASK, MEMBER_KEPT, MEMBER_KERNEL_KILLABLE,
+    MEMBER_ROOT, MEMBER_SCOPE, MEMBER_SIGKILL_SENT, MEMBER_SIGTERM_SENT, MEMBER_TRACKED,
+    MEMBER_UNCERTAIN, MEMBER_WATCHED,
 };
 
 use super::event::{Membership, ProcessKey};
@@ -34,6 +34,9 @@ impl Evaluation<'_> {
             }
             if node.state.member.is_detached {
                 flags |= MEMBER_DETACHED;
+            }
+            if node.state.member.is_by_sudo {
+                flags |= MEMBER_BY_SUDO;
             }
             if policy::is_kept(self, node) {
                 flags |= MEMBER_KEPT;

@@ -135,6 +135,11 @@ impl Node {
         self.state.keeps.user_keep()
     }
 
+    /// Returns whether it is `sudo`, or `sudo` below its agent has executed it or an ancestor.
+    pub(crate) fn is_by_sudo(&self) -> bool {
+        self.state.member.is_by_sudo || *self.image.comm == *b"sudo"
+    }
+
     /// Returns the lineage that its children inherit.
     pub(crate) fn lineage(&self) -> Lineage {
         self.state.member.lineage()

@@ -163,7 +163,7 @@ impl<'a> Case<'a> {
         match rule.action {
             Action::Reap => self.reap(),
             Action::Report => RuleDecision::new(Verdict::Report, Reason::ReportRule),
-            _ if rule.when.uid == Some(UidCondition::Other) => {
+            _ if rule.when.uid.is_some_and(UidCondition::is_other) => {
                 RuleDecision::new(Verdict::Keep, Reason::OtherUid)
             }
             _ => RuleDecision::new(Verdict::Keep, Reason::KeepRule),
@@ -238,11 +238,11 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Returns the rule that keeps the process and its descendants permanently, whatever facts are read; `None` if
-    /// none exists.
+    /// Returns whether a rule keeps the process and its descendants permanently.
     ///
-    /// The result can change only at an exec or a change of uids of the process, or at the exit of the root.
-    pub fn permanent_keep(&self) -> Option<RuleId> {
+    /// Once its login is read, the result can change only at an exec or a change of uids of the process, or at the exit
+    /// of the root.
+    pub fn permanent_keep(&self) -> Hold {
         for id in self.matched_rules.rules.iter().copied() {
             let rule = self.model.rules.rule(id);
             if !rule.when.is_lasting() || rule.has_delay() || !self.state_matches(&rule.when) {
@@ -252,12 +252,18 @@ impl<'a> Case<'a> {
                 continue;
             }
             match rule.action {
-                Action::Reap if self.is_session(rule.when.session) == Some(true) => return None,
+                Action::Reap if self.is_session(rule.when.session) == Some(true) => break,
                 Action::Reap => {}
-                _ => return Some(id),
+                _ => match self.login(&rule.when) {
+                    ConditionResult::No => {}
+                    ConditionResult::Ask(needs) => return Hold::Ask(id, needs, self.node.key),
+                    ConditionResult::Yes | ConditionResult::Unreadable => {
+                        return Hold::Keep(Some(id), None);
+                    }
+                },
             }
         }
-        None
+        Hold::Nothing
     }
 
     /// Returns whether the process keeps its ancestors and descendants, or makes them wait.

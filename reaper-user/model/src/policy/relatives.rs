@@ -211,8 +211,9 @@ fn keeps_below(model: &Model, node: &Node, due: Option<RootExit>) -> Hold {
         return Hold::Nothing;
     };
     let case = Case::new(model, node, session, due);
-    if let Some(rule) = case.permanent_keep() {
-        return Hold::Keep(Some(rule), None);
+    let kept = case.permanent_keep();
+    if kept != Hold::Nothing {
+        return kept;
     }
     if let Some((rule, wanted)) = MatchedRules::wants(model, node) {
         return Hold::Ask(rule, wanted, node.key);

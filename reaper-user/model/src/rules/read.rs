@@ -46,7 +46,7 @@
 //! inferred = true                   # whether only evidence makes it a member; to reap such members, a rule must set this
 //! min_age = "10min"
 //! max_age = "1h"
-//! uid = "other"                     # differs from its agent's; or "same"; or an effective uid
+//! uid = "other"                     # differs from its agent's; or "other-login", "same"; or an effective uid
 //! unit = "docker-*.scope"           # glob over the innermost systemd unit that it is in
 //! own_unit = true                   # whether it is in a systemd unit that is not its agent's
 //! tty = false                       # whether it has a controlling terminal

@@ -35,12 +35,15 @@ pub enum SessionCondition {
 /// Condition on the uids of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(
-    rename_all = "lowercase",
-    expecting = "write \"other\", \"same\" or a number"
+    rename_all = "kebab-case",
+    expecting = "write \"other\", \"other-login\", \"same\" or a number"
 )]
 pub enum UidCondition {
     /// The real or the effective uid differs from that of the session's root.
     Other,
+    /// As [`UidCondition::Other`], unless `sudo` of the same login started the process: both have the same login uid
+    /// (`/proc/PID/loginuid`), real and effective uid are equal, and `sudo` executed the process or an ancestor of it.
+    OtherLogin,
     /// The real and the effective uid equal those of the session's root.
     Same,
     /// The effective uid is this one.
@@ -49,10 +52,16 @@ pub enum UidCondition {
 }
 
 impl UidCondition {
-    /// Returns whether the condition holds for a member with the uids `own` in a session whose root has `root`.
+    /// Returns whether the condition is about processes of other users.
+    pub fn is_other(self) -> bool {
+        matches!(self, UidCondition::Other | UidCondition::OtherLogin)
+    }
+
+    /// Returns whether the condition holds for a member with the uids `own` in a session whose root has `root`. For
+    /// [`UidCondition::OtherLogin`], it may hold.
     pub fn holds(self, own: Uids, root: Uids) -> bool {
         match self {
-            UidCondition::Other => own != root,
+            UidCondition::Other | UidCondition::OtherLogin => own != root,
             UidCondition::Same => own == root,
             UidCondition::Id(uid) => own.effective == uid,
         }

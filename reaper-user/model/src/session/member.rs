@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use reaper_common::{
-    MEMBER_DETACHED, MEMBER_SCOPE, MEMBER_SIGKILL_SENT, MEMBER_SIGTERM_SENT, MEMBER_WATCHED,
+    MEMBER_BY_SUDO, MEMBER_DETACHED, MEMBER_SCOPE, MEMBER_SIGKILL_SENT, MEMBER_SIGTERM_SENT,
+    MEMBER_WATCHED,
 };
 
 use crate::event::ProcessKey;
@@ -87,6 +88,8 @@ pub struct Member {
     pub in_scope: bool,
     /// Whether it has run `nohup` or `setsid`, which then executed its program. Not inherited at a fork.
     pub is_detached: bool,
+    /// Whether `sudo` below its agent has executed it or an ancestor. Inherited at a fork.
+    pub is_by_sudo: bool,
     /// Signals that it was sent: `MEMBER_SIGTERM_SENT` and `MEMBER_SIGKILL_SENT` of `reaper-common`.
     pub signals_sent: u32,
 }
@@ -107,11 +110,13 @@ impl Member {
         self.watched |= flags & MEMBER_WATCHED != 0;
         self.in_scope |= flags & MEMBER_SCOPE != 0;
         self.is_detached |= flags & MEMBER_DETACHED != 0;
+        self.is_by_sudo |= flags & MEMBER_BY_SUDO != 0;
     }
 
     /// Records that the program with this `comm` has executed another one.
     pub(crate) fn on_exec(&mut self, old: &[u8]) {
         self.is_detached |= [&b"nohup"[..], b"setsid"].contains(&old);
+        self.is_by_sudo |= old == b"sudo";
     }
 }
 
@@ -145,9 +150,11 @@ mod tests {
         assert_eq!(fields(&member), (0, true, false));
         member.add_flags(MEMBER_SCOPE | MEMBER_SIGTERM_SENT);
         assert_eq!(fields(&member), (MEMBER_SIGTERM_SENT, true, true));
-        assert!(!member.is_detached);
+        assert!(!member.is_detached && !member.is_by_sudo);
         member.add_flags(MEMBER_DETACHED);
         assert_eq!(fields(&member), (MEMBER_SIGTERM_SENT, true, true));
-        assert!(member.is_detached);
+        assert!(member.is_detached && !member.is_by_sudo);
+        member.add_flags(MEMBER_BY_SUDO);
+        assert!(member.is_by_sudo);
     }
 }

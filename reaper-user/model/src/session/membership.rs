@@ -40,7 +40,7 @@ impl LineageClaim {
 }
 
 impl Sessions {
-    /// Gives a new process the session of its creator, or none, and the creator's scope. `entry` is its entry in the
+    /// Gives a new process the session of its creator, or none, and the creator's scope and descent from `sudo`. `entry` is its entry in the
     /// kernel's map, which counts if the creator is unknown. Also called for a known process whose fork is reported
     /// late; a certain lineage then stays.
     pub(crate) fn on_birth(
@@ -56,11 +56,11 @@ impl Sessions {
             let descent = self.descent(tree, node, creator, origin, entry);
             self.set_lineage(tree, key, descent);
         }
-        let in_scope = creator
-            .and_then(|creator| tree.get(creator))
-            .is_some_and(|creator| creator.state.member.in_scope);
-        if let Some(node) = tree.get_mut(key) {
+        let creator = creator.and_then(|creator| tree.get(creator));
+        let inherited = creator.map(|it| (it.state.member.in_scope, it.is_by_sudo()));
+        if let (Some(node), Some((in_scope, is_by_sudo))) = (tree.get_mut(key), inherited) {
             node.state.member.in_scope |= in_scope;
+            node.state.member.is_by_sudo |= is_by_sudo;
         }
     }
 

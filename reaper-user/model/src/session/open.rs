@@ -162,6 +162,7 @@ impl Sessions {
         let id = SessionId(self.last);
         node.state.member.boundary = None;
         node.state.member.root = true;
+        node.state.member.is_by_sudo = false;
         // The end of a session that the root may not descend from must not make its members due.
         let sure = !node.state.member.is_lineage_uncertain && node.state.member.inferred.is_none();
         let (starter, parent) = (node.state.member.session.filter(|_| sure), node.parent);

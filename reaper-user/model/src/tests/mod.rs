@@ -12,6 +12,7 @@ mod late_program;
 mod map_entries;
 mod merging;
 mod moves;
+mod other_login;
 mod promises;
 mod properties;
 mod relatives;

@@ -109,6 +109,7 @@ impl ProcDir {
             directory,
             // Other ends of pipes are not read.
             input: 0,
+            login_uid: None,
         })
     }
 

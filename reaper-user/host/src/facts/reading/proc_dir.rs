@@ -164,6 +164,7 @@ impl ProcDir {
             env_markers,
             directory,
             input: self.input_inode().unwrap_or(0),
+            login_uid: self.login_uid(),
         })
     }
 

@@ -130,7 +130,7 @@ impl<'a> Judge<'a> {
             keeps && rule.may_keep() && !rule.when.is_of_units_alone() && may_hold(rule, row, head)
         };
         if let Some(rule) = judging.iter().map(|id| rules.rule(*id)).find(keeps) {
-            let reason = if rule.when.uid == Some(UidCondition::Other) {
+            let reason = if rule.when.uid.is_some_and(UidCondition::is_other) {
                 KeepReason::OtherUid
             } else {
                 KeepReason::KeepRule

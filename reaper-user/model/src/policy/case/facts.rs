@@ -3,7 +3,7 @@
 use super::{Case, ConditionResult};
 use crate::Node;
 use crate::facts::{Fact, FactSet, Facts, Stdio};
-use crate::ruleset::{Rule, When};
+use crate::ruleset::{Rule, UidCondition, When};
 
 impl Case<'_> {
     /// Evaluates the conditions on facts from /proc, except CPU use.
@@ -41,9 +41,19 @@ impl Case<'_> {
         });
         let local = self.local_sockets(rule, read);
         let (units, markers) = (self.units(when, read), self.markers(when, read));
-        [units, markers, listening, tty, new_session, piped, local]
-            .into_iter()
-            .fold(ConditionResult::Yes, ConditionResult::and)
+        let login = self.login(when);
+        [
+            units,
+            markers,
+            listening,
+            tty,
+            new_session,
+            piped,
+            local,
+            login,
+        ]
+        .into_iter()
+        .fold(ConditionResult::Yes, ConditionResult::and)
     }
 
     /// Evaluates the conditions on Unix sockets.
@@ -63,6 +73,22 @@ impl Case<'_> {
             false => ConditionResult::Yes,
         };
         listens.and(has_window)
+    }
+
+    /// Evaluates the condition on a login, for a process of another user.
+    pub(super) fn login(&self, when: &When) -> ConditionResult {
+        let uids = self.node.uids;
+        let is_by_sudo = self.node.is_by_sudo() && uids.real == uids.effective;
+        if when.uid != Some(UidCondition::OtherLogin) || !is_by_sudo {
+            return ConditionResult::Yes;
+        }
+        let of_root = match &self.session.inherited {
+            Fact::Known(root) => root.login_uid,
+            Fact::Unread | Fact::Unreadable => None,
+        };
+        ConditionResult::of(FactSet::INHERITED, &self.read().inherited, |own| {
+            own.login_uid.is_none() || own.login_uid != of_root
+        })
     }
 
     /// Evaluates the conditions on systemd units.
