@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn id_as_whole_word_of_an_argument_is_named() {
+    fn id_in_an_argument_is_matched_as_a_word() {
         for (argv, expected) in [
             (format!("claude\0--resume\0{ID}\0"), true),
             (format!("claude\0--resume=/h/projects/{ID}.jsonl\0"), true),

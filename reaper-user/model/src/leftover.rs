@@ -36,9 +36,10 @@
 //! counts as adopted. It does not if that process has the child's marker. A process that the service manager started
 //! as a unit is kept by [`KeepReason::OwnUnit`].
 //!
-//! Any other parent may have started the process with a variable of its choice, like a batch system that copies the
-//! environment of a job's submitter. Its child counts as adopted only if the leader of the child's kernel session has
-//! exited. That session must differ from the parent's, because a new process is in the session of its parent.
+//! Any other parent may have started the process with a variable of its choice. A batch system, for example, copies the
+//! environment of a job's submitter. The child of such a parent counts as adopted only if the leader of the child's
+//! kernel session has exited. That session must differ from the parent's, because a new process is in the session of
+//! its parent.
 //!
 //! # Beside a running service
 //! The service decides about its members and their descendants. It knows the lineage of processes that started since it
@@ -140,8 +141,8 @@ pub struct LeftoverQuery<'a> {
     pub now: u64,
     /// Whether `REAPER_KEEP=1` keeps a process.
     pub honor_keep: bool,
-    /// Time for which trees are known as leftovers, in ns without suspends, by the topmost process of the tree. Delays
-    /// of rules are measured with it.
+    /// Time for which trees are known as leftovers, in ns without suspends, by the topmost process of the tree. Rules
+    /// compare their delays with it.
     pub waited: &'a HashMap<ProcessKey, u64>,
     /// Whether a user has seen the result and ordered the reap. Otherwise a marker counts only if its agent was the
     /// root of a recorded session.

@@ -174,7 +174,7 @@ pub struct Rule {
     /// used more CPU time or I/O than a heartbeat.
     pub while_used: bool,
     /// Time between SIGTERM and SIGKILL for the programs that the rule matches, whichever rule reaps them, in
-    /// nanoseconds; 0 for the general one, which it does not shorten.
+    /// nanoseconds. 0 for the general grace. Does not shorten that one.
     pub grace_ns: u64,
     /// Whether a person works in the program, so that an agent below it is attended without a terminal. False for all
     /// rules but boundaries.
@@ -225,8 +225,8 @@ impl Rule {
 
     /// Returns whether a member that this rule keeps also keeps its ancestors and descendants.
     ///
-    /// That is so during the delay of a rule that reaps, for members that listen, since others may be connected, and for
-    /// programs with a window.
+    /// A rule that reaps does so during its delay. A keep does so for members that listen, since others may be
+    /// connected, and for programs with a window.
     pub fn keeps_relatives(&self) -> bool {
         let serves = self.when.listening == Some(true) || self.when.window;
         self.may_keep() && (self.action == Action::Reap || serves)

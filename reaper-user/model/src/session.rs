@@ -124,9 +124,9 @@ pub struct Session {
     pub inherited: Fact<Arc<InheritedFacts>>,
     /// Whether the root started below tmux, screen or zellij; false for a restored session.
     pub multiplexed: bool,
-    /// Whether a person may still use what the agent started. False only for an agent, not a server, whose first root
-    /// had no terminal and started below no other attended session and no program with
-    /// [`Rule::attends`](crate::ruleset::Rule::attends). True for a restored session.
+    /// Whether a person may still use what the agent started. Always true for a server and for a restored session. An
+    /// agent's session is attended if its first root had a terminal, or started below another attended session or a
+    /// program with [`Rule::attends`](crate::ruleset::Rule::attends).
     pub attended: bool,
     /// Exit of the current root, if it has exited.
     pub root_exit: Option<RootExit>,
@@ -364,8 +364,8 @@ impl Sessions {
         self.get(self.get(id)?.nesting.awaiting?)
     }
 
-    /// Returns whether a living `reaper run` ends the members of a session when its command exits. The session is that
-    /// of the command, or nested in it.
+    /// Returns whether a living `reaper run` ends the members of a session when its command exits. That holds for the
+    /// session of the command and for those nested in it.
     pub(super) fn is_ended_by_run(&self, id: SessionId) -> bool {
         self.get(id)
             .is_some_and(|session| session.nesting.is_ended_by_run)

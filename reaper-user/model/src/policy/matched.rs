@@ -47,8 +47,8 @@ impl MatchedRules {
         Some((might, wanted.fold(first, |all, (_, fact)| all | fact)))
     }
 
-    /// Returns whether a part of the program is unread or unreadable that might make another rule keep the process, with
-    /// that rule, if it is known.
+    /// Returns whether an unread or unreadable part of the program might make another rule keep the process. The inner
+    /// value is that rule, if it is known.
     pub fn unknown(model: &Model, node: &Node) -> Option<Option<RuleId>> {
         let own = MatchedRules::of(model, node).unreadable;
         own.or_else(|| MatchedRules::unresolved(model, node).map(Some))

@@ -2,7 +2,7 @@
 //!
 //! ```toml
 //! [agent.conversation]
-//! variable = "CLAUDE_CODE_SESSION_ID"         # environment variable with the id, in processes that the agent starts
+//! variable = "CLAUDE_CODE_SESSION_ID"         # environment variable with the id, set by the agent
 //! # The registry of running agents, if the agent has one:
 //! directory_variable = "CLAUDE_CONFIG_DIR"    # environment variable that names its directory
 //! directory = ".claude"                       # its directory below the user's home, if the variable is not set

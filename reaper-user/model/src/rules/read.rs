@@ -416,8 +416,8 @@ fn contradiction(rule: &Rule, table: &DeTable<'_>) -> Option<Problem> {
     })
 }
 
-/// Returns what is wrong with a rule that matches everything or would reap processes that are in use; `None` if it does
-/// neither.
+/// Returns what is wrong with a rule that is too broad; `None` for other rules. A too broad rule matches everything, or
+/// would reap processes that are in use.
 fn too_broad(rule: &Rule, has_member_conditions: bool) -> Option<&'static str> {
     let when = &rule.when;
     let positive = rule.matchers.iter().all(Matcher::is_positive);

@@ -66,8 +66,8 @@ pub fn keep_rule(image: &Image, is_hidden: impl Fn(&str) -> bool) -> Option<Stri
     Some(table)
 }
 
-/// Returns the first positional arguments after the first `skipped` arguments, up to one that is long, cut, hidden or
-/// not plain text.
+/// Returns the first positional arguments after the first `skipped` arguments. Stops before one that is long, cut,
+/// hidden or not plain text.
 fn positional(image: &Image, skipped: usize, is_hidden: impl Fn(&str) -> bool) -> Vec<&str> {
     let mut args: Vec<&[u8]> = image.args().collect();
     if image.truncated {

@@ -69,7 +69,7 @@ impl Display for Mismatch {
 impl Rule {
     /// Returns the condition on the program that does not hold, `None` if the rule matches the program.
     ///
-    /// Of several alternatives, the one counts that comes nearest.
+    /// If the rule has several alternatives, this is the condition of the nearest one.
     pub fn mismatch(&self, image: &Image) -> Option<Mismatch> {
         let subject = Subject::new(image);
         let mut best = None;
@@ -161,13 +161,13 @@ impl Subject<'_> {
                 .to_vec()
         };
         let given = [self.path(condition.field), self.field(condition.field)].map(last);
-        let is_telling = |name: &[u8]| {
+        let is_distinctive = |name: &[u8]| {
             let stem = name.split(|b| *b == b'.').next().unwrap_or_default();
             !COMMON.contains(&stem) && script::interpreter(name).is_none()
         };
         let is_it = |pattern: &Pattern| {
             let name = last(pattern.text().as_bytes());
-            !name.is_empty() && given.contains(&name) && is_telling(&name)
+            !name.is_empty() && given.contains(&name) && is_distinctive(&name)
         };
         condition.is_of_program() && condition.any_of.iter().any(is_it)
     }

@@ -10,8 +10,8 @@ const ENDINGS: [&str; 14] = [
 ];
 
 impl Matcher {
-    /// Returns a condition on the arguments that seems to be meant for those before or at the script of an interpreter,
-    /// and the name of the interpreter.
+    /// Returns a condition on the arguments that seems to be meant for those before or at the script of an interpreter.
+    /// Also returns the name of the interpreter.
     ///
     /// It cannot hold there: if an interpreter runs a script, only the arguments after the script count.
     pub fn misread(&self) -> Option<(Field, String)> {

@@ -53,7 +53,7 @@ impl Ruleset {
             first: [0; NAME_INDEX_SLOTS],
             needs_only_keep_marker: self.needs_only_keep_marker(),
         };
-        // Where a rule about windows can hold, the probes signal no member.
+        // On a host with a display, where rules about windows can hold, the probes signal no member.
         for rule in self.rules.iter().filter(|rule| !rule.when.window) {
             let bit = match rule.action {
                 Action::Agent => NAME_AGENT,

@@ -138,8 +138,8 @@ impl Sessions {
 }
 
 /// Returns the lineage of a process whose process group or kernel session was created by a member, which may have
-/// exited recently. Returns `None` also if a boundary created it. The kernel does not reuse a pid that is still the id
-/// of either.
+/// exited recently. Returns `None` also if a boundary created it. The kernel does not reuse a pid while a process group
+/// or session has it as its id.
 fn by_ids(tree: &Tree, node: &Node) -> Option<(Lineage, Evidence)> {
     let ids = [
         (node.image.pgid, Evidence::Group),

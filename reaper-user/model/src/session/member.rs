@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn added_flags_set_only_their_fields() {
+    fn added_flags_set_no_other_fields() {
         let mut member = Member::default();
         let fields = |member: &Member| (member.signals_sent, member.watched, member.in_scope);
         member.add_flags(0);

@@ -16,9 +16,9 @@ use crate::{Node, Tree};
 impl Sessions {
     /// Applies the class of a program that a process runs. `now` is in ns since boot.
     ///
-    /// A boundary leaves its session. An agent or server in scope, of an allowed uid, opens a session, or continues as
-    /// root of its own one. Otherwise a server only leaves its session, and an agent stays in it. A program copied from
-    /// the parent ([`ImageSource::Copied`]) can only make a boundary.
+    /// A boundary leaves its session. An agent or server in scope, of an allowed uid, opens a session. If it is a root
+    /// already, it continues its session. Otherwise a server only leaves its session, and an agent stays in it. A
+    /// program copied from the parent ([`ImageSource::Copied`]) can only make a boundary.
     ///
     /// The process may already run a later program that a scan has read.
     pub(crate) fn on_class(

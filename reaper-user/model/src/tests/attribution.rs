@@ -26,7 +26,7 @@ fn with_rules(rules: &str) -> (World, ProcessKey) {
     let mut w = world(read(&format!("honor_keep = false\n{rules}\n{agents}")));
     w.model.set_infers_membership(true);
     let shell = discover(&mut w, INIT, "bash", |_| {});
-    // Processes can inherit markers from the shell, so its environment must be known.
+    // Processes can inherit markers from the shell. So its environment must be known.
     set_evidence(&mut w, shell, "A=1;", "", "");
     (w, shell)
 }
@@ -289,7 +289,7 @@ fn similar_processes_are_not_attributed() {
         }
     }
     // The working directory is no evidence for a process with a terminal or an unknown parent. No evidence counts for a
-    // process in a systemd unit of its own.
+    // process in its own systemd unit.
     let typed = orphan(&mut w, "server", &|entry| {
         Arc::make_mut(&mut entry.image).tty = 7
     });
@@ -451,7 +451,7 @@ fn facts_are_not_requested_for_impossible_members() {
     assert!(!w.model.is_unattributed(late_orphan), "forks are reported");
 }
 
-/// Returns the evidence about an orphan whose markers name an exited agent, while another agent below a shell is alive.
+/// Returns the evidence about an orphan. Its markers name an exited agent, while another agent below a shell is alive.
 fn evidence_for_exited_agent(
     environ_of_shell: Option<&str>,
     environ_of_other: &str,

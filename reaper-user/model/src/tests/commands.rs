@@ -81,7 +81,7 @@ fn leftovers_of_a_nested_agent_are_due_at_once() {
 }
 
 #[test]
-fn members_are_not_kernel_killable_while_their_run_lives() {
+fn members_are_not_kernel_killable_while_the_run_lives() {
     let (mut w, [run, agent, shell, _, inside]) = tree();
     let other = w.spawn(INIT, "claude");
     let others = w.spawn(other, "bash");

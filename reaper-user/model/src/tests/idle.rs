@@ -266,7 +266,7 @@ fn only_root_that_matches_a_root_rule_is_evaluated() {
 }
 
 #[test]
-fn unread_member_counts_as_working() {
+fn unread_member_counts_as_busy() {
     let (mut w, server, tool) = start();
     set_tree_idle(&mut w, &[server, tool]);
     advance(&mut w, 20 * MINUTE);

@@ -167,7 +167,7 @@ fn late_reported_children_of_exited_kept_process_are_kept() {
 }
 
 #[test]
-fn reparented_descendants_are_kept_with_their_ancestor() {
+fn reparented_descendants_are_kept_with_the_ancestor() {
     let (mut w, [agent, shell, server, other]) = tree();
     let daemon = w.spawn(server, "daemon");
     w.exit(server);

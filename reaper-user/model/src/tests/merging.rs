@@ -177,7 +177,7 @@ fn reused_pid_ends_the_old_process() {
 fn fork_read_after_the_scan_row_sets_the_birth_parent() {
     let mut w = World::new();
     let agent = w.row(key(10), 1, "claude");
-    // Orphaned between its fork and the scan, which discovers it below init.
+    // Discovered below init: it was orphaned between its fork and the scan.
     let orphan = w.row(key(12), 1, "server");
     assert!(!w.is_member(orphan));
     w.fork_as(key(11), agent, agent);
@@ -260,7 +260,7 @@ fn repeated_events_of_exited_process_do_not_revive_it() {
     w.kill(tool);
     let living = w.model.tree.len();
     repeated.into_iter().for_each(|event| w.apply(event));
-    // The child's exit was reported, but the child was still in its parent's list when the parent exited.
+    // The child's exit was reported first. When the parent exited, the child was still in its list.
     w.exit_with(agent, ExitStatus::Exited(0), None);
     w.adopt(tool, agent, INIT);
     assert_eq!(w.model.tree.len(), living - 1);

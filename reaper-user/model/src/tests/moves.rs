@@ -110,7 +110,7 @@ fn keep_marker_reported_by_an_exec_is_not_read_again() {
     assert_eq!(w.decide(unread).needs, FactSet::MARKERS);
 }
 
-/// Reports an exec without the keep marker, with `execs` as the number of execs in the map entry.
+/// Reports an exec without the keep marker. `execs` is the number of execs in the map entry.
 fn exec_without_marker(w: &mut World, key: ProcessKey, execs: u32) {
     let image = Image {
         keep_marker: Fact::Known(false),

@@ -33,7 +33,7 @@ pub(super) struct Host {
     pub(super) facts: HashMap<ProcessKey, Facts>,
 }
 
-/// Returns facts of a process without a marker, a unit of its own, a socket, a client or a terminal.
+/// Returns facts of a process without a marker, its own unit, a socket, a client or a terminal.
 pub(super) fn ordinary() -> Facts {
     Facts {
         markers: Fact::Known(0),
@@ -205,7 +205,7 @@ fn only_two_rules_reap_while_the_agent_lives() {
     assert_eq!(names, ["agents-without-client", "unused-managed-servers"]);
 }
 
-/// Returns the decision about a living root that had no use for some time.
+/// Returns the decision about a living root after some time without use.
 fn why_idle(h: &mut Host, root: ProcessKey, stdio: Stdio, time: u64) -> String {
     let found = Facts {
         stdio: Fact::Known(stdio),
@@ -291,7 +291,7 @@ fn server_that_listens_has_10_minutes_after_status_0() {
 }
 
 #[test]
-fn agent_that_follows_in_the_same_directory_restarts_the_10_minutes() {
+fn next_agent_in_the_same_directory_restarts_the_10_minutes() {
     let in_dir = |h: &mut Host, agent, dir: &str| {
         let inherited = InheritedFacts {
             directory: Some(Path::new(dir).into()),
@@ -530,7 +530,7 @@ fn process_has_until_it_is_a_minute_old_after_status_0() {
     h.assert_all(&[later], "wait rule_delay young");
     advance(&mut h.w, MINUTE);
     h.assert_all(&[young, later], "wait rule_delay asked-for-servers");
-    // One that is started after the exit of the agent gets no time of its own.
+    // A process that starts after the exit of the agent gets no minute for itself.
     let mut h = Host::new(CODEX);
     let young = h.start(h.agent, "/usr/bin/supervise");
     h.w.exit(h.agent);

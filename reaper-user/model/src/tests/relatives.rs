@@ -152,7 +152,7 @@ fn restarted_server_holds_relatives_until_the_first_deadline() {
     let later = w.fork(all[1]);
     assert_eq!(w.decide(all[0]).until, until);
     w.exit(all[2]);
-    // Relatives do not wait for facts about a process forked after the root's exit, but use them when they are known.
+    // Relatives do not wait for facts about a process forked after the root's exit. They use known ones.
     assert_eq!(w.why(all[0]), "reap root_exited");
     set_listening(&mut w, later, true);
     assert_eq!(w.why(all[0]), "wait rule_delay servers");
@@ -252,7 +252,7 @@ fn members_of_a_session_that_is_not_due_are_no_relatives() {
 }
 
 #[test]
-fn descendants_are_listed_once_and_after_their_parents() {
+fn descendants_are_listed_once_after_parents() {
     let (w, agent, all) = tree(SERVERS);
     let of = |key: ProcessKey| {
         w.model

@@ -134,7 +134,7 @@ fn members_of_a_restored_exited_root_are_due_at_once() {
 }
 
 #[test]
-fn restored_sessions_keep_their_nesting() {
+fn restored_sessions_keep_nesting() {
     let mut w = World::new();
     let [outer, inner, tool, lone] = [60, 61, 62, 63].map(key);
     restore(&mut w, stored(outer));

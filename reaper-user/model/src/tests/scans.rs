@@ -45,7 +45,7 @@ fn scan_of_known_processes_changes_nothing() {
     assert!(w.session_events().is_empty());
 }
 
-/// The scan reads the process, the process executes another program, and only then the scan's row is applied.
+/// The scan reads the process, which then executes another program. Only then the scan's row is applied.
 #[test]
 fn scan_does_not_undo_a_later_exec() {
     let mut w = World::new();

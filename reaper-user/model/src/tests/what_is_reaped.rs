@@ -1,6 +1,6 @@
 //! Writes `docs/what-is-reaped.md`: what the built-in rules do with examples of each kind of process.
 //!
-//! The test fails if the page does not say what the rules do. `REAPER_WRITE_DOCS=1` writes it anew.
+//! The test fails if the page does not say what the rules do. `REAPER_WRITE_DOCS=1` writes it again.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -16,7 +16,7 @@ use crate::policy::Verdict;
 use crate::rules::catalogue;
 use crate::ruleset::{Action, Class, Rule};
 
-/// What an example has besides its program.
+/// Property of an example besides its program. With one, an example may match other rules.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum With {
     Nothing,
@@ -25,7 +25,7 @@ enum With {
     /// A listening Unix socket, shared with others.
     UnixSocket,
     Window,
-    /// A systemd unit of its own.
+    /// Its own systemd unit.
     Unit,
     OtherUser,
     /// An agent that root has started.
@@ -199,7 +199,7 @@ const UNDER_LIVING: [&str; 5] = [
     "busy-loops",
 ];
 
-/// What happens to an example: in words, and by which rule.
+/// Text about what happens to an example, and the rule that decides it.
 struct Fate {
     words: String,
     rule: Option<Arc<str>>,

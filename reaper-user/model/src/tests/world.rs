@@ -350,7 +350,7 @@ fn name(model: &Model, session_event: &SessionEvent) -> String {
     }
 }
 
-/// Checks the invariants between the parts of a model, which hold after any events.
+/// Checks the invariants between the parts of a model. They hold after any events.
 pub fn assert_consistent(model: &Model) {
     let tree = &model.tree;
     let cgroups = tree.iter().map(|node| (node.image.cgroup_id, node.key.pid));

@@ -166,7 +166,7 @@ fn arguments_match_by_position() {
 
 #[test]
 fn missing_arguments_may_match_if_they_decide() {
-    // The expected results are for the condition and for its negation.
+    // Expected results of the condition and of its negation.
     for (field, globs, args, expected) in [
         (Field::Args, &["serve"][..], "x|-v|se", [true, true]),
         (Field::Args, &["serve"], "x|run|se", [false, true]),
