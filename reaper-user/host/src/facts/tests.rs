@@ -434,7 +434,7 @@ fn prefetch_does_not_wake_the_reader() {
         answers = reader.take();
     }
     assert!(!reader.ready && answers.len() == 1 && answers[0].requested == FactSet::UNIT);
-    // A prefetch is followed by an urgent request for the same fact, behind a stuck one.
+    // A prefetch waits behind a stuck one. An urgent request for the same fact follows.
     let (stuck, _pipe) = fake.stuck(82);
     reader.request(stuck, None, USER, FactSet::MARKERS, Urgency::Prefetch);
     reader.request(

@@ -47,8 +47,7 @@ pub enum Malformation {
 }
 
 impl Lost {
-    /// Returns the numbers of events lost since an earlier count, in total and by kind. A count that is lower than
-    /// before gives 0.
+    /// Returns the numbers of events lost since an earlier count. A number that is lower than before becomes 0.
     pub fn since(&self, earlier: &Lost) -> Lost {
         let mut since = *self;
         since.total = self.total.saturating_sub(earlier.total);

@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn facts_are_read_from_their_files() {
+    fn host_facts_are_read_from_files() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
         put(

@@ -28,9 +28,8 @@ pub fn non_initial_pid_namespace() -> io::Result<u32> {
     }
 }
 
-/// Returns whether a /proc belongs to the pid namespace of the process that reads it, by that process's `status` and
-/// pid. In a /proc of an outer namespace, `NSpid` has one number per namespace. The first and last can be equal by
-/// chance.
+/// Returns whether a /proc belongs to the pid namespace of its reader. `status` and `pid` are those of the reader. In a
+/// /proc of an outer namespace, `NSpid` has one number per namespace. The first and last can be equal by chance.
 fn is_own(status: &[u8], pid: u32) -> bool {
     let numbers = field(status, b"NSpid:").or_else(|| field(status, b"Pid:"));
     numbers.is_some_and(|numbers| words(numbers).map(number).eq([Some(pid)]))

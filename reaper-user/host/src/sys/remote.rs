@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn network_file_systems_are_known_by_their_numbers() {
+    fn network_file_systems_are_known_by_number() {
         for (magic, name) in [
             (0x6969, "NFS"),
             (0xFF53_4D42, "CIFS"),

@@ -70,8 +70,9 @@ impl ProcDir {
     pub(in crate::facts) fn arguments(&mut self, image: &Image) -> Option<Vec<u8>> {
         self.given = darwin::arguments(self.key.pid).ok()?;
         let given = Arguments::parse(&self.given);
-        let is_whole = !given.is_cut && given.argv.len() as u64 == u64::from(image.argv_full_len);
-        (is_whole && given.argv.starts_with(&image.argv)).then(|| given.argv.to_vec())
+        let is_complete =
+            !given.is_cut && given.argv.len() as u64 == u64::from(image.argv_full_len);
+        (is_complete && given.argv.starts_with(&image.argv)).then(|| given.argv.to_vec())
     }
 
     /// Returns the absolute path of the script that `image` runs, with links resolved. `None` if it no longer exists.

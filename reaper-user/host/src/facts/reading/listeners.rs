@@ -24,8 +24,8 @@ pub(super) type Sockets = Arc<HashSet<u64>>;
 /// Last result, and the start of its read (ns since boot).
 static LAST: Mutex<Option<(u64, Sockets)>> = Mutex::new(None);
 
-/// Returns the inode numbers of the listening TCP sockets in a process's network namespace. `process` is the directory
-/// of the process in /proc.
+/// Returns the inode numbers of the listening TCP sockets in the network namespace of a process. `process` is its
+/// directory in /proc.
 ///
 /// Reads them, or reuses the last result if it is from after `requested` (ns since boot) and at most 10 ms old. `None`
 /// if the namespace is not the service's or is unknown, or if the sockets cannot be read.
@@ -86,7 +86,7 @@ mod tests {
     use crate::damage::arbitrary_bytes;
 
     #[test]
-    fn listening_sockets_are_found_by_their_inodes() {
+    fn listening_sockets_are_found_by_inode() {
         let inode = |socket: &dyn AsFd| nix::sys::stat::fstat(socket.as_fd()).unwrap().st_ino;
         let listeners = ["127.0.0.1:0", "[::1]:0"].map(TcpListener::bind);
         // IPv6 can be unavailable.

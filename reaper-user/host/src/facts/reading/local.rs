@@ -32,8 +32,8 @@ const LISTENS: u8 = 10;
 pub(super) struct LocalTable {
     /// Listening sockets.
     pub(super) listening: HashSet<u64>,
-    /// Sockets of clients of a display server, with the name of the display such as `X0` or `wayland-1`; `None` if the
-    /// kernel does not tell the other end of a socket.
+    /// Sockets of clients of a display server, with the name of the display such as `X0` or `wayland-1`. `None` if the
+    /// kernel does not report the other end of a socket.
     pub(super) windows: Option<HashMap<u64, Box<[u8]>>>,
     /// Whether a display server listens.
     pub(super) has_display: bool,
@@ -157,7 +157,7 @@ mod tests {
     use crate::damage::arbitrary_bytes;
 
     #[test]
-    fn clients_of_displays_are_found_by_their_inodes() {
+    fn clients_of_displays_are_found_by_inode() {
         let inode = |socket: &dyn AsFd| nix::sys::stat::fstat(socket.as_fd()).unwrap().st_ino;
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join(".X11-unix")).unwrap();

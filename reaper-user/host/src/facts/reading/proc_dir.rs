@@ -40,8 +40,8 @@ const FILES_CHUNK: usize = 64;
 
 /// A process that is being read.
 ///
-/// Files that are read through `dir` are those of one process, even if its pid is reused meanwhile. Files that are read
-/// by path count only if [`ProcDir::is_alive`] holds afterwards.
+/// Files that are read through `dir` are those of one process, even if its pid is reused meanwhile. After reading files
+/// by path, [`ProcDir::is_alive`] must be checked. If it does not hold, the contents may be those of another process.
 pub(in crate::facts) struct ProcDir {
     /// Path of `dir`.
     path: PathBuf,
@@ -144,8 +144,8 @@ impl ProcDir {
         read.ok()?;
         let argv = &self.buffer;
         // The kernel returns less if the process has overwritten or unmapped its arguments.
-        let is_whole = argv.len() as u64 == u64::from(image.argv_full_len);
-        let is_it = argv.len() <= ARGUMENTS_MAX && is_whole && argv.starts_with(&image.argv);
+        let is_complete = argv.len() as u64 == u64::from(image.argv_full_len);
+        let is_it = argv.len() <= ARGUMENTS_MAX && is_complete && argv.starts_with(&image.argv);
         is_it.then(|| std::mem::take(&mut self.buffer))
     }
 

@@ -163,7 +163,8 @@ fn existing(opened: nix::Result<File>) -> io::Result<Option<File>> {
 /// Reads a JSON file below a directory. Returns `None` if it does not exist.
 ///
 /// # Errors
-/// It cannot be read, is not a regular file, belongs to another user than `uid` or root, is too large, or is not JSON.
+/// The file cannot be read, is too large, or is not JSON. Or it is not a regular file, or belongs to another user than
+/// `uid` and root.
 fn read(directory: &File, path: &str, uid: u32) -> io::Result<Option<Value>> {
     let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
     let Some(file) = existing(openat2(directory, path, beneath(flags)).map(File::from))? else {

@@ -201,7 +201,7 @@ impl<K: Kernel> Scan<K> {
                 true
             }
         };
-        // The kernel reports forks and execs from now on, so the next pass may be far off.
+        // From now on the kernel reports forks and execs. So the next pass may be far off.
         self.schedule
             .on_pass_end(began, self.kernel.now(), PassResult::Idle);
         if unsettled {

@@ -69,7 +69,7 @@ pub enum EbpfError {
         "the kernel rejects the probes: {0}; on Linux 5.10 or later, report this as a bug, with the kernel release (`uname -r`)"
     )]
     Refused(#[source] BoxError),
-    /// A map cannot be read, written or mapped into memory.
+    /// A map cannot be read, written or mapped.
     #[error("cannot use the map {name}, which the probes share with the service: {source}")]
     Map {
         /// Name of the map.

@@ -262,7 +262,7 @@ fn process_found_before_its_fork_message_is_not_duplicated() {
         }
         let forked = w.fork(START + TICK_NS - 1, 1, 10);
         assert_eq!(forked, format!("fork 10+9999999 of 1 uid {uid}"));
-        // A process that was known long before is another one.
+        // A process known since long before is another one.
         let mut w = World::new();
         w.process(10, 1, 300);
         w.reconcile();
@@ -335,7 +335,7 @@ fn unreadable_program_is_reported_as_unread_or_unknown() {
     assert_eq!(w.exec(START + 4, 10), unknown);
 }
 
-/// A client that exits before its program is read leaves a server that runs the same program without another exec.
+/// A client may exit before its program is read. Its server then runs the same program without another exec.
 #[test]
 fn child_of_an_unknown_program_is_read_itself() {
     let mut w = World::new();

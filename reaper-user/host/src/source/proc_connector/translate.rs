@@ -453,8 +453,8 @@ impl Translator {
         found.ok()?
     }
 
-    /// Reports an exec with the entry that was read after it; without one, with an unknown program. Records the uids of
-    /// the entry in the table.
+    /// Reports an exec with the entry that was read after it. Without an entry, the program is unknown. Records the
+    /// uids of the entry in the table.
     fn report_exec(
         &mut self,
         time: u64,

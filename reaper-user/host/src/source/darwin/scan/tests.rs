@@ -312,7 +312,7 @@ fn act() -> impl Strategy<Value = Act> {
 }
 
 proptest! {
-    /// Pids are reused at once, which is the worst case.
+    /// Worst case: pids are reused at once.
     #[test]
     fn last_passes_find_the_tree_after_any_changes(acts in prop::collection::vec(act(), 0..40)) {
         let mut w = World::new();

@@ -35,7 +35,7 @@ fn program_that_is_read_late_is_reported_then() {
     w.process(10, 1, 500);
     w.process(11, 10, 500);
     assert_eq!(w.retry(1), (String::new(), 1), "not yet");
-    // Other messages do not wait for it, and its copy is not read.
+    // Other messages do not wait for it. Its copy is not read.
     assert_eq!(w.fork(START + 3, 10, 11), "fork 11+3 of 10+1 uid 1000");
     assert_eq!(w.retry(RETRY_DELAY_NS), (READ.into(), 0));
     assert_eq!(w.retry(RETRY_DELAY_NS), (String::new(), 0));
@@ -122,7 +122,7 @@ fn copy_of_an_unread_program_is_read_if_its_parent_has_exited() {
     w.exit(START + 4, 10, 10, 0);
     let read = "exec 11+3 of none uid 1000 /usr/bin/prog";
     assert_eq!(w.retry(0), (read.into(), 0));
-    // The program that is read of the parent counts for the copy.
+    // The parent's program also counts for the copy.
     let mut w = copied();
     w.process(10, 1, 500);
     assert_eq!(w.retry(0), (READ.into(), 0));

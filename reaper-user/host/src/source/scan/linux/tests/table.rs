@@ -98,7 +98,8 @@ fn events_of(table: &mut ScanTable, all: &Processes) -> Vec<String> {
     short(&pass(table, all, &[], &[]))
 }
 
-/// Returns a table in which init (1), a shell (2), its child (3) and a grandchild (4) have been reported.
+/// Returns a table whose four processes have been reported. They are init (1), a shell (2), its child (3) and a
+/// grandchild (4).
 fn seeded() -> (ScanTable, Processes) {
     let all = [
         (1, (1, 0, "init")),
@@ -141,7 +142,7 @@ fn exec_emits_exec_and_new_name_emits_discovered() {
     let (mut table, mut all) = seeded();
     all.insert(4, (4, 3, "ld"));
     assert_eq!(events_of(&mut table, &all), ["exec 4"]);
-    // In these tests the same first letter means the same exec.
+    // The first letter identifies the exec.
     all.insert(4, (4, 3, "lx"));
     assert_eq!(events_of(&mut table, &all), ["seen 4 of 3"]);
     assert!(events_of(&mut table, &all).is_empty());

@@ -17,7 +17,7 @@ fn unread(root: &Path, pid: u32) -> PathBuf {
     dir
 }
 
-/// Runs a pass, and returns the number of discovered processes and the time of the last complete scan.
+/// Runs a pass. Returns the number of discovered processes and the time of the last complete scan.
 fn scan_once(scan: &mut Scan) -> (usize, u64) {
     let mut found = 0;
     scan.scan_now();
