@@ -296,8 +296,8 @@ impl Config {
         )
     }
 
-    /// Returns the keys of the settings that differ in `other` and that take effect only at a restart. Leaves out
-    /// `grace`, `kill_timeout`, `honor_keep` and the rules, which a reload applies.
+    /// Returns the keys of settings that differ in `other` and need a restart. Leaves out `grace`, `kill_timeout`,
+    /// `honor_keep` and the rules, which a reload applies.
     pub fn restart_only_changes(&self, other: &Config) -> Vec<String> {
         let (own, others) = (show::fields(self), show::fields(other));
         let differs = own.into_iter().filter(|(key, value)| others[key] != *value);

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn root_sees_all_others_see_their_uid() {
+    fn root_sees_all_others_see_own_uid() {
         let (root, alice) = (Peer { uid: 0 }, Peer { uid: 1000 });
         assert!(
             root.may_see(uids(7, 8))

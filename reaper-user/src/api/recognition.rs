@@ -45,7 +45,7 @@ pub fn read_process(pid: u32, scripts: ScriptPaths) -> Result<ProcEntry, ErrorRe
     }
 }
 
-/// Returns the first boundary, server or agent rule that matches a program.
+/// Returns a program's first matching boundary, server or agent rule.
 pub(super) fn first_match<'r>(rules: &'r [Rule], image: &Image) -> Option<&'r Rule> {
     let mut of_program = rules.iter().filter(|rule| rule.action.is_of_program());
     of_program.find(|rule| rule.mismatch(image).is_none())

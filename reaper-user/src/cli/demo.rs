@@ -213,8 +213,8 @@ impl Agent {
         Ok(survivors)
     }
 
-    /// Opens a pidfd of a process of the agent's tree. Returns `None` if the process exits, or is not recognised as one
-    /// of the tree within 1 s.
+    /// Opens a pidfd of a process of the agent's tree. Returns `None` if the process exits, or is not recognised as a
+    /// process of the tree within 1 s.
     ///
     /// The pidfd is opened before the process is checked. If it is still alive afterwards, the check was about the same
     /// process.
@@ -303,7 +303,7 @@ pub(super) fn agent() -> Result<(), Failure> {
             .spawn();
         children.push(child.with_context(|| format!("cannot start {what}"))?);
     }
-    // Returns when the demo exits, if it has not killed this process before.
+    // Returns when the demo exits. The demo may have killed this process before.
     stdin
         .read_line(&mut line)
         .context("cannot wait for the demo to exit")?;

@@ -361,7 +361,7 @@ fn write_session(
         .try_for_each(|process| write_process(out, process, &at, width))
 }
 
-/// Returns the number of processes that would have been reaped, but the service only observed.
+/// Returns how many processes would have been reaped. The service only observed them.
 fn would_have_reaped(session: &HistorySession) -> u64 {
     let processes = session.processes.iter();
     let would = |process: &&HistoryProcess| process.decisions.iter().any(|d| d.would_reap());
@@ -395,7 +395,7 @@ fn sum(session: &HistorySession) -> String {
     text
 }
 
-/// Writes a process with its decisions and outcomes, in the order of time.
+/// Writes a process with its decisions and outcomes, ordered by time.
 fn write_process(
     out: &mut impl Write,
     process: &HistoryProcess,
@@ -467,8 +467,8 @@ fn room(width: Option<usize>) -> Option<usize> {
     width.map(|width| width.saturating_sub(COLUMN).max(60))
 }
 
-/// Returns how a process exited, or why it was not ended or not signalled; then, if known, the time since the first
-/// signal, and the memory that was freed.
+/// Returns how a process exited, or why it was not ended or not signalled. If known, the time since the first signal
+/// and the freed memory follow.
 fn outcome_details(outcome: &HistoryOutcome) -> String {
     let mut text = match (outcome.outcome.as_str(), &outcome.reason) {
         (_, Some(reason)) => outcome_reason_text(reason),

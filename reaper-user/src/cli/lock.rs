@@ -88,7 +88,7 @@ pub(super) fn take(directory: &Path, scope: Option<&str>) -> Result<Lock, Failur
     }
 }
 
-/// Returns the description of the process that holds the lock, by the pid in the file.
+/// Describes the process that holds the lock. The file contains its pid.
 fn holder(mut file: File) -> String {
     let mut holder = String::new();
     let _ = file.read_to_string(&mut holder);

@@ -288,7 +288,7 @@ Example:
         #[command(flatten)]
         service: ServiceArgs,
     },
-    /// List the known agents and which run now, or test why a process is none.
+    /// List the known agents and which run now, or test why a process is not one.
     #[command(after_long_help = agents::HELP)]
     Agents(agents::AgentsArgs),
     /// Add an agent of your own.

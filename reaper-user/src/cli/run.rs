@@ -350,7 +350,7 @@ fn limit(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Parses the name of a run, which must also be valid as a file name.
+/// Parses the name of a run. It must also be valid as a file name.
 fn name(text: &str) -> Result<String, String> {
     if !is_name(text) {
         return Err(
@@ -396,7 +396,7 @@ fn signal(text: &str) -> Result<Signal, String> {
         .map_err(|_| format!("unknown signal {name}; `kill -l` lists all signals"))
 }
 
-/// Parses a path to remove, and makes it absolute. Refuses a path with `..`, the root directory, `$HOME`, and the
+/// Parses a path to remove. Makes it absolute. Refuses a path with `..`, the root directory, `$HOME`, and the
 /// directories above that.
 fn removable(text: &str) -> Result<PathBuf, String> {
     if has_parent_component(Path::new(text)) {

@@ -179,7 +179,7 @@ fn session_line(session: &SessionInfo) -> String {
     format!("session {}{}", session.id, outer.unwrap_or_default())
 }
 
-/// Returns how long rules let members wait when the agent exits; `None` if none does, or if it has exited.
+/// Returns how long rules let members wait when the agent exits. `None` if no rule does, or if the agent has exited.
 fn waits_line(session: &SessionInfo) -> Option<String> {
     let listed = |counts: fn(&&WaitInfo) -> bool| {
         let waits = session.waits.iter().filter(counts);
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn long_tags_get_their_own_line() {
+    fn long_tags_get_a_separate_line() {
         let text = "waits 9m 59s: a rule delays the decision (asked-for-servers)";
         let mut waiting = row(1, 0);
         waiting.process.command = "server ".repeat(20);

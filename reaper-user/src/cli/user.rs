@@ -21,12 +21,12 @@ pub(super) fn state_dir() -> Option<PathBuf> {
     Some(state_home()?.join("reaper"))
 }
 
-/// Config file of a service that is started without `--config`.
+/// Service whose config file is meant, if no `--config` names one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ConfigOwner {
-    /// Of the service of the host.
+    /// The service of the host.
     Host,
-    /// Of a user's own service: `$XDG_CONFIG_HOME/reaper/config.toml`, by default in `~/.config`.
+    /// A user's own service, with `$XDG_CONFIG_HOME/reaper/config.toml`, by default in `~/.config`.
     User,
 }
 

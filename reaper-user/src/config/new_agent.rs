@@ -100,7 +100,7 @@ impl NewAgent {
         })
     }
 
-    /// Returns the rule for its interpreter in any version, for an interpreter that another program will choose.
+    /// Returns the rule for any version of its interpreter, which another program will choose.
     pub fn in_any_version(self) -> NewAgent {
         let is_exact = self.script.is_none() || self.exe.ends_with('*');
         let version = if is_exact { "" } else { "*" };
@@ -167,17 +167,17 @@ fn escaped(part: &str) -> String {
     out
 }
 
-/// Returns a name for a rule: the last part of a path that says something.
+/// Returns a name for a rule: the last distinctive part of a path.
 fn name_of(path: &str) -> Result<String, String> {
     let stem = |part: &str| {
         let ending = ENDINGS.iter().find_map(|ending| part.strip_suffix(ending));
         ending.unwrap_or(part).to_owned()
     };
-    let is_telling = |part: &String| !COMMON.contains(&part.as_str()) && !is_version(part);
+    let is_distinctive = |part: &String| !COMMON.contains(&part.as_str()) && !is_version(part);
     let name = path
         .rsplit('/')
         .map(stem)
-        .find(is_telling)
+        .find(is_distinctive)
         .unwrap_or_default();
     let allowed = |c: char| {
         if c.is_ascii_alphanumeric() || "-_.".contains(c) {

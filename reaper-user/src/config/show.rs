@@ -99,7 +99,7 @@ fn toml_settings(settings: &Map<String, Value>) -> String {
     settings.iter().map(line).collect()
 }
 
-/// Returns the name of the table in which a rule is written.
+/// Returns the name of the TOML table for a rule.
 fn table_of(rule: &Map<String, Value>) -> &str {
     let others = ["action", "enabled", "name", "any", "uid"];
     let program = program_keys();

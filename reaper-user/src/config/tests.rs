@@ -261,8 +261,8 @@ fn pipe_is_refused_without_waiting() {
     );
 }
 
-/// Permissions of a file and its directory, as octal modes, and whether the file is refused: as an explicit file of
-/// root, and as the default one.
+/// Each row has the modes of a file and its directory. The booleans say whether the file is accepted: as an explicit
+/// file of root, and as the default one.
 #[test]
 fn file_that_others_can_change_is_refused() {
     let dir = tempfile::tempdir().unwrap();

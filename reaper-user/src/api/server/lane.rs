@@ -31,7 +31,7 @@ impl Lane {
     /// Runs `work` for a peer and waits for its result. `limit` includes the time in the queue.
     ///
     /// # Errors
-    /// `work` fails, or the limit has passed. Work that has not started by then is dropped (`busy`). Work that has
+    /// `work` fails, or the limit expires. Work that has not started when it expires is dropped (`busy`). Work that has
     /// started continues, but its result is lost (`timeout`).
     pub(super) async fn run<T: Send + 'static>(
         &self,

@@ -92,7 +92,7 @@ fn untracked(reason: &UntrackedReason) -> String {
     }
 }
 
-/// Returns the rule that comes nearest and why it does not apply, as the end of a sentence.
+/// Returns the nearest rule and why it does not apply. The text ends a sentence.
 fn near_rule(snapshot: &ExplainSnapshot, rule: &RuleTest) -> String {
     let RuleTest { pid, name, .. } = rule;
     let process = match *pid == snapshot.row.key.pid {

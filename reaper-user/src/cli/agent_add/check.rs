@@ -24,7 +24,7 @@ pub(super) fn refuse_known(rules: &Ruleset, image: &Image) -> Result<(), String>
     }
 }
 
-/// Returns the text to append for the rule, and the config with it.
+/// Returns the text to append. It has the rule of the agent. Also returns the config with it.
 pub(super) fn appended(
     old: &str,
     known: &Ruleset,

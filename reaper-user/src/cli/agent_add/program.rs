@@ -23,7 +23,7 @@ const FIRST_LINE_MAX: u64 = 256;
 
 /// Program that the user has named.
 pub(super) struct Target {
-    /// What the user has named.
+    /// Process or program, as the user named it.
     pub(super) what: String,
     /// Image of the process, or that a process running the program would have.
     pub(super) image: Arc<Image>,
@@ -86,8 +86,8 @@ fn find(program: &Path) -> Option<PathBuf> {
 /// one. `path` has its links resolved.
 ///
 /// # Errors
-/// The file cannot be read, is neither a program nor a script with a `#!` line, or is a script for an interpreter that
-/// rules cannot name.
+/// The file cannot be read, or is neither a program nor a script with a `#!` line. Or it is a script for an interpreter
+/// that rules cannot name.
 pub(super) fn image_of(path: &Path) -> Result<(Image, bool), String> {
     let head =
         first_bytes(path).map_err(|error| format!("{} cannot be read: {error}", path.display()))?;
@@ -130,7 +130,7 @@ pub(super) fn image_of(path: &Path) -> Result<(Image, bool), String> {
     Ok((image, is_chosen))
 }
 
-/// Returns the path of the program of an interpreter, and whether it only chooses one.
+/// Returns the path of an interpreter's program. Also returns whether that only chooses an interpreter, as a shim does.
 fn file_of(interpreter: Vec<u8>) -> (Vec<u8>, bool) {
     let found = find(Path::new(OsStr::from_bytes(&interpreter)));
     // A link to another program, as `node -> mise`, chooses the interpreter. busybox is itself the shell.

@@ -46,7 +46,7 @@ fn interpreter_of_a_script_is_the_program_that_runs_it() {
     }
     for (named, expected) in [
         ("python3", Ok(("python3.12", false))),
-        // A shim is a script, or a link to a program that is no interpreter.
+        // A shim is a script. Or it links to a program that is no interpreter.
         ("python", Ok(("python", true))),
         ("node", Ok(("node", true))),
         ("absent/bash", Ok(("absent/bash", true))),

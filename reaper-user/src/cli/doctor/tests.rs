@@ -86,7 +86,7 @@ fn advice_fits_container_and_wsl() {
     }
 }
 
-/// Returns the advice if the probes do not load and these checks have passed or failed.
+/// Returns the advice if loading the probes fails. `needed` has the other checks, and whether each passed.
 fn advice(host: &Host, needed: &[(&'static str, bool)]) -> String {
     let check = |(name, ok): &(&'static str, bool)| Check::new(name, *ok, "").needed();
     remedy(&needed.iter().map(check).collect::<Vec<_>>(), host)

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn other_ends_are_told_only_when_verbose() {
+    fn other_ends_are_shown_only_when_verbose() {
         for outcome in [
             RunOutcome::Success,
             RunOutcome::Failed,

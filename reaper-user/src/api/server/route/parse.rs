@@ -122,7 +122,7 @@ fn keep(body: &[u8], peer: Peer) -> ApiResult<RequestKind> {
     })
 }
 
-/// Reads a process and checks that the peer may signal it.
+/// Reads a process that the peer may signal. Refuses others.
 fn target(pid: u32, peer: Peer) -> ApiResult<SignalTarget> {
     match SignalTarget::read(pid) {
         Ok(Some(target)) if peer.may_signal(&target) => Ok(target),

@@ -92,7 +92,7 @@ impl Exited {
             };
             return Some(text.into());
         };
-        // The root of a nested session is reaped when an outer agent exits.
+        // A nested root is reaped when an outer agent exits.
         if let Some(outer) = session
             .outer_id
             .as_ref()
