@@ -8,7 +8,7 @@
 //! # Run a command
 //!
 //! [`run::Run`] starts a command and waits for it. When the command exits or a time limit expires, it ends each process
-//! that the command has left, also those that used `setsid` or a double fork:
+//! that the command has left. That includes processes that used `setsid` or a double fork:
 //!
 //! ```
 //! use std::process::Command;

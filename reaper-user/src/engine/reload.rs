@@ -68,8 +68,8 @@ impl Engine {
         }
     }
 
-    /// Applies the new config if it is valid. Reports the result in the stream and to the requester. Returns the number
-    /// of records read.
+    /// Applies the new config if valid. Reports the result in the stream and to the requester. Returns the number of
+    /// records that were read meanwhile.
     pub(super) fn on_config_loaded(&mut self, loaded: Result<LoadedConfig, String>) -> u64 {
         let result = loaded.and_then(|loaded| self.change_rules(loaded));
         let (applied, message) = match &result {

@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_are_shortened_to_what_tells_them_apart() {
+    fn commands_are_shortened_to_distinguishing_words() {
         let snapshot = "source /home/u/.claude/shell-snapshots/snapshot-zsh-17-ab.sh && ";
         let shell = |script: &str| format!("/bin/zsh\0-c\0{snapshot}{script}\0");
         for (argv, expected) in [

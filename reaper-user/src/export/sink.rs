@@ -361,8 +361,8 @@ impl Writer {
     }
 }
 
-/// Reads the ports of processes that wait because one listens, for a limited number of them. The engine does not: it
-/// would delay signals.
+/// Reads ports for decisions that wait because a process listens, at most [`PORTS_MAX`]. The engine does not, because
+/// that would delay signals.
 fn read_ports(batch: &mut [EventRecord]) {
     let waits = batch
         .iter_mut()

@@ -37,7 +37,7 @@ pub fn memory_text(rss: u64, swap: u64) -> String {
     }
 }
 
-/// Returns `, 1.2 GB RSS freed`; empty if no memory was freed and no process is unmeasured.
+/// Returns `, 1.2 GB RSS freed`. Empty if no memory was freed and no process is unmeasured.
 pub fn freed(memory: &FreedMemory) -> String {
     let FreedMemory {
         rss,

@@ -130,8 +130,8 @@ impl Judgement<'_> {
     }
 }
 
-/// Returns how long a process waits, and for what: `10m: it listens on 5173, and its agent exited with status 0`. `now` is
-/// in ns since boot.
+/// Describes the wait of a process: `10m: it listens on 5173, and its agent exited with status 0`. `now` is in ns since
+/// boot.
 pub(super) fn wait_text(wait: &WaitInfo, reason: &str, now: u64) -> String {
     let remaining = time(wait.until.saturating_sub(now).div_ceil(1_000_000_000));
     let conditions = wait.conditions.iter();

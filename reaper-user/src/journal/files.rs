@@ -59,7 +59,7 @@ pub(super) fn prepare(path: &Path) -> io::Result<Option<&'static str>> {
         Ok(meta) if meta.nlink() > 1 => return Ok(Some("more than one hard link")),
         Ok(_) => {}
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            // SQLite would apply the leftover log of a removed database to the new one.
+            // SQLite would apply a removed database's leftover log to the new one.
             for name in SUFFIXES {
                 remove(&with_suffix(path, name))?;
             }

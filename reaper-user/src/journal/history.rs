@@ -532,7 +532,7 @@ fn outcomes(connection: &Connection, process: i64) -> rusqlite::Result<Vec<Histo
     rows.collect()
 }
 
-/// Returns an integer of a row as `u64`, with the same bits.
+/// Returns an integer of a row as `u64`. The bits stay the same.
 fn unsigned(row: &Row<'_>, at: usize) -> rusqlite::Result<u64> {
     row.get::<_, i64>(at).map(i64::cast_unsigned)
 }

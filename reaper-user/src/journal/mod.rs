@@ -137,7 +137,8 @@ pub enum JournalError {
     GivenUp { path: PathBuf },
 }
 
-/// Returns what the user can do about an error of the database, to be appended to it. Empty if that is unknown.
+/// Returns what the user can do about an error of the database. The text is appended to the error. Empty if that is
+/// unknown.
 fn advice(error: &rusqlite::Error) -> &'static str {
     use rusqlite::ErrorCode::*;
     match error.sqlite_error_code() {

@@ -416,8 +416,8 @@ impl JournalThread {
         }
     }
 
-    /// Continues with a new database, into which the keeps are copied. After an error, gives the journal up and drops
-    /// the batch.
+    /// Continues with a new database. Copies the keeps into it. After an error, gives the journal up and drops the
+    /// batch.
     fn adopt(&mut self, opened: Result<Store, String>) {
         let opened = opened.and_then(|mut store| {
             let kept = store.change(&KeepUpdate::Keep(self.keeps.clone()));
@@ -438,7 +438,7 @@ impl JournalThread {
         }
     }
 
-    /// Stores a change of the keeps at once, and applies it to the copy in memory.
+    /// Stores a change of the keeps at once. Then applies it to the copy in memory.
     fn change(&mut self, change: KeepUpdate) -> Result<(), JournalError> {
         self.reopen_if_removed();
         let path = self.options.path();

@@ -85,7 +85,7 @@ fn advised(error: &io::Error) -> String {
     format!("{error}; {advice}")
 }
 
-/// Returns the directory of the cgroup of a run, below the cgroup `parent`.
+/// Returns a run's cgroup directory below `parent`.
 pub(super) fn directory(parent: &Path, id: &str) -> PathBuf {
     parent.join(format!("{NAME_PREFIX}{id}"))
 }

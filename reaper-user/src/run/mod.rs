@@ -376,7 +376,7 @@ pub enum RunError {
     Stopped(Signal),
 }
 
-/// Exit status of a stopped run without a command's own status: that of a process killed by SIGTERM.
+/// Exit status if a stopped run's command has none: that of a process killed by SIGTERM.
 const STOPPED: u8 = 128 + 15;
 
 impl RunError {

@@ -6,8 +6,8 @@
 //! # Locks and claims
 //! The supervisor of a run holds a lock on its file (flock(2)), which the kernel releases however that process exits.
 //! So an unlocked `ID.run` is a run without a supervisor. Only the holder of the lock may write, with two exceptions:
-//! - a `command` line is appended by the starting command itself;
-//! - a `claim` line is appended by any process that wants the run to end.
+//! - The starting command itself appends its `command` line.
+//! - Any process that wants the run to end appends a `claim` line.
 //!
 //! The kernel orders appended lines, so all readers see the same first claim. That claim alone decides the outcome. A
 //! stop that races with the timeout, or with the exit of the command, therefore gives one outcome for all.
@@ -252,7 +252,7 @@ impl Runs {
         if owner::is_writable_by_others(&meta) {
             return exposed(dir, &meta);
         }
-        // A user who could replace the directory could make root end any process.
+        // Any user able to replace the directory could make root end any process.
         let ancestors = dir
             .ancestors()
             .skip(1)

@@ -53,8 +53,8 @@ impl Supervisor {
 /// starts any threads or children.
 ///
 /// # Errors
-/// The supervisor cannot be started, so the command was not; or this process cannot wait for it, so the run, which may
-/// have started its command, is stopped.
+/// The supervisor cannot be started, so the command was not started either. Or this process cannot wait for the
+/// supervisor. Then it stops the run, which may have started its command.
 pub fn role() -> Result<Role, RunError> {
     let failed = RunError::system(
         "cannot start the process that supervises the run, so the command was not started",

@@ -107,7 +107,7 @@ pub(super) fn supervise_command(
     let pid = started.id();
     run.report_progress(Progress::Started(pid));
     drop(reserve);
-    // This process has not waited for the command, so the pid cannot have been reused.
+    // The pid cannot have been reused: this process has not waited for the command.
     let pidfd = match Pidfd::open(pid) {
         Ok(pidfd) => pidfd,
         Err(errno) => return Err(kill_without_pidfd(&mut started, run.times, errno)),

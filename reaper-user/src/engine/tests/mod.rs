@@ -228,7 +228,7 @@ fn stopped_service_does_not_wait_for_facts_forever() {
     assert_eq!(sent, []);
 }
 
-/// Its pid may by now be that of a process which the user may see and the engine does not know.
+/// Its pid may have been reused. The user may see the new process, but the engine does not know it.
 #[test]
 fn exited_process_of_another_user_is_not_found() {
     let sim = boot("child");

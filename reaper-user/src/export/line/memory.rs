@@ -1,4 +1,4 @@
-//! What earlier lines have said, as far as later lines refer to it.
+//! Facts from earlier lines that later lines refer to.
 
 use std::sync::Arc;
 

@@ -184,8 +184,8 @@ fn orphan(body: &EventBody, memory: &Memory) -> Option<Columns> {
     Some((NOTE, "orphan", format!("{parent} exited, {next}")))
 }
 
-/// Returns whether a decision is shown. A person need not see that a process is kept for now, or that one is reaped
-/// whose end is shown.
+/// Returns whether a decision is shown. Hidden are decisions to keep a process for now. A decision to reap is hidden if
+/// the service carries it out, because the end of the process is shown.
 fn is_decision_shown(decision: &DecisionNames, detail: Detail) -> bool {
     detail >= Detail::Steps
         || match decision.verdict {
@@ -250,7 +250,7 @@ fn signal(sent: &SentSignal) -> Columns {
     (WARN, sent.signal.as_str(), detail.join(", "))
 }
 
-/// Returns the columns of an outcome, `None` if it is not shown.
+/// Returns an outcome's columns. `None` if the outcome is not shown.
 fn outcome(body: &EventBody, detail: Detail) -> Option<Columns> {
     let EventBody::Outcome {
         outcome,

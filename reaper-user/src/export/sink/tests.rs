@@ -295,7 +295,7 @@ fn repeated_close_is_not_in_the_stream() {
     assert_eq!(out.count("session.close"), 1);
 }
 
-/// The loss is reported to all outputs, and the numbers of the lines show it.
+/// All outputs report the loss. The numbers of the lines show it.
 #[test]
 fn lines_that_a_file_lost_are_reported_when_it_is_written_again() {
     let dir = tempfile::tempdir().unwrap();

@@ -325,7 +325,7 @@ fn recorded_sessions_have_members_without_outcome() {
     let world = World::new();
     let now = sys::boot_time();
     let mut records = lifecycle(now, 100, 0);
-    // A decided member without an outcome, and a member of a session with an unknown root.
+    // One member has a decision without an outcome. The other belongs to a session with an unknown root.
     records.push(decided(now, process(102, 100, 0), "reap"));
     records.push(decided(now, process(302, 300, 0), "reap"));
     world.store(&records);
@@ -378,7 +378,7 @@ fn recorded_sessions_have_members_without_outcome() {
     assert_eq!((sessions, kept), (Vec::new(), vec![key(102)]));
 }
 
-/// Name of the test that runs itself as a child to be killed, with the directory in the variable [`JOURNAL`].
+/// Name of the test that runs itself as a child to be killed. The variable [`JOURNAL`] has the directory.
 const KILLED: &str = "journal::tests::keeping::crash_during_writes_keeps_confirmed_keeps";
 const JOURNAL: &str = "REAPER_TEST_JOURNAL";
 

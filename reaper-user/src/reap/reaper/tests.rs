@@ -153,7 +153,7 @@ impl Orphan {
         self.reaper.take_reports()
     }
 
-    /// Kills the shell if it is alive, and returns all of its output since it was ready.
+    /// Kills the shell if it is alive. Returns all of its output since it was ready.
     fn kill_and_read(&mut self) -> String {
         let _ = self.child.kill();
         self.child.wait().unwrap();

@@ -145,7 +145,7 @@ fn run_is_found_by_id_name_and_start_of_id() {
     }
     web.close(RunResult::unobserved(RunOutcome::Success, "x"))
         .unwrap();
-    // Of runs with the same name, the open one or else the last is found.
+    // A name finds the open run of that name, or else the last one.
     let next = runs.create_record(&named("web")).unwrap();
     assert_eq!(runs.find("web").unwrap().id(), next.id());
     assert_eq!(runs.find(&id).unwrap().id(), id);
@@ -396,7 +396,7 @@ fn dead_runs_are_closed_in_parallel() {
     assert!(runs.list(false).unwrap().is_empty());
 }
 
-/// On a full disk no line can be added that needs another block.
+/// On a full disk, a line that needs another block fails.
 #[test]
 fn record_reserves_blocks_for_later_lines() {
     let dir = tempfile::tempdir().unwrap();
@@ -446,7 +446,7 @@ fn refused_stop_names_no_pid_of_another_pid_namespace() {
     assert!(!error.contains("4190001"), "{error}");
 }
 
-/// The run was killed with its container, and cannot be closed from here.
+/// The run was killed with its container. It cannot be closed from here.
 #[test]
 fn name_of_a_run_without_supervisor_is_free() {
     let dir = tempfile::tempdir().unwrap();
