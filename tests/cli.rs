@@ -270,15 +270,15 @@ fn doctor() {
     );
 }
 
-/// The user `nobody` gets a message of one line and exit code 3.
+/// An unprivileged user gets a message of one line and exit code 3.
 fn no_privilege() {
     let dir = TempDir::new();
-    // The user `nobody` cannot read the build directory.
+    // That user cannot read the build directory.
     let program = dir.path().join("reaper");
     link(Path::new(REAPER), &program);
     let run_dir = dir.path().join("run");
     fs::create_dir(&run_dir).expect("create the runtime directory");
-    chown(&run_dir, Some(65534), Some(65534)).expect("give the runtime directory to nobody");
+    chown(&run_dir, Some(65534), Some(65534)).expect("give that user the runtime directory");
     let mut command = Command::new(program);
     command
         .args([
@@ -326,7 +326,7 @@ fn foreign_object() {
     assert_eq!(said.code, Some(3), "{}{}", said.out, said.err);
 }
 
-/// Returns the file offset of a section in a 64-bit little-endian ELF file.
+/// Returns the file offset of a section. `elf` is a 64-bit little-endian ELF file.
 fn section(elf: &[u8], name: &[u8]) -> Option<usize> {
     let number = |at: usize, bytes: usize| {
         let field = elf.get(at..at + bytes)?;

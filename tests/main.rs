@@ -1,9 +1,9 @@
 //! Tests on real process trees, with the BPF probes and with each other source: `reaper` must leave no survivor of an
 //! agent's tree and must not signal any other process. This binary is also every process of those trees (`process`).
 //!
-//! The tests with trees need root. Tests whose source is not usable according to `reaper doctor` are listed as ignored and
-//! the reason is printed; with `CI` set, that is a failure. Tests that need a new cgroup, tmux or a kernel that sends
-//! signals from BPF are ignored in the same way.
+//! The tests with trees need root. Tests whose source is not usable according to `reaper doctor` are listed as ignored,
+//! with the reason. With `CI` set, that is a failure. Tests that need a new cgroup, tmux or a kernel that sends signals
+//! from BPF are ignored in the same way.
 //!
 //! Environment variables: `REAPER_TEST_SLOWDOWN=10` multiplies all deadlines by 10, for a slow machine.
 //! `REAPER_TEST_KEEP=1` keeps the directory of a failed test. `REAPER_TEST_SEED=N` repeats a randomised test that
@@ -183,7 +183,7 @@ fn reset_inherited_state() {
 
 /// Hides the configs of this machine and this user from the programs under test, and the socket of their service.
 ///
-/// A config of the host is hidden in a mount namespace of its own.
+/// A config of the host is hidden in a new mount namespace.
 fn hide_config() {
     // SAFETY: there is only this thread.
     unsafe {

@@ -36,7 +36,7 @@ use crate::trees::trial;
 use crate::world::{self, TempDir, eventually, link};
 
 /// Unprivileged uid that no other process has.
-const NOBODY: u32 = 61_010;
+const UNPRIVILEGED_UID: u32 = 61_010;
 /// Environment variable of every process that a test starts. Its value is the test's directory.
 const ENV_MARKER: &str = "REAPER_TEST_RUN";
 
@@ -85,7 +85,7 @@ pub fn trials() -> Vec<Trial> {
 /// Returns the scenarios as tests that run as an unprivileged user.
 fn as_nobody(scenarios: &[(&str, ScenarioFn)]) -> Vec<Trial> {
     let play = |(name, scenario): &(&str, ScenarioFn)| {
-        scenario_trial("as-nobody", name, NOBODY, *scenario)
+        scenario_trial("as-nobody", name, UNPRIVILEGED_UID, *scenario)
     };
     scenarios.iter().map(play).collect()
 }
@@ -283,7 +283,7 @@ impl RunWorld {
             .expect("make the report writable for all users");
     }
 
-    /// Returns the command line of a worker with the behaviour `play` and the role `role`.
+    /// Returns the command line of a worker with this behaviour and role.
     fn worker_command(&self, play: &str, role: &str) -> Vec<String> {
         let dir = self.dir.path().display().to_string();
         let mut words = vec!["bin/worker", "test-process"];

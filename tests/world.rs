@@ -56,7 +56,7 @@ pub fn link(program: &Path, path: &Path) {
         .expect("read the program's metadata")
         .permissions()
         .mode();
-    // A hard link shares the mode, and a binary built with a strict umask is not executable for other users.
+    // A hard link shares the mode. A binary built with a strict umask is not executable for other users.
     if mode & 0o005 != 0o005 || fs::hard_link(program, path).is_err() {
         fs::copy(program, path).expect("copy the program");
         fs::set_permissions(path, Permissions::from_mode(0o755))
@@ -235,7 +235,7 @@ impl World {
         report.write_all(line.as_bytes()).expect("write the report");
     }
 
-    /// Tells the launcher to start `role` in the way that [`ProcessContext::spawn`](crate::process) names.
+    /// Makes the launcher start `role`. [`ProcessContext::spawn`](crate::process) explains `how`.
     pub fn spawn(&mut self, role: &str, how: &str) {
         let orders = self.launcher_stdin.as_mut().expect("the launcher's input");
         writeln!(orders, "spawn\t{role}\t{how}").expect("write to the launcher");

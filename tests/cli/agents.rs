@@ -175,7 +175,8 @@ fn agent_add_refuses() {
     }
 }
 
-/// An agent that is not recognised is explained. With a rule of its own, what it leaves behind is reaped, and nothing else.
+/// The reason why an agent is not recognised is explained. With a rule for it, its orphans are reaped, and no other
+/// process.
 fn own_agent_added() {
     let mut world = World::new(true);
     world.start_daemon(CONFIG, &[]);

@@ -139,7 +139,7 @@ fn doubtful_config() {
     let dir = TempDir::new();
     let text = r#"
 [[rule]]
-name = "nobody"
+name = "unused"
 action = "reap"
 agent = "no-such-agent"
 
@@ -161,7 +161,7 @@ not_exe = "**/x"
     let said = reaper(dir.path(), &["config", "check", "c.toml"]);
     assert_eq!(said.code, Some(0), "{}", said.err);
     for (place, word) in [
-        ("c.toml:2:", "`nobody` can never apply"),
+        ("c.toml:2:", "`unused` can never apply"),
         ("c.toml:11:", "`shadowed` never applies: keep `node`"),
         ("c.toml:16:", "`never` can never apply"),
     ] {

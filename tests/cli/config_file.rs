@@ -153,7 +153,7 @@ setpriv --reuid 61006 --clear-groups ./reaper config show --json | tr -d ' ' | g
     );
 }
 
-/// A daemon of root does not start with a default config that others can change, replace or create.
+/// Root's daemon refuses a default config that others can change, replace or create.
 fn config_of_others_is_refused() {
     let (_dir, said) = script(
         r#"

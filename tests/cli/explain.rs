@@ -111,8 +111,8 @@ fn explained() {
     assert_contains(&said.err, &["there is no process", "reaper history"]);
 }
 
-/// `explain` answers for members that have exited, without a journal and while they are zombies. It and the stream say
-/// what would have kept them.
+/// `explain` answers for members that have exited, without a journal and while they are zombies. It and the stream name
+/// the ways to keep such a process.
 fn explained_after_exit() {
     const ADOPTER: &str = "never-waiting-subreaper";
     let mut world = World::new(true);
@@ -293,7 +293,8 @@ fn stopped_service() {
     assert_eq!(said.err.lines().count(), 1, "{}", said.err);
 }
 
-/// A command exits with code 5 if the server sends nothing, an incomplete response or another protocol.
+/// A command without a valid response exits with code 5. The server sends nothing, an incomplete response or another
+/// protocol.
 fn broken_service() {
     for (answer, message) in [
         ("", "closed the connection before it answered"),
@@ -526,7 +527,7 @@ fn closed_with_kept() {
     assert_eq!(closed["kept_reasons"], json!(["kept_by_user"]));
 }
 
-/// The close of an outer session names the nested session that still has members. Each of them closes once.
+/// The close of an outer session names its open nested session. Each of them closes once.
 fn closed_with_nested() {
     let mut world = World::new(true);
     let rule = "[[rule]]\nname = \"asked-for-servers\"\naction = \"reap\"\nafter = \"4s\"\n\

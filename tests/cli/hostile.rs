@@ -108,7 +108,7 @@ fn reaper(args: &[&str]) -> Command {
     command
 }
 
-/// A service escapes such a process in its answers, as text and as JSON, in its stream and in its journal.
+/// A service escapes such a process in its answers, its stream and its journal. The answers are text and JSON.
 fn requests() {
     let mut world = World::new(true);
     world.start_daemon("grace = \"500ms\"\nevents = \"all\"\n", &JOURNAL);

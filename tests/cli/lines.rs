@@ -47,7 +47,7 @@ fn stream(world: &World) -> Vec<Value> {
         .collect()
 }
 
-/// Lines, history and JSON of a service that only observes say so, and its last lines sum up what it would have reaped.
+/// Lines, history and JSON of a service that only observes say so. Its last lines sum up what it would have reaped.
 fn observed() {
     let mut world = World::new(true);
     let words = ["leaf=sleep".into(), "other=sleep".into()];

@@ -90,8 +90,8 @@ fn outer_reader() {
     assert!(said.err.contains("another pid namespace"), "{}", said.err);
 }
 
-/// A service that prints JSON ends when its reader closes the pipe, also without an event to write. One that prints lines
-/// for people continues.
+/// A service that prints JSON ends when its reader closes the pipe. That needs no event to write. A service that prints
+/// lines for people continues.
 fn closed_stdout(json: bool) {
     let mut world = World::new(true);
     let scope = world.process("launcher").pid.to_string();

@@ -197,8 +197,8 @@ fn beside_a_living_agent() {
     assert_eq!(exit, None, "the canary has exited");
 }
 
-/// Script with two leftovers that run `java` with 39 KB of arguments before the class. A rule keeps the second by its
-/// class. It starts later, because a kept process may have passed its markers on to younger ones.
+/// Script with two leftovers that run `java`. Both have 39 KB of arguments before the class. A rule keeps the second by
+/// its class. It starts later, because a kept process may have passed its markers on to younger ones.
 const LONG: &str = r#"
     export CLAUDECODE=1 CLAUDE_PID=$0
     long=$(printf '%039000d' 0)
@@ -326,7 +326,7 @@ fn request_reap(service: &Service) -> CommandOutput {
     })
 }
 
-/// At its start a service reports leftovers whose owner it has never seen, and reaps them on request only. It does not
+/// At its start a service reports leftovers whose owner it has never seen. It reaps them on request only. It does not
 /// reap a later orphan whose parent it has seen.
 fn at_the_start() {
     let mut service = Service::start("", &[]);

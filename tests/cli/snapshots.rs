@@ -79,7 +79,7 @@ pub fn in_pid_namespace(name: &str) {
         .1();
 }
 
-/// What a command shows, and its words.
+/// Title and `reaper` arguments.
 type Entry<'a> = (&'a str, &'a [&'a str]);
 
 /// Usage errors, and commands without a service.

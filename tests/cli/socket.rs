@@ -157,7 +157,7 @@ fn connection_limits() {
     });
 }
 
-/// The history has only the sessions of the requesting user. Root gets all.
+/// Users get the history of their own sessions. Root gets all.
 fn history_of_its_owner() {
     let mut world = World::new(true);
     world.start_daemon(CONFIG, &JOURNAL);

@@ -170,13 +170,13 @@ fn run_unprivileged(uid: u32, prefix: &[&str], source: &str) -> CommandOutput {
     let said = run_script_as(uid, &prefix, source, r#"kill -KILL "$(cat agent)""#);
     assert_eq!(said.count("SIGTERM  "), 2, "signals: {}", said.out);
     assert_eq!(said.count("2 reaped, 0 kept, 0 failed"), 2, "{}", said.out);
-    // The doctor knows why BPF is not usable here, so it does not ask the user to report an unknown error.
+    // The doctor knows why BPF is not usable here. So it does not ask the user to report an unknown error.
     assert_eq!(said.count("first: load probes"), 1, "{}", said.out);
     assert_eq!(said.count("report a bug"), 0, "{}", said.out);
     said
 }
 
-/// Without pidfds, as with an old container runtime, the daemon and `scan` signal no process, and they and the doctor say
+/// Without pidfds, as with an old container runtime, the daemon and `scan` signal no process. They and the doctor say
 /// so.
 fn without_pidfds() {
     let this = std::env::current_exe().expect("this program's path");

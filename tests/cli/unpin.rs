@@ -48,7 +48,7 @@ fn nothing() {
     assert_eq!(report, json!({"pin_dir": pins, "scopes": [], "entries": 0}));
 }
 
-/// Files in a directory that is not on a bpffs are not removed.
+/// Files outside of a bpffs are not removed.
 fn no_bpffs() {
     let dir = TempDir::new();
     let file = dir.path().join("pins/host/file");

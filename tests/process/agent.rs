@@ -67,7 +67,7 @@ fn die(s: &ProcessContext, how: &str) -> ! {
     }
 }
 
-/// Starts the agent as a subreaper that never waits for adopted children.
+/// Becomes a subreaper that never waits, and starts the agent.
 pub fn never_waiting_subreaper(s: &ProcessContext) -> ! {
     nix::sys::prctl::set_child_subreaper(true).expect("become a subreaper");
     begin(&mut s.agent());

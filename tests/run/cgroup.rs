@@ -209,7 +209,7 @@ fn nothing_left(place: &RunWorld, home: &DelegatedCgroup) {
     assert!(report["killed"].as_u64() >= Some(1), "{report}");
 }
 
-/// The exit status is that of the command, as without a cgroup.
+/// The exit status is the command's, as without a cgroup.
 fn statuses(place: &RunWorld, home: &DelegatedCgroup) {
     fs::write(place.path("plain"), "").expect("write a file");
     for (words, status) in [
@@ -247,7 +247,7 @@ fn time_is_up(place: &RunWorld, home: &DelegatedCgroup) {
     assert_eq!((said.code, said.err.as_str()), (Some(124), ""));
 }
 
-/// Cgroups that the command creates below its own, threaded ones too, belong to the run.
+/// Child cgroups that the command creates belong to the run. So do threaded ones.
 fn below(place: &RunWorld, home: &DelegatedCgroup) {
     let script = "cd $(ls -d \"$0\"/reaper-run-*) && mkdir -p a/b t/threads || exit 1
         echo threaded > t/threads/cgroup.type || exit 2
@@ -263,10 +263,10 @@ fn below(place: &RunWorld, home: &DelegatedCgroup) {
     assert_eq!((said.code, said.err.as_str()), (Some(5), ""));
 }
 
-/// A process that is moved into the run's cgroup belongs to the run, even if the user may not signal it.
+/// A process moved into the run's cgroup belongs to the run. That holds even if the user may not signal it.
 fn outside_process(place: &RunWorld, home: &DelegatedCgroup) {
     let script = "echo $$ > pid; until [ -e go ]; do sleep 0.02; done; exit 4";
-    // Root sends SIGTERM; the process needs time to exit on a slow machine.
+    // Root sends SIGTERM. On a slow machine, the process needs time to exit.
     let grace = if place.uid == 0 { "60s" } else { "300ms" };
     let words = reported(&["--grace", grace], script);
     let mut run = place.start_as(&mut home.reaper(place, &words));
@@ -281,7 +281,7 @@ fn outside_process(place: &RunWorld, home: &DelegatedCgroup) {
     assert_eq!(report["ended"], 1, "{report}");
 }
 
-/// The hook runs in a cgroup of the same name, whatever the command created in its own.
+/// The hook runs in a cgroup of the same name. Child cgroups that the command created do not matter.
 fn hook(place: &RunWorld, home: &DelegatedCgroup) {
     let hook = "grep ^0: /proc/self/cgroup > hook; setsid sleep 60 &";
     let script = "mkdir $(ls -d \"$0\"/reaper-run-*)/x; grep ^0: /proc/self/cgroup > own";
@@ -303,7 +303,7 @@ fn unrecorded(place: &RunWorld, home: &DelegatedCgroup) {
     assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
 }
 
-/// The next `reaper` command ends even processes without any sign of descent, first by the signal of `--signal`.
+/// The next `reaper` command ends even processes without any sign of descent. It sends the signal of `--signal` first.
 fn lost(place: &RunWorld, home: &DelegatedCgroup) {
     let drains = "trap \"sleep 0.3; echo drained > drained; exit\" USR1; echo $$ > first; while :; do sleep 0.05; done";
     let known = lose(place, home, "60s", drains);
@@ -311,15 +311,15 @@ fn lost(place: &RunWorld, home: &DelegatedCgroup) {
     assert_eq!(known["killed"], 0, "{known}");
 }
 
-/// A process that ignores that signal gets SIGKILL.
+/// Processes that ignore USR1 get SIGKILL.
 fn lost_and_ignoring_signal(place: &RunWorld, home: &DelegatedCgroup) {
     let ignores_signal = "trap \"\" USR1; echo $$ > first; while :; do sleep 0.05; done";
     let known = lose(place, home, "200ms", ignores_signal);
     assert!(known["killed"].as_u64() >= Some(1), "{known}");
 }
 
-/// Kills the owner of a run with two orphans, one of which runs `script`. Then `reaper ps` must end the run. Returns the run
-/// as `reaper ps` shows it afterwards.
+/// Kills the owner of a run with two orphans. One of them runs `script`. Then `reaper ps` must end the run. Returns the
+/// run as `reaper ps` shows it afterwards.
 fn lose(place: &RunWorld, home: &DelegatedCgroup, grace: &str, script: &str) -> serde_json::Value {
     let script = format!(
         "(setsid sh -c '{script}' &); (setsid env -i sh -c 'echo $$ > second; exec sleep 60' &)
@@ -367,7 +367,7 @@ fn lost_and_not_mounted(place: &RunWorld, home: &DelegatedCgroup) {
     place.assert_alone();
 }
 
-/// A child cgroup that cannot be read does not keep the other processes alive.
+/// An unreadable child cgroup protects no other process.
 fn closed_off(place: &RunWorld, home: &DelegatedCgroup) {
     let script = "for leaf in \"$0\"/reaper-run-*; do mkdir -m 0 \"$leaf/x\" || exit 9; done
         (setsid sh -c 'trap \"\" TERM; echo up > up; while :; do sleep 0.1; done' &)
@@ -424,7 +424,7 @@ fn never_begun(place: &RunWorld, home: &DelegatedCgroup) {
     place.await_alone();
 }
 
-/// If no cgroup can be created, the command is not started and the error says what to do.
+/// If no cgroup can be created, the command is not started. The error says what to do.
 fn refused(place: &RunWorld, home: &DelegatedCgroup) {
     let limit = home.path().join("cgroup.max.descendants");
     fs::write(&limit, "0").expect("allow no child cgroup");

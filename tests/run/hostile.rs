@@ -9,7 +9,7 @@ use std::process::Command;
 
 use nix::sys::signal::Signal;
 
-use super::{NOBODY, RunWorld, ScenarioFn};
+use super::{RunWorld, ScenarioFn, UNPRIVILEGED_UID};
 use crate::cli::hostile::{ARGUMENT, NAME, assert_both, assert_harmless, on_terminal};
 
 pub const SCENARIOS: &[(&str, ScenarioFn)] = &[
@@ -96,7 +96,7 @@ fn damaged(place: &RunWorld) {
 fn survivor(place: &RunWorld) {
     let raise = place.path("raise");
     fs::copy("/usr/bin/setpriv", &raise).expect("copy setpriv");
-    chown(&raise, Some(0), Some(NOBODY)).expect("change the owner");
+    chown(&raise, Some(0), Some(UNPRIVILEGED_UID)).expect("change the owner");
     fs::set_permissions(&raise, fs::Permissions::from_mode(0o4750)).expect("set the setuid bit");
     symlink("/bin/sleep", place.path(NAME)).expect("link the program");
     let script = "./raise --reuid 0 --regid 0 --clear-groups sh -c 'echo $$ > pid; exec \"$0\" 60' \"./$0\" > /dev/null 2>&1 &
@@ -105,7 +105,7 @@ fn survivor(place: &RunWorld) {
         "--grace", "200ms", "--json", "--report", "r", "--", "sh", "-c", script, NAME,
     ];
     let mut command = place.reaper(&words);
-    let said = on_terminal(command.uid(NOBODY).gid(NOBODY));
+    let said = on_terminal(command.uid(UNPRIVILEGED_UID).gid(UNPRIVILEGED_UID));
     let root = place.await_pid("pid");
     assert_harmless("reaper run", &said, true);
     let text = String::from_utf8_lossy(&said);

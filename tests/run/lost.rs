@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use super::{NOBODY, RunWorld, ScenarioFn, Started};
+use super::{RunWorld, ScenarioFn, Started, UNPRIVILEGED_UID};
 use crate::proc::ProcessKey;
 use crate::world::eventually;
 
@@ -67,7 +67,7 @@ fn owner_killed(place: &RunWorld) {
     assert_eq!(place.ask(&["ps"]).err, "", "a closed run is reported once");
 }
 
-/// A `reaper stop` in progress completes after the owner is killed, and sends SIGKILL to what ignores SIGTERM.
+/// A `reaper stop` in progress completes after the owner is killed. It sends SIGKILL to a process that ignores SIGTERM.
 fn owner_killed_during_stop(place: &RunWorld) {
     let ignores_term = "trap \"\" TERM; echo $$ > child; while :; do sleep 0.05; done";
     let script = format!(
@@ -253,8 +253,8 @@ fn open_records(place: &RunWorld) -> Vec<PathBuf> {
 /// Script that ignores SIGTERM.
 const IGNORES_TERM: &str = "trap \"\" TERM; echo $$ > $0; while :; do sleep 0.05; done";
 
-/// Starts the runs `one` and `two` with their records on a file system of their own, and kills the owner of `two`. Then runs
-/// `script`, which stops `one` and prints whether each is alive. Asserts that none is.
+/// Starts the runs `one` and `two`, and kills the owner of `two`. Their records are on a separate file system. Then
+/// runs `script`, which stops `one` and prints whether each is alive. Asserts that neither is.
 fn with_disk(place: &RunWorld, script: &str) -> crate::cli::CommandOutput {
     let mount = "set -e; mount -t tmpfs -o size=128k,mode=700 none state
         run() { name=$1; shift; ./reaper run --name $name --grace 200ms -- sh -c \"$ignores_term\" $name 2>> errors &
@@ -279,7 +279,7 @@ fn with_disk(place: &RunWorld, script: &str) -> crate::cli::CommandOutput {
     said
 }
 
-/// A disk that becomes full has room for the end of each run, because the record reserves it.
+/// A disk that becomes full has room for the end of each run. The record reserves it.
 fn disk_full(place: &RunWorld) {
     let script = "cat /dev/zero > state/fill 2> /dev/null || true
         ./reaper stop one; ./reaper ps --all --json > ps; lives one; lives two
@@ -364,11 +364,12 @@ fn records_of_others(place: &RunWorld) {
     let mut command = place.reaper(&["--name", "x", "--", "true"]);
     let said = crate::cli::run(place.dir.path(), &mut command);
     assert_eq!(said.code, Some(0), "{}", said.err);
-    std::os::unix::fs::chown(place.records(), Some(NOBODY), None).expect("change the owner");
+    std::os::unix::fs::chown(place.records(), Some(UNPRIVILEGED_UID), None)
+        .expect("change the owner");
     let said = place.ask(&["ps", "--all"]);
     assert_eq!(said.code, Some(1), "{}", said.err);
     assert!(
-        said.err.contains(&format!("owner {NOBODY}")),
+        said.err.contains(&format!("owner {UNPRIVILEGED_UID}")),
         "{}",
         said.err
     );

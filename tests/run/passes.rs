@@ -49,7 +49,8 @@ fn signals_as_found(place: &RunWorld) {
     }
 }
 
-/// The command inherits open files, limits, environment, directory, umask, priority, process group, session and cgroup.
+/// The command runs as without `reaper run`. It inherits open files, limits, environment, directory, umask, priority,
+/// process group, session and cgroup.
 fn surroundings(place: &RunWorld) {
     let script = "ls /proc/self/fd; cat /proc/self/limits; env | sort; pwd; umask; nice
         cut -d ' ' -f 5,6,8 /proc/$$/stat; cat /proc/self/oom_score_adj /proc/self/cgroup; ulimit -a";
@@ -109,7 +110,7 @@ fn idle_slow_reader(place: &RunWorld) {
     let mut run = super::Started(command.spawn().expect("start the run"));
     drop(command);
     place.await_content("written", |content| !content.is_empty());
-    // Longer than the run waits for a process that holds the output pipe open.
+    // Longer than the run waits for the output pipe to close.
     std::thread::sleep(std::time::Duration::from_millis(1500));
     let mut read = Vec::new();
     from.read_to_end(&mut read).expect("read the output");

@@ -83,7 +83,7 @@ fn second_signal(place: &RunWorld) {
         until [ -s pid ]; do sleep 0.01; done";
     let mut run = place.start(&["--grace", "50s", "--", "sh", "-c", stubborn]);
     let left = place.await_pid("pid");
-    // The process got SIGTERM and did not exit.
+    // The process has ignored SIGTERM.
     place.await_content("signalled", |content| !content.is_empty());
     assert!(run.lives() && left.is_alive());
     run.signal(libc::SIGINT);

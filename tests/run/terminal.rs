@@ -189,7 +189,7 @@ fn interrupt_of_a_loop(place: &RunWorld) {
     terminal.await_running("sleep 60", 0);
 }
 
-/// Ctrl-C is not lost however soon it comes after the start, even while `reaper run` starts the command.
+/// Ctrl-C right after the start is not lost. That holds even while `reaper run` starts the command.
 fn interrupt_right_after_start(place: &RunWorld) {
     for n in 0..400 {
         let pty = openpty(None, None).expect("a terminal");
@@ -259,7 +259,8 @@ fn full_screen(place: &RunWorld) {
     };
     let shown =
         |screen: &str| screen.starts_with("first\n") && screen.matches("more\n").count() > 20;
-    // A program that stops or quits before it has set up the terminal leaves its text there, so the prompt may be in any line.
+    // The prompt may be in any line. A program that stops or quits before it has set up the terminal leaves its text
+    // there.
     let prompted = |screen: &str| screen.lines().any(|line| line.starts_with(PROMPT));
     terminal.say(&format!("clear; ./reaper run -- {program} text"));
     terminal.await_screen("the text", shown);

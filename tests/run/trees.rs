@@ -4,7 +4,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 
-use super::{NOBODY, REPORT, RunWorld, ScenarioFn, reported};
+use super::{REPORT, RunWorld, ScenarioFn, UNPRIVILEGED_UID, reported};
 use crate::cli;
 use crate::proc;
 use crate::world::eventually;
@@ -196,7 +196,7 @@ fn parent_dies(place: &RunWorld) {
 /// Root ends a process that has changed its user, as `su` and `sudo` do.
 fn other_users(place: &RunWorld) {
     let script = format!(
-        "setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups setsid sleep 60 & exec sleep 0.2"
+        "setpriv --reuid {UNPRIVILEGED_UID} --regid {UNPRIVILEGED_UID} --clear-groups setsid sleep 60 & exec sleep 0.2"
     );
     let said = place.run(&["--", "sh", "-c", &script]);
     assert_eq!(said.code, Some(0), "{}", said.err);
@@ -234,13 +234,16 @@ fn namespaces(place: &RunWorld) {
 fn not_permitted(place: &RunWorld) {
     let raise = place.path("raise");
     fs::copy("/usr/bin/setpriv", &raise).expect("copy setpriv");
-    chown(&raise, Some(0), Some(NOBODY)).expect("change the owner");
+    chown(&raise, Some(0), Some(UNPRIVILEGED_UID)).expect("change the owner");
     fs::set_permissions(&raise, Permissions::from_mode(0o4750)).expect("set the setuid bit");
     // The message contains the process name, so the last exec must be over.
     let script = "./raise --reuid 0 --regid 0 --clear-groups sh -c 'echo $$ > pid; exec sleep 60' &
         until grep -qx sleep /proc/$!/comm; do sleep 0.01; done; exit 3";
     let mut command = place.reaper(&["--grace", "200ms", "--json", "--", "sh", "-c", script]);
-    let said = cli::run(place.dir.path(), command.uid(NOBODY).gid(NOBODY));
+    let said = cli::run(
+        place.dir.path(),
+        command.uid(UNPRIVILEGED_UID).gid(UNPRIVILEGED_UID),
+    );
     let root = place.await_pid("pid");
     assert_eq!(said.code, Some(3), "{}", said.err);
     let message = format!(
@@ -272,7 +275,7 @@ fn more_files(place: &RunWorld) {
     place.assert_alone();
 }
 
-/// More processes are left than the hard limit of open files, by the command and by a killed owner.
+/// The command leaves more processes than its hard limit of open files. So does a killed owner.
 fn few_open_files(place: &RunWorld) {
     let many = "ulimit -n 64; many='trap \"\" TERM; for i in $(seq 150); do sleep 60 & done; echo up > up;'";
     let script = format!(

@@ -48,7 +48,7 @@ const SCRIPTS: [(&str, &str); 5] = [
     ),
 ];
 
-/// Shell that runs a script, and a service that tracks it.
+/// Shell with a script, and the service that tracks it.
 pub(super) struct Watched {
     pub(super) shell: Started,
     pub(super) service: Daemon,
@@ -153,7 +153,7 @@ fn own_tree(place: &RunWorld) {
     watched.end(place, 0);
 }
 
-/// If the run is killed during its grace, the service ends the tree.
+/// The service ends a run that is killed during its grace.
 fn killed(place: &RunWorld) {
     let script = "./bin/reaper run --grace 10min -- sh ./leaves-witness & echo $! > owner
         wait $! 2> killed; until [ -e leave ]; do sleep 0.01; done";

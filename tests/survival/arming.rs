@@ -144,7 +144,7 @@ fn upgrade() {
     }
 }
 
-/// `reaper unpin` removes the pins of all versions, but no foreign files, and refuses while a daemon runs.
+/// `reaper unpin` removes every version's pins. It removes no foreign files, and refuses while a daemon runs.
 fn unpin() {
     let mut test = PinnedWorld::new(OWN_RULES, &[]);
     let pins = test.pins.dir();

@@ -24,7 +24,7 @@ pub const CONNECTOR_SCENARIOS: &[SurvivalScenario] = &[
     ("server-before-the-agent", || server_first("proc-connector")),
 ];
 
-/// Starts a daemon with a small buffer, and an agent with a leaf, a kept process and `forker`, a process that forks
+/// Starts a daemon with a small buffer, and an agent with a leaf, a kept process and `forker`. That process forks
 /// thousands of children when its gate opens.
 fn with_small_buffer(source: &str, forker: &str) -> PinnedWorld {
     let config = format!("ring_size = \"64 KiB\"\n{OWN_RULES}");
@@ -51,7 +51,7 @@ fn with_stopped_daemon(test: &mut PinnedWorld, meanwhile: impl FnOnce(&mut Pinne
     );
 }
 
-/// The tree of an agent is reaped even if thousands of records are lost, the agent's exit among them.
+/// An agent's tree is reaped even if thousands of records are lost. The agent's exit is among them.
 fn overrun(source: &str) {
     let mut test = with_small_buffer(source, "bomb=later+go+swarm+swarm+2000");
     with_stopped_daemon(&mut test, |test| {

@@ -49,7 +49,7 @@ fn closed_before_a_restart() {
 
 /// A restarted service keeps an orphan of a kept tree, even if the process named in the keep has exited.
 ///
-/// The orphan has a keep of its own as well, and `unkeep` removes one keep at a time.
+/// The orphan also has its own keep. `unkeep` removes one keep at a time.
 fn tree_kept_over_a_restart() {
     let mut test = PinnedWorld::new(OWN_RULES, &JOURNAL);
     let children = ["top=later+go+apart+double+setsid", "other=double+setsid"];

@@ -53,7 +53,8 @@ fn filter() {
     );
     world.stop();
     world.observe_all("");
-    // Retries, because a reconciliation scan, caused by other agents on the host, can discover the process.
+    // A reconciliation scan can discover the process, so the test retries. Other agents on the host can cause such a
+    // scan.
     eventually("an untracked process is filtered", || {
         (!knows_untracked(&world)).then_some(())
     });

@@ -45,8 +45,8 @@ const WITH_KEPT: [&str; 2] = [
 /// Roles that no service may signal.
 const KEPT: [&str; 4] = ["keeper", "under", "wall", "user"];
 
-/// After `times` kills of the service, every process that is due has been reaped, no other was signalled, and the stream
-/// has the end of each.
+/// After `times` kills of the service, every due process has been reaped, and no other was signalled. The stream has
+/// the end of each.
 fn killed(times: u32) {
     let mut rng = Rng::new();
     let mut test = PinnedWorld::new(OWN_RULES, &[]);
@@ -73,7 +73,8 @@ fn killed(times: u32) {
     test.world.restart_daemon(&[]);
     let ended = agents.end_all(&test);
     test.await_only(&KEPT);
-    // A daemon that is stopped writes its stream for at most 2 s, which can be too short for the backlog.
+    // A stopping daemon writes for at most 2 s. That can be too short for the backlog, so the test waits before it
+    // stops the daemon.
     for agent in ended {
         let exit = test
             .world

@@ -108,7 +108,7 @@ fn pin_of_another_kind() {
     );
 }
 
-/// A pin with an unknown name is reported and left in place.
+/// An unknown pin is reported, not removed.
 fn unknown_pin() {
     let mut test = PinnedWorld::new(OWN_RULES, &[]);
     test.world.kill_daemon();
@@ -211,7 +211,8 @@ fn probes_of_other_maps() {
     assert!(!maps.exists(), "the maps were not removed");
 }
 
-/// A service removes the probes that an interrupted upgrade had renamed, attaches its own, and keeps them over a restart.
+/// An upgrade was interrupted. The next service removes the probes that the upgrade had renamed. It attaches its own
+/// probes, and keeps them over a restart.
 fn killed_while_upgrading() {
     let mut test = crashed();
     let probes = test.pins.one("probes-");
@@ -230,7 +231,7 @@ fn killed_while_upgrading() {
     assert_recovers(&mut test, &[]);
 }
 
-/// Returns the inode numbers of the pins in a directory.
+/// Returns the inode numbers of a directory's pins.
 fn inodes(dir: &Path) -> Vec<u64> {
     let pins = listed(dir);
     let inode = |pin: &PathBuf| fs::symlink_metadata(pin).expect("a pin").ino();

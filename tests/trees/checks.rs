@@ -228,7 +228,7 @@ pub fn assert_reaped(world: &World, events: &[Event], part: &ProcessSpec, leeway
             .iter()
             .find(|e| e.is("decision", key) && e.decision.as_deref() == Some("reap"));
         let due = due.unwrap_or_else(|| panic!("no decision to reap '{}' ({key:?})", part.role));
-        // A process that could not be read in its turn was released and claimed again: the last outcome counts.
+        // A process that could not be read in time was released and claimed again: the last outcome counts.
         let mut outcomes = mine.iter().copied().filter(|e| e.is("outcome", key));
         let again = outcomes.next_back().filter(|_| leeway.unread);
         let outcome = again.unwrap_or_else(|| need("outcome"));
@@ -286,7 +286,7 @@ pub fn assert_root_exit(
     );
 }
 
-/// Asserts that the first decision about each member precedes the close of its session.
+/// Asserts that each member is decided before its session closes.
 pub fn assert_decided_before_close(events: &[Event]) {
     let mut decided: HashSet<&str> = HashSet::new();
     let mut closed: HashSet<&str> = HashSet::new();

@@ -104,7 +104,8 @@ fn below_a_boundary(view: &ScenarioRun) {
     view.end(world, &["wall"]);
 }
 
-/// Starts an agent in a terminal, with a leaf and a second agent that also has a leaf. A gate makes the first one exit.
+/// Starts an agent in a terminal, with a leaf and a second agent. That one has a leaf too. A gate makes the first one
+/// exit.
 fn agent_with_second(view: &ScenarioRun, second: &str) -> World {
     let mut world = World::new(true);
     view.watch(&mut world, CONFIG);
@@ -140,7 +141,7 @@ fn sub_agent(view: &ScenarioRun) {
     view.end(world, &["terminal"]);
 }
 
-/// When a root exits normally, its child of the same kind in the same terminal becomes the root.
+/// A root exits normally. Its child of the same kind in the same terminal becomes the root.
 fn relaunch(view: &ScenarioRun) {
     let world = agent_with_second(view, "second=as:claude+agent+second-leaf=sleep");
     world.open_gate("die-agent");

@@ -47,7 +47,7 @@ fn capsule(view: &ScenarioRun, scenario: &str) {
     }
 }
 
-/// A process that reuses the pid of a member in the same clock tick is not signalled.
+/// A process that reuses a member's pid in the same tick is not signalled.
 fn recycled(view: &ScenarioRun) {
     let mut world = World::new(true);
     view.watch(&mut world, CONFIG);

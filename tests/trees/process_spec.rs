@@ -15,7 +15,7 @@ pub enum Expectation {
     Decided(&'static [DecisionSpec]),
     /// Boundary by this rule: no member, and neither are its descendants.
     Boundary(&'static str),
-    /// Agent's server by this rule: root of its own session, which outlives the process that started it.
+    /// Agent's server by this rule: root of a separate session, which outlives the process that started it.
     Server(&'static str),
     /// Has no decision: it is no member, or its own agent lives.
     NoDecision,

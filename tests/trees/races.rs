@@ -60,8 +60,8 @@ fn handover(view: &ScenarioRun) {
     assert_eq!(closed, 1, "session.close events");
 }
 
-/// Two threads of a process that exit at the same time, each with children: all children are reported as orphans, and no
-/// other process is.
+/// Two threads with children exit at the same time. All children of their process are reported as orphans, and no other
+/// process is.
 fn two_threads_give_away(view: &ScenarioRun) {
     const CHILDREN: usize = 100;
     let rounds = 10;

@@ -1,5 +1,5 @@
-//! Common scenario of most trees: the agent and its processes start, a process of the tree may be killed first, the agent
-//! exits, every due process is reaped, and every other process lives.
+//! Common scenario of most trees. The agent and its processes start. A process of the tree may be killed first. Then
+//! the agent exits. Every due process is reaped, and every other process lives.
 
 mod run;
 

@@ -81,7 +81,7 @@ fn await_up(world: &World, names: &[&str]) {
     }
 }
 
-/// Waits until the session of an agent is open.
+/// Waits until an agent's session is open.
 fn await_open(view: &ScenarioRun, world: &World, name: &str) {
     if view.knows_agents() {
         let root = world.process(name);

@@ -147,8 +147,8 @@ fn unused_server_is_reported(view: &ScenarioRun) {
     view.end(world, &["server", "tool", "client"]);
 }
 
-/// A daemon that starts later evaluates both trees at the same time. It reports the inner root, and the outer root when no
-/// agent runs below it.
+/// A later daemon evaluates both trees at once. It reports the inner root, and the outer root when no agent runs below
+/// it.
 fn idle_agent_in_an_idle_agent(view: &ScenarioRun) {
     let mut world = World::new(true);
     world.provide("codex", &[CODEX.into()]);
@@ -196,8 +196,10 @@ fn stdio_agent_without_client(view: &ScenarioRun, ends: &str) {
         let (inner, mcp) = (format!("{role}-inner"), format!("{role}-mcp"));
         format!("{role} as:gemini-acp agent {inner}=as:gemini-relaunched+agent+{mcp}=sleep")
     };
-    // Agents that must live: the client is open although the agent's parent exited (`open`; `holder` is stopped too); the
-    // client is stopped (`suspended`); only the input is hung up (`echo`).
+    // Agents that must live:
+    // - `open`, `holder`: the client is open although the agent's parent exited. `holder` is stopped too.
+    // - `suspended`: the client is stopped.
+    // - `echo`: only the input is hung up.
     let codex = |role: &str| format!("{role} as:codex-stdio parent {role}-mcp sleep");
     world.spawn("open", &format!("editor {ends} orphan {}", codex("served")));
     world.spawn("holder", &format!("editor {ends} orphan {}", agent("held")));

@@ -75,7 +75,7 @@ fn leader_thread_first(view: &ScenarioRun) {
     }
 }
 
-/// A tmux server that the agent started, with a user's pane in it, does not belong to the agent's session.
+/// A tmux server that the agent started does not belong to its session. A user has a pane in that server.
 fn tmux(view: &ScenarioRun) {
     let socket = "reaper-real";
     let mut world = World::new(true);
@@ -146,7 +146,7 @@ fn kill_run(view: &ScenarioRun, mut world: World, how: &str) {
     view.end(world, &[]);
 }
 
-/// The service reaps the tree of a `reaper run` that is killed at any time after its start.
+/// A `reaper run` is killed. However soon that happens after its start, the service reaps its tree.
 fn run_killed_at_once(view: &ScenarioRun) {
     let mut world = World::new(true);
     view.watch(&mut world, CONFIG);

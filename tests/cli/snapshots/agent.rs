@@ -51,7 +51,7 @@ impl Agent {
         agent
     }
 
-    /// Waits until the members have these commands, which are sorted and given by their beginning.
+    /// Waits until the members run these commands. They are sorted, and given by their beginnings.
     fn await_members(&mut self, commands: &[&str]) {
         self.members = eventually("the processes of the agent", || {
             let tree = ask_json(&self.world, &["tree"]);

@@ -33,12 +33,12 @@ pub const VALUES: &[(&str, &str)] = &[
         "$1",
     ),
     ("<pid> +TIME +SIZE", "<pid>    TIME      SIZE"),
-    // A process may exit before its memory is read, and a long time moves the end of the line out of the terminal.
+    // Processes may exit before their memory is read. A long time moves the end of the line out of the terminal.
     (r"[,;] \d+ exited before their memory could be read", ""),
     (r"[,;] SIZE(?: RSS)?(?: and SIZE swap)? freed", ""),
 ];
 
-/// What differs from run to run in the output of commands.
+/// Values in the output of commands that differ from run to run.
 pub struct Mask {
     dir: String,
     values: Vec<(Regex, &'static str)>,
@@ -62,7 +62,8 @@ impl Mask {
         self.values.push((pattern(text), label));
     }
 
-    /// Returns output of a terminal without these values. Wraps its lines anew, because the values have different lengths.
+    /// Returns output of a terminal without these values. Wraps its lines again, because the values have different
+    /// lengths.
     pub fn wrapped(&self, output: &str) -> String {
         let lines = joined(output).into_iter();
         lines

@@ -25,9 +25,9 @@ pub struct Transcript<'a> {
     entries: Vec<Entry>,
 }
 
-/// What a command has printed.
+/// A command and its output.
 struct Entry {
-    /// What the command shows, and its command line.
+    /// Title, and the command line.
     head: String,
     stdout: String,
     stderr: String,
