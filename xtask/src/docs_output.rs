@@ -99,7 +99,7 @@ fn samples(reaper: &Path, dir: &Path) -> Result<Vec<(&'static str, String)>> {
         .map(str::to_owned)
         .collect();
     let keep = ask(&["keep", &pid, "--for", "2h"])?;
-    // Its pid is its own until it is waited for.
+    // Its pid is not reused before `wait`.
     root.kill()?;
     root.wait()?;
     sleep(Duration::from_secs(1));

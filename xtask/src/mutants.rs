@@ -53,7 +53,7 @@ pub struct Args {
     filter: Option<String>,
 }
 
-/// Sources to put faults into, and the tests that should find them.
+/// Sources that get mutants, and their tests.
 struct Part {
     name: &'static str,
     package: &'static str,
@@ -177,7 +177,7 @@ pub fn mutants(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Lists the mutants of all rooms.
+/// Lists the mutants of [`PARTS`].
 fn list(tool: &Path, tree: &Path) -> Result<Vec<Mutant>> {
     let mut command = Command::new(tool);
     command.args(["mutants", "--list", "--json", "--no-config", "--dir"]);

@@ -17,7 +17,7 @@ use super::install::{self, Installed};
 use crate::bench::undo::Undo;
 use crate::shell::OwnedChild;
 
-/// Uid that installs and runs agents: nobody.
+/// Unprivileged uid that installs and runs agents.
 pub const USER: Uid = Uid::from_raw(65534);
 
 const READY_TIMEOUT: Duration = Duration::from_secs(20);

@@ -59,7 +59,8 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Returns the time per process of all probes together, and the percentage of runs that other processes caused.
+/// Returns the time per process of all probes together. Also returns the percentage of runs that other processes
+/// caused.
 fn stretches(load: &mut Load, n: u64, daemon: &Daemon) -> Result<(f64, u64)> {
     // Warms the caches.
     load.request(&format!("spawn {n}"))?;

@@ -203,8 +203,8 @@ fn idle_agents(n: u64) -> Result<u64> {
     Ok(n)
 }
 
-/// Starts agents that exit and leave `holders` processes with `files` open files each, one agent after the other, until
-/// there is another request. Returns the number of agents.
+/// Starts agents one after the other, until there is another request. Each exits and leaves `holders` processes with
+/// `files` open files each. Returns the number of agents.
 fn crowds(holders: u64, files: u64) -> Result<u64> {
     // The service reads open files only if a socket listens on the host.
     let _listener = std::net::TcpListener::bind("127.0.0.1:0")?;

@@ -50,7 +50,7 @@ fn through(bench: &Bench, source: &str) -> Result<[Row; 2]> {
     Ok(rows(&format!(", through {source}"), &after))
 }
 
-/// Measures a shell loop of `ps` that kills only the orphans of the benchmark.
+/// Measures a shell loop of `ps` that kills the benchmark's orphans only.
 fn scanner(bench: &Bench) -> Result<[Row; 2]> {
     let look = format!(
         "while :; do ps -eo pid=,ppid=,comm= | awk '{{ comm[$1] = $3; parent[$1] = $2 }} \

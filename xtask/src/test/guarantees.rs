@@ -171,8 +171,8 @@ pub fn list(binaries: &Binaries, names: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Checks that each test shows a guarantee, that each guarantee is shown by a test, and that the tests of each promise of
-/// the README exist.
+/// Checks that each test shows a guarantee, and that each guarantee is shown by a test. Also checks that the tests of
+/// each promise of the README exist.
 ///
 /// # Errors
 /// Lists the tests and guarantees for which this is not so.

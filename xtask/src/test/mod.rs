@@ -205,7 +205,7 @@ fn real(binaries: &Binaries, names: &[String], soak: bool, tally: &mut Tally, ou
     tally.suite("real trees", result);
 }
 
-/// Returns why the eBPF source cannot be used here, as `reaper doctor` reports it; `None` if it can.
+/// Returns why `reaper doctor` finds the eBPF source unusable here. `None` if it is usable.
 fn unusable(binaries: &Binaries) -> Result<Option<String>> {
     let mut doctor = as_root(&binaries.reaper)?;
     let answer = doctor

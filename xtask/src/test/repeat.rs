@@ -109,7 +109,7 @@ impl Load {
         })
     }
 
-    /// Stops the busy loops, waits for the second copy and prints its table.
+    /// Stops the busy loops. Then waits for the second copy and prints its table.
     fn finish(mut self) -> Result<()> {
         self.over.store(true, Ordering::Relaxed);
         let status = self.second.wait().context("waiting for the second copy")?;

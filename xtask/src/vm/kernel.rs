@@ -65,7 +65,7 @@ fn get(name: &str, dir: &Path, update: bool, debian: &mut Debian) -> Result<Kern
     }
     let kept = dir.join("kernels").join(name);
     let (image, origin) = (kept.join("vmlinuz"), kept.join("package"));
-    // Written last, so a kernel with this file is complete.
+    // Written last: a kernel with this file is complete.
     if update || !origin.is_file() {
         let package = debian.find(|package| {
             let (major, minor, _) = package.release();

@@ -42,7 +42,7 @@ pub const EMULATED: &[(&str, &str)] = &[
 const LIFETIME: &str = "an emulated machine needs longer for so many processes than the 180 s after which they exit \
                         by themselves";
 
-/// Accelerator of QEMU, and the factor for the time limits of tests.
+/// Accelerator of QEMU, and the factor for test time limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Accelerator {
     option: &'static str,

@@ -18,7 +18,7 @@ use super::mock;
 
 /// Hidden subcommand that runs a role.
 pub const COMMAND: &str = "agents-process";
-/// Uid of agents: nobody.
+/// Unprivileged uid of agents.
 pub const USER: u32 = 65534;
 /// Roles of the processes that a tool call leaves behind.
 pub const LEFTOVERS: [&str; 4] = ["plain", "setsid", "nohup", "listen"];
@@ -61,8 +61,8 @@ fn listen() -> Result<()> {
     sleep()
 }
 
-/// Runs as the init of a world. It sets up the world as root, becomes nobody, starts the mock and the person's terminal,
-/// and waits for orphans.
+/// Runs as the init of a world. It sets up the world as root and switches to [`USER`]. Then it starts the mock and the
+/// person's terminal, and waits for orphans.
 fn init(world: &Path) -> Result<()> {
     ensure!(
         std::process::id() == 1,
