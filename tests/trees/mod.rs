@@ -15,6 +15,7 @@ mod servers;
 pub mod source_support;
 mod special;
 mod table;
+mod windows;
 
 use libtest_mimic::{Failed, Trial};
 
@@ -57,7 +58,9 @@ fn special_scenarios() -> impl Iterator<Item = (ScenarioEntry, bool)> {
 
 /// Returns every tree in `enforce` mode.
 pub fn trials() -> Vec<Trial> {
-    trials_through("enforce", SourceKind::Ebpf)
+    let mut all = trials_through("enforce", SourceKind::Ebpf);
+    all.push(windows::trial_on_ebpf());
+    all
 }
 
 /// Rows of the table that also run in `observe` mode: each way in which a session ends, continues or keeps its members.
@@ -113,7 +116,8 @@ pub fn trial(kind: &str, name: &str, scenario: impl FnOnce() + Send + 'static) -
 
 /// Runs a scenario as the init process of a new PID namespace.
 pub fn in_pid_namespace(name: &str, source: &str) {
-    let scenario = pids::INSIDE.iter().find(|(n, _)| *n == name);
+    let mut inside = pids::INSIDE.iter().chain([&windows::INSIDE]);
+    let scenario = inside.find(|(n, _)| *n == name);
     let (name, scenario) = scenario.unwrap_or_else(|| panic!("no scenario is named '{name}'"));
     let source = SourceKind::ALL.into_iter().find(|of| of.name() == source);
     ScenarioRun::run(source.expect("a source"), name, *scenario);

@@ -28,8 +28,8 @@ pub fn run_in_namespace(words: &[&str]) -> Output {
     command.args(words).output().expect("run the capsule")
 }
 
-/// Runs a scenario of [`INSIDE`] in a new PID namespace.
-fn capsule(view: &ScenarioRun, scenario: &str) {
+/// Runs a scenario of [`INSIDE`], or `windows`, in a new PID namespace.
+pub(super) fn capsule(view: &ScenarioRun, scenario: &str) {
     let output = run_in_namespace(&[scenario, view.source.name()]);
     let errors = String::from_utf8_lossy(&output.stderr);
     let status = output.status;

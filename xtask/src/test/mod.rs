@@ -42,6 +42,12 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("nohup", "coreutils"),
     ("git", "git"),
     ("redis-server", "redis-server"),
+    ("postgres", "postgresql"),
+    ("Xvfb", "xvfb"),
+    ("xvfb-run", "xvfb"),
+    ("xauth", "xauth"),
+    ("xterm", "xterm"),
+    ("xev", "x11-utils"),
     ("less", "less"),
     ("perl", "perl-base"),
     ("tput", "ncurses-bin"),
@@ -190,7 +196,7 @@ fn real(binaries: &Binaries, names: &[String], soak: bool, tally: &mut Tally, ou
         Err(error) => return tally.fail("checking the kernel with `reaper doctor`", &error),
     }
     for (program, package) in PROGRAMS {
-        if find_program(program).is_none()
+        if !is_installed(program)
             && let Err(error) = install(&[package], &format!("tests use {program}"))
         {
             return tally.fail(program, &error);
@@ -203,6 +209,17 @@ fn real(binaries: &Binaries, names: &[String], soak: bool, tally: &mut Tally, ou
         counted(command.args(names), out)
     });
     tally.suite("real trees", result);
+}
+
+/// Returns whether a program is on PATH, or where Debian installs PostgreSQL.
+fn is_installed(program: &str) -> bool {
+    let versions = std::fs::read_dir("/usr/lib/postgresql")
+        .into_iter()
+        .flatten();
+    let mut paths = versions
+        .flatten()
+        .map(|dir| dir.path().join("bin").join(program));
+    find_program(program).is_some() || paths.any(|path| path.is_file())
 }
 
 /// Returns why `reaper doctor` finds the eBPF source unusable here. `None` if it is usable.
