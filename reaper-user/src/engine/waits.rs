@@ -70,6 +70,8 @@ fn conditions(when: &When, is_due: bool) -> Vec<&'static str> {
         (is_due && when.listening == Some(true), "listening"),
         (when.orphan == Some(true), "orphan"),
         (when.children == Some(false), "childless"),
+        (when.detached == Some(true), "detached"),
+        (is_due && when.piped == Some(true), "piped"),
     ];
     let process = process.into_iter().filter(|(holds, _)| *holds);
     let process = process.map(|(_, name)| name);

@@ -166,6 +166,8 @@ fn condition_text(condition: &str, wait: &WaitInfo) -> String {
         }
         "orphan" => "its parent has exited".into(),
         "childless" => "it has no children".into(),
+        "detached" => "nohup or setsid started it".into(),
+        "piped" => "its input may still be written".into(),
         "root_exited" => "its agent has exited".into(),
         "root_not_killed" => "no signal ended its agent".into(),
         "root_succeeded" => "its agent exited with status 0".into(),
@@ -291,6 +293,18 @@ mod tests {
                 vite(false),
                 vec![],
                 "10m: vite (7) above it listens, and its agent exited with status 0",
+            ),
+            (
+                vec!["detached", "root_succeeded"],
+                None,
+                vec![],
+                "10m: nohup or setsid started it, and its agent exited with status 0",
+            ),
+            (
+                vec!["piped", "root_exited"],
+                None,
+                vec![],
+                "10m: its input may still be written, and its agent has exited",
             ),
             (vec![], None, vec![], "10m: a rule delays the decision"),
         ] {
