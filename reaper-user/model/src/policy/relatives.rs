@@ -32,13 +32,16 @@ use crate::facts::FactSet;
 use crate::ruleset::RuleId;
 use crate::session::RootExit;
 
+/// Values of processes, by the root exit that they are evaluated for.
+type ByExit<V> = HashMap<(ProcessKey, Option<RootExit>), V>;
+
 /// Effects of processes on their relatives, cached during one evaluation.
 #[derive(Default)]
 pub(super) struct Relatives {
-    /// Permanent keeps above a process, by the root exit that it is evaluated for.
-    permanent: RefCell<HashMap<(ProcessKey, Option<RootExit>), Hold>>,
-    /// Nearest process above to whose program a rule gives a grace, by the root exit that it is evaluated for.
-    grace: RefCell<HashMap<(ProcessKey, Option<RootExit>), Option<GraceAbove>>>,
+    /// Permanent keeps above a process.
+    permanent: RefCell<ByExit<Hold>>,
+    /// Nearest process above to whose program a rule gives a grace.
+    grace: RefCell<ByExit<Option<GraceAbove>>>,
     /// Holds of processes that are due.
     due: RefCell<HashMap<ProcessKey, Holds>>,
 }
