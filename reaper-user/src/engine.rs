@@ -25,6 +25,7 @@ mod idle_timer;
 mod ingest;
 mod keeps;
 mod map_sync;
+mod queue;
 mod reconcile;
 pub mod reload;
 mod requests;
@@ -32,6 +33,7 @@ mod restore;
 mod scan;
 mod signal;
 mod succession;
+mod tally;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
 mod waits;
@@ -51,7 +53,7 @@ use cgroups::Cgroups;
 use deferred::Deferred;
 use failover::Failover;
 use gaps::Gap;
-use ingest::{Ingest, Tally};
+use ingest::Ingest;
 pub use keeps::KeepStore;
 use keeps::UnsavedKeep;
 use map_sync::MapSync;
@@ -66,6 +68,7 @@ use reaper_model::session::SessionId;
 use reaper_model::{Model, Output, Scope};
 use reload::{ConfigLoader, Reloading};
 use succession::Successions;
+use tally::Tally;
 
 /// Settings of the engine.
 pub struct EngineSettings {

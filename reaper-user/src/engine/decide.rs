@@ -4,7 +4,8 @@ use nix::sys::signal::Signal;
 use reaper_common::{MEMBER_SIGKILL_SENT, MEMBER_SIGTERM_SENT};
 
 use super::Engine;
-use super::ingest::{Counts, Queued, Tally};
+use super::queue::Queued;
+use super::tally::{Counts, Tally};
 use crate::config::Mode;
 use crate::export::{DecisionNames, EventBody, NestedSummary, ProcessRef, SessionRef};
 use crate::reap::{ReapEvent, ReapOutcome, ReleaseReason};

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use hashbrown::{HashMap, HashSet};
 
 use super::Engine;
-use super::ingest::Queued;
+use super::queue::Queued;
 use reaper_host::facts::{FactAnswer, FactReader, Urgency};
 use reaper_model::Model;
 use reaper_model::event::ProcessKey;

@@ -271,7 +271,7 @@ impl Engine {
         let name = session.agent.as_bytes();
         let len = name.len().min(RULE_MAX);
         rule[..len].copy_from_slice(&name[..len]);
-        let none = super::ingest::Tally::default();
+        let none = super::tally::Tally::default();
         let tally = self.sessions.get(&session.id).unwrap_or(&none);
         SessionState {
             root: key(session.root),

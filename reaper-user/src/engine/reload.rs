@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use super::Engine;
-use super::ingest::Queued;
+use super::queue::Queued;
 use crate::api::ErrorResponse;
 use crate::api::messages::EngineReply;
 use crate::config::Config;

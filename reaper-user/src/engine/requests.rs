@@ -10,8 +10,8 @@ mod view;
 use std::time::Duration;
 
 use super::Engine;
-use super::ingest::Queued;
 use super::keeps::UnsavedKeep;
+use super::queue::Queued;
 use crate::api::messages::{EngineReply, EngineRequest, RequestKind, ScanContext};
 use crate::api::peer::{Peer, SignalTarget};
 use crate::api::{ErrorResponse, KeepResult, Status};

@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use reaper_common::{SESSION_CLOSE_EMITTED, SESSION_ROOT_SIGNALLED, SessionState};
 
-use super::ingest::{Counts, Queued, Tally};
 use super::map_sync::exit_status_from_wait;
+use super::queue::Queued;
 use super::scan::{ScanResult, ScanScope, Scanner};
+use super::tally::{Counts, Tally};
 use super::{Engine, EngineError};
 use crate::config::Mode;
 use crate::export::{EventBody, EventRecord, ProcessRef, Resumed, ResumedRoot, SessionRef};

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::mem;
 
 use super::Engine;
-use super::ingest::Queued;
+use super::queue::Queued;
 use reaper_host::facts::Urgency;
 use reaper_model::session::{Session, SessionId, Succession, SuccessorSearch};
 
