@@ -160,8 +160,8 @@ pub fn filters() -> bool {
 
 /// Returns the flags for committing a record: whether it wakes the reader.
 ///
-/// Waking costs more than everything else here. It is done only for urgent records, for the first record after the reader
-/// has announced that it is idle, and when much data is waiting. The reader polls once more after its announcement,
+/// Waking costs more than everything else here. A record wakes the reader if it is urgent, if an escalation is open, if it
+/// is the first one after the reader has announced that it is idle, or if much data is waiting. The reader polls once more after its announcement,
 /// because a probe can have committed a record just before.
 #[inline(always)]
 pub fn wake(urgent: bool) -> u64 {

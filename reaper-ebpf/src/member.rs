@@ -83,7 +83,9 @@ pub fn is_inherited(member: &Member) -> bool {
     has_session(member) || member.flags & MEMBER_SCOPE != 0
 }
 
-/// Gives a new process the membership of its creator. `together` says whether it is in the same cgroups.
+/// Writes the membership that a new process inherits from its creator, and returns it. Returns [`UNTRACKED`] if the
+/// creator is not tracked, or the map is full. A process in other cgroups than its creator (`together` is false) is not
+/// killable by the probes. The child of a process that the service has not classified yet is uncertain.
 #[inline(always)]
 pub fn inherit(creator: &Member, child: &RawKey, together: bool) -> Member {
     if !is_inherited(creator) {

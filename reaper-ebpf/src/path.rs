@@ -28,6 +28,9 @@ pub unsafe fn components(file: *const u8, out: *mut u8) -> (usize, bool) {
     (masked::<MASK>(len as u64), cut)
 }
 
+/// Walks from a file to the root of its namespace, over all mounts, and appends the name of each directory to `out`. Returns
+/// as [`components`].
+///
 /// # Safety
 /// As for [`components`].
 #[inline(always)]

@@ -292,7 +292,7 @@ pub struct Explanation {
     /// Agent rule that comes nearest, if none recognises the process or one above it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nearest: Option<RuleTest>,
-    /// Facts from /proc that rules have requested; `"unreadable"` if reading failed.
+    /// Facts from /proc that rules have requested so far; `"unreadable"` if reading failed.
     pub facts: BTreeMap<String, Value>,
     /// Whether it has exited. The answer then comes from the service's memory or from the journal.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

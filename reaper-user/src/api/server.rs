@@ -297,7 +297,7 @@ async fn accept(listener: UnixListener, backend: Backend, timeouts: Timeouts) {
         scans: Lane::new("scan", 1),
         reapings: Lane::new("reaping", 2),
         histories: Lane::new("history", 2),
-        inspections: Lane::new("inspection", 2),
+        inspections: Lane::new("explanation", 2),
         timeouts,
         open: Default::default(),
     });

@@ -221,7 +221,8 @@ fn named_process(name: &ProcessName) -> NamedProcess {
     }
 }
 
-/// Returns the facts that were requested, by their name in the response. Leaves out unread facts.
+/// Returns the facts that are known so far, by their name in the response. Rules decide which facts are read. Leaves out
+/// unread facts, the arguments and the script. `terminal` is always included.
 fn facts(snapshot: &ExplainSnapshot) -> BTreeMap<String, Value> {
     let Facts {
         markers,

@@ -20,9 +20,8 @@ Only members of an agent's session can be kept. A leftover from before the servi
     `reap_leftovers = false` and restart the service.
 
 Keeping a process again replaces the time, also for the descendants that are kept along with it. If a process is \
-    kept both itself and along with an ancestor, the longer time counts. A keep ends when its time has passed, when \
-    the process exits or, with --tree, when the session closes. The process is then evaluated again, and reaped if \
-    it is due.
+    kept both itself and along with an ancestor, the longer time counts. A keep lasts until its time has passed or \
+    the process exits. When its time has passed, the process is evaluated again, and reaped if it is due.
 
 Examples:
   # Keep a process until it exits

@@ -376,7 +376,8 @@ Exit status:
     Show(config_show::ShowArgs),
     /// Make the service reread its config file.
     ///
-    /// If the file has errors, they are printed and the old config stays in force. Only root may do this.
+    /// If the file has errors, they are printed and the old config stays in force. Only root and the user of the service may
+    /// do this.
     #[command(after_long_help = "\
 Example:
   sudo reaper config reload")]

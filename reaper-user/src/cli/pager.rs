@@ -89,9 +89,8 @@ mod linux {
         }
     }
 
-    /// Runs `less` in its secure mode, without the settings in these variables of the environment.
-    ///
-    /// Each variable of `less` begins with `LESS`. One of them, `LESSSECURE_ALLOW`, permits what the secure mode forbids.
+    /// Prepares `less` for its secure mode. Removes those of `variables` that begin with `LESS` from its environment: one
+    /// of them, `LESSSECURE_ALLOW`, permits what the secure mode forbids.
     fn secure(less: &mut Command, variables: impl Iterator<Item = OsString>) {
         for name in variables.filter(|name| name.as_bytes().starts_with(b"LESS")) {
             less.env_remove(name);

@@ -27,8 +27,8 @@ use report::{OutputArgs, ReportOutput};
 
 pub(super) const HELP: &str = "\
 The command keeps the terminal, stdin, signals and exit status as if it had been started directly. When it exits, all \
-    its descendants are ended: SIGTERM, then SIGKILL after the grace. Neither setsid, nohup, double forks nor another user \
-    id lets them escape. No root privileges and no service are needed. Processes that another program starts for the \
+    its descendants are ended: SIGTERM, then SIGKILL after the grace. They do not escape by setsid, nohup or double forks. \
+    Those of another user are found too, but can be ended only by root. No root privileges and no service are needed. Processes that another program starts for the \
     command are not followed: docker, systemd-run, cron or an existing tmux server.
 
 Signals: signals sent to `reaper run` are passed on to the command. While the descendants are being ended, a second \
@@ -81,7 +81,9 @@ Exit status:
   124  a time limit ended the run
   125  reaper itself failed, or a hook or --clean-on-success did
   126  the command cannot be executed
-  127  the command was not found";
+  127  the command was not found
+
+Processes that could not be ended are listed on standard error, and do not change the status.";
 
 #[derive(Args)]
 pub(super) struct RunArgs {

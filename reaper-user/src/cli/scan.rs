@@ -25,14 +25,14 @@ use show::text;
 
 pub(super) const HELP: &str = "\
 If a service is running, it does the scan: it knows the ancestry of each process that started while it watched, and \
-    lists its members and older processes. Without a service, or with --config or --scope, reaper reads the process table \
+    lists detached members, members whose agent has exited, and older processes. Without a service, or with --config or --scope, reaper reads the process table \
     once, and the keeps in the journal.
 
 A process that no service has watched is reaped only on strong evidence, and only if no living agent may have started it:
-  - it is an orphan, and its environment names an exited agent by pid
+  - it is an orphan, and its environment names an exited agent by pid (CLAUDE_PID or OPENCODE_PID), and has another marker of it
   - it is an orphaned shell of a Claude tool, and older than --min-age
   - the journal has it as a member of a closed session
-Its descendants are reaped with it. The environment must contain CLAUDE_PID or OPENCODE_PID, and another marker of that agent.
+Its descendants are reaped with it.
 
 Weaker evidence is listed, but not acted on. A marker alone proves nothing: a tmux server that was started inside an \
     agent passes it to every later pane. Processes that may have come through sudo or su, and processes that may belong to \
@@ -51,8 +51,8 @@ Examples:
   # List what would be reaped, what would be kept, and why
   reaper scan
 
-  # Reap it; only root can order a service to do that
-  reaper scan --reap
+  # Reap it; a service does that only for root and for its own user
+  sudo reaper scan --reap
 
   reaper scan --json | jq '.reapable[].pid'
 

@@ -93,7 +93,8 @@ fn covers(one: &Rule, other: &Rule) -> bool {
     program && (is_of_program || covers_rest(&one.when, &other.when) && covers_inferred(one, other))
 }
 
-/// Returns whether `one` covers `other` for inferred members, which a rule reaps only with `inferred = true`.
+/// Returns whether the condition `inferred` of `one` holds wherever that of `other` does. A rule that reaps applies to
+/// inferred members only with `inferred = true`.
 fn covers_inferred(one: &Rule, other: &Rule) -> bool {
     let inferred = other.when.inferred;
     match one.when.inferred {

@@ -247,7 +247,8 @@ impl<'a> Subject<'a> {
         script.as_ref()
     }
 
-    /// Returns the bytes of a field as one string, empty if unknown.
+    /// Returns the text of a field, empty if unknown. For `arg0`, `args`, `options` and `argv` that is the whole command
+    /// line.
     pub(super) fn field(&self, field: Field) -> &[u8] {
         match field {
             Field::Comm => &self.image.comm,

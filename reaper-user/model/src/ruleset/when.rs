@@ -221,15 +221,16 @@ impl When {
         }
     }
 
-    /// Returns whether `own_unit` is the only condition apart from that on the session.
-    pub(crate) fn is_of_units_alone(&self) -> bool {
+    /// Returns whether `own_unit = true` is the only condition apart from that on the session.
+    pub(crate) fn is_of_own_unit_alone(&self) -> bool {
         let rest = When {
             own_unit: None,
             ..self.clone()
         };
-        self.own_unit.is_some()
+        self.own_unit == Some(true)
             && rest.is_lasting()
             && (rest.uid, rest.inferred) == (None, None)
+            && (rest.attended, rest.detached) == (None, None)
             && rest.agents.is_empty()
     }
 

@@ -98,8 +98,8 @@ impl Model {
 
     /// Returns when the search for a successor ends, in ns of `CLOCK_MONOTONIC`; `None` while the root is alive.
     ///
-    /// That is 2 s after the exit. If the exit of the root was not observed, it is the recorded time itself: a
-    /// successor must then already be there.
+    /// That is 2 s after the root exited by itself. If a signal ended it, or its exit was not observed, it is the time of
+    /// the exit: a successor must then already exist.
     pub fn succession_deadline(&self, session: &Session) -> Option<u64> {
         let gone = session.root_exit?;
         let window = match gone.cause() {

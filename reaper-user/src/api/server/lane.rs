@@ -70,7 +70,7 @@ impl Lane {
             Err(_) if is_begun.load(Ordering::Relaxed) => Err(ErrorResponse::new(
                 "timeout",
                 format!(
-                    "the {name} did not finish within {}s, and continues without an answer; try again",
+                    "the {name} took longer than {}s; it continues, but its result will not be shown; try again later",
                     limit.as_secs_f32()
                 ),
             )),

@@ -232,7 +232,7 @@ fn next_of_leftover(found: &Finding, snapshot: &ExplainSnapshot) -> String {
     match &*found.decision {
         "reap" if !snapshot.enforce => format!("Now: {}.", signals(snapshot)),
         "reap" => {
-            "`reaper scan --reap` ends it. The service does so by itself only on recorded evidence."
+            "`reaper scan --reap` ends it. On its own, the service may need more evidence: see `reaper scan --help`."
                 .into()
         }
         "wait" => "When the delay has expired, it is decided again.".into(),

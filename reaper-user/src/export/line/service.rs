@@ -167,7 +167,7 @@ fn gap(body: &EventBody) -> String {
         "restart" => format!("no service was running, {total} events lost"),
         "member_map_full" => format!("{total} processes exceed the kernel map of members"),
         "record_malformed" => format!("{total} events unreadable"),
-        "source_failed" => format!("the event source failed, {source} replaces it"),
+        "source_failed" => format!("the event source failed; the source is now {source}"),
         _ => format!("{total} events lost"),
     };
     format!("{cause}; new decisions wait until a scan has recovered what is missing")

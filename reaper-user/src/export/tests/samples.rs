@@ -280,7 +280,7 @@ fn sessions() -> Vec<EventBody> {
     let open = |kind, outer, starter| EventBody::SessionOpen {
         process: process(),
         kind,
-        rule: "claude-code".into(),
+        rule: "claude".into(),
         outer,
         starter,
     };
@@ -447,8 +447,8 @@ fn signals() -> Vec<EventBody> {
         },
     };
     vec![
-        sent(Signal::SIGTERM, SentBy::Kernel, Some(22_000)),
-        sent(Signal::SIGKILL, SentBy::Service, None),
+        sent(Signal::SIGTERM, SentBy::Service, Some(22_000)),
+        sent(Signal::SIGKILL, SentBy::Kernel, None),
     ]
 }
 

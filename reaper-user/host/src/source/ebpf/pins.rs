@@ -185,10 +185,9 @@ impl PinDir {
         }
         if let Some(missing) = MAPS.iter().find(|map| !pinned.contains(&maps.join(map.0))) {
             tracing::warn!(
-                "the pinned maps in {} lack {}, so an earlier start was interrupted: creating new ones, without the sessions and \
-                 events in the old ones",
-                maps.display(),
-                missing.0
+                "the pinned map {} is missing in {}: creating new maps, without the sessions and events in the old ones",
+                missing.0,
+                maps.display()
             );
             return Ok(None);
         }

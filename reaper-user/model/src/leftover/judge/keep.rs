@@ -124,10 +124,11 @@ impl<'a> Judge<'a> {
         let image = &row.entry.image;
         let rules = self.query.rules;
         let judging = rules.matching_member_rules(image);
-        // Conditions on units are checked below.
         let keeps = |rule: &&Rule| {
             let keeps = matches!(rule.action, Action::Keep | Action::Report);
-            keeps && rule.may_keep() && !rule.when.is_of_units_alone() && may_hold(rule, row, head)
+            // That of the unit is checked below.
+            let is_of_unit = rule.when.is_of_own_unit_alone() && rule.matchers.is_empty();
+            keeps && rule.may_keep() && !is_of_unit && may_hold(rule, row, head)
         };
         if let Some(rule) = judging.iter().map(|id| rules.rule(*id)).find(keeps) {
             let reason = if rule.when.uid.is_some_and(UidCondition::is_other) {

@@ -187,6 +187,26 @@ fn search_is_limited_to_user_and_scope() {
 }
 
 #[test]
+fn keep_of_a_unit_with_more_conditions_keeps() {
+    for (program, own_unit, expected) in [
+        (None, true, "reap"),
+        (None, false, "keep_rule"),
+        (Some("/usr/bin/node"), true, "keep_rule"),
+        (Some("/usr/bin/other"), true, "reap"),
+    ] {
+        let mut keep = match program {
+            Some(program) => rule("mine", Action::Keep, program),
+            None => Rule::new("mine", Action::Keep, Vec::new()),
+        };
+        keep.when.own_unit = Some(own_unit);
+        let rules = Ruleset::new(vec![keep]);
+        let all = table(&[p(200, 1, 100, NODE, DEAD)]);
+        let found = scan(&all, |query| query.rules = rules);
+        assert_eq!(why(&found, 200), expected, "{program:?} {own_unit}");
+    }
+}
+
+#[test]
 fn grace_and_need_follow_the_programs_above() {
     let mut database = rule("database", Action::Reap, "/usr/bin/redis");
     database.grace_ns = 60 * S;
