@@ -248,6 +248,11 @@ fn kept_by_user() {
     let leaf = world.await_processes("leaf", 1)[0];
     world.await_processes("other", 1);
     let pid = leaf.pid.to_string();
+    ask_json(&world, &["keep", &pid]);
+    let released = ask_json(&world, &["unkeep", &pid]);
+    let explained = ask_json(&world, &["explain", &pid]);
+    assert_eq!(released["why"], explained["why"]);
+    assert_eq!(released["next"], explained["next"]);
     let kept = ask_json(&world, &["keep", &pid, "--for", "2h"]);
     assert_eq!(kept["processes"], 1);
     let keeps = ask_json(&world, &["keep", "--list"]);
@@ -273,7 +278,14 @@ fn kept_by_user() {
     let reply = ask_json(&world, &["explain", &pid]);
     assert_eq!(reply["process"]["decision"]["reason"], "kept_by_user");
 
-    assert_eq!(ask(&world, &["unkeep", &pid]).code, Some(0));
+    let said = ask(&world, &["unkeep", &pid]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    let next = "To be reaped: its agent exited. Its agent claude-code (";
+    assert!(
+        said.out.contains(next) && said.out.contains("Now: SIGTERM"),
+        "{}",
+        said.out
+    );
     world.await_gone(&["leaf"]);
     let events = world.stop();
     assert!(

@@ -96,6 +96,8 @@ pub enum EngineReply {
     TestRules(u32, Peer, Arc<[Rule]>),
     Keeps(Vec<KeepSnapshot>),
     Keep(KeepResult),
+    /// Result for a process that is no longer kept, and its state before anything is signalled. `None` if it has exited.
+    Unkeep(KeepResult, Option<Box<ExplainSnapshot>>),
     /// Members, and the context for a scan of untracked processes.
     Scan(Vec<ProcessSnapshot>, Box<ScanContext>),
     ScanContext(Box<ScanContext>),

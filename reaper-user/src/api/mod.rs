@@ -452,6 +452,12 @@ pub struct KeepResult {
     pub processes: u64,
     /// Whether it is in the journal and survives a restart of the service.
     pub durable: bool,
+    /// Decision about a released process and its reason, as in [`Explanation::why`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// Next step for a released process, as in [`Explanation::next`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
 }
 
 /// Result of a scan.

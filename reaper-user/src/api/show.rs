@@ -17,8 +17,8 @@ use super::messages::{
 };
 use super::{
     AgentInfo, AgentsResponse, AncestorInfo, DecisionInfo, Explanation, Finding, KeepInfo,
-    KeepsResponse, NamedProcess, ProcessInfo, RuleTest, ScanReport, SessionInfo, Status,
-    TreeResponse, TreeRow, WaitInfo, recognition,
+    KeepResult, KeepsResponse, NamedProcess, ProcessInfo, RuleTest, ScanReport, SessionInfo,
+    Status, TreeResponse, TreeRow, WaitInfo, recognition,
 };
 use crate::config::Mode;
 use crate::export::{
@@ -332,6 +332,15 @@ pub(super) fn keeps(mut keeps: Vec<KeepSnapshot>) -> KeepsResponse {
     };
     let keeps = keeps.into_iter().map(keep).collect();
     KeepsResponse { keeps }
+}
+
+/// Adds what happens now to a process that is no longer kept.
+pub(super) fn released(done: KeepResult, snapshot: &ExplainSnapshot) -> KeepResult {
+    KeepResult {
+        why: Some(sentence::why(snapshot, None)),
+        next: Some(sentence::next(snapshot, None)),
+        ..done
+    }
 }
 
 /// Creates a report of the members that have a decision. Leaves out those with the reason `root_alive`.

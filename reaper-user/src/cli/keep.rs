@@ -6,14 +6,17 @@ use std::time::Duration;
 use clap::Args;
 
 use super::client::{BOLD, DIM, client, for_each, print};
-use super::show::{count, fit, time, user, width};
+use super::show::{count, fit, time, user, width, wrap};
 use super::{Failure, ServiceArgs, parse_pid, parse_time};
 use crate::api::{KEEP_MAX_S, KeepParams, KeepResult, KeepsResponse};
+use crate::export::printable;
 
 /// Characters before the command in the list.
 const BEFORE: usize = 39;
 /// Longest command, in characters.
 const COMMAND_MAX: usize = 256;
+/// Longest sentence about a process, in characters.
+const TEXT_MAX: usize = 1600;
 
 pub(super) const HELP: &str = "\
 Only members of an agent's session can be kept. A leftover from before the service started cannot: to keep it, set \
@@ -97,7 +100,9 @@ pub(super) fn undo(pids: &[u32], service: &ServiceArgs) -> Result<u8, Failure> {
     for_each(pids, |pid| {
         let response = client(service).delete(&format!("/v1/keeps/{pid}"))?;
         print(service, &response, |done: KeepResult| {
-            format!("no longer kept: {}\n", processes(&done))
+            let then = [&done.why, &done.next].into_iter().flatten();
+            let then = then.map(|text| wrap(&printable(text, TEXT_MAX), 0, width()));
+            format!("no longer kept: {}\n", processes(&done)) + &then.collect::<String>()
         })
     })
 }

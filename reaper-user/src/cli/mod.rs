@@ -277,7 +277,7 @@ Examples:
     /// Undo `reaper keep`.
     ///
     /// Processes that --tree has kept along with this one are released too. Each is then evaluated again, and reaped if
-    /// it is due. A process that is kept only along with a living ancestor cannot be released alone: release that one.
+    /// it is due; the answer says what happens to the named process. A process that is kept only along with a living ancestor cannot be released alone: release that one.
     #[command(after_long_help = "\
 Example:
   reaper unkeep 4250")]

@@ -6,7 +6,6 @@ use hashbrown::HashSet;
 use tokio::sync::oneshot;
 
 use super::Engine;
-use crate::api::KeepResult;
 use crate::api::messages::EngineReply;
 use crate::journal::{JournalError, JournalKeep, KeepExpiry, KeepWriter};
 use reaper_host::source::procfs::Liveness;
@@ -73,10 +72,13 @@ impl Engine {
             self.unsaved_keep.take(),
             self.settings.keep_store.clone(),
         ) {
-            (EngineReply::Keep(done), Some(change), Some(store)) => {
+            (mut reply, Some(change), Some(store)) => {
                 tokio::task::spawn_blocking(move || {
                     let durable = change.write(&*store);
-                    sender.send(EngineReply::Keep(KeepResult { durable, ..done }))
+                    if let EngineReply::Keep(done) | EngineReply::Unkeep(done, _) = &mut reply {
+                        done.durable = durable;
+                    }
+                    sender.send(reply)
                 });
             }
             (reply, _, _) => drop(sender.send(reply)),

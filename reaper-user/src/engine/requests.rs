@@ -84,7 +84,16 @@ impl Engine {
                 lasts,
                 tree,
             } => EngineReply::Keep(self.keep(peer, target, lasts, tree)?),
-            RequestKind::Unkeep { target } => EngineReply::Keep(self.unkeep(peer, target)?),
+            RequestKind::Unkeep { target } => {
+                let pid = target.key.pid;
+                let done = self.unkeep(peer, target)?;
+                let view = View::new(&self.model, peer).in_mode(self.settings.mode);
+                let released = match self.explain(&view, pid) {
+                    Ok(EngineReply::Explain(snapshot)) => Some(snapshot),
+                    _ => None,
+                };
+                EngineReply::Unkeep(done, released)
+            }
             RequestKind::Scan { reap, .. } => {
                 let rows = view.scan();
                 if reap {
@@ -393,5 +402,7 @@ fn keep_done(key: ProcessKey, processes: usize) -> KeepResult {
         durable: false,
         pid: key.pid,
         processes: processes as u64,
+        why: None,
+        next: None,
     }
 }

@@ -112,6 +112,8 @@ const OBSERVED: &[Entry<'static>] = &[
     ("what would have happened", &["history"]),
     ("what agents have left behind", &["scan"]),
     ("a request to reap", &["scan", "--reap"]),
+    ("a process to keep", &["keep", "{sleep 3313}"]),
+    ("an end of that", &["unkeep", "{sleep 3313}"]),
 ];
 
 pub fn observing() {

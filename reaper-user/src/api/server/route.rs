@@ -191,6 +191,10 @@ async fn carry_out(kind: RequestKind, peer: Peer, shared: &Shared) -> ApiResult<
             let limit = shared.timeouts.answer;
             shared.inspections.run(peer, limit, test).await
         }
+        (EngineReply::Unkeep(done, Some(released)), _) => {
+            let released = explain::with_sockets(*released, peer, shared).await;
+            off_thread(move || Ok(to_json(&show::released(done, &released)))).await
+        }
         (reply, _) => to_response(reply).await,
     }
 }
@@ -252,7 +256,7 @@ async fn to_response(reply: EngineReply) -> ApiResult<Vec<u8>> {
         } => Ok(to_json(&show::status(*status, began, &members))),
         EngineReply::Agents(agents) => Ok(to_json(&show::agents(agents))),
         EngineReply::Keeps(keeps) => Ok(to_json(&show::keeps(keeps))),
-        EngineReply::Keep(done) => Ok(to_json(&done)),
+        EngineReply::Keep(done) | EngineReply::Unkeep(done, _) => Ok(to_json(&done)),
         EngineReply::Config(config) => Ok(to_json(&ShownConfig::new(&config))),
         EngineReply::Reload(Ok(message)) => Ok(to_json(&crate::api::Reloaded { message })),
         EngineReply::Reload(Err(message)) => Err(ErrorResponse::new("conflict", message)),

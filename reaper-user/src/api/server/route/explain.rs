@@ -66,7 +66,11 @@ pub(super) async fn explain(pid: u32, peer: Peer, shared: &Shared) -> ApiResult<
 
 /// Returns the snapshot with a prediction that knows the sockets of the process, if it depends on them. Returns it unchanged
 /// if they cannot be read.
-async fn with_sockets(snapshot: ExplainSnapshot, peer: Peer, shared: &Shared) -> ExplainSnapshot {
+pub(super) async fn with_sockets(
+    snapshot: ExplainSnapshot,
+    peer: Peer,
+    shared: &Shared,
+) -> ExplainSnapshot {
     let predicted = [&snapshot.if_killed, &snapshot.if_succeeded];
     let needs = |one: &DecisionSnapshot| one.needs.intersects(SOCKETS);
     if !predicted.into_iter().flatten().any(needs) {
