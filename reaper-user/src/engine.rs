@@ -45,6 +45,7 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
+use crate::api::messages::RefusedReload;
 use crate::config::{Config, EventScope, Mode};
 use crate::export::{EventBody, EventRecord, ProcessRef, Sink, Totals};
 use crate::journal::JournalKeep;
@@ -157,6 +158,8 @@ pub struct Engine {
     deferred: Deferred,
     successions: Successions,
     reloading: Option<Reloading>,
+    /// Refusal of the config at the last reload.
+    refused: Option<RefusedReload>,
     /// Change of a keep that must be stored before the request is answered.
     unsaved_keep: Option<UnsavedKeep>,
     /// Whether the probes know that an escalation is open.
@@ -225,6 +228,7 @@ impl Engine {
             deferred,
             successions: Successions::default(),
             reloading: None,
+            refused: None,
             unsaved_keep: None,
             escalations_announced: false,
             count: Totals::default(),

@@ -102,8 +102,8 @@ pub mod client {
     pub use crate::api::{
         AgentInfo, AgentsResponse, AncestorInfo, DecisionInfo, ErrorResponse, Explanation, Finding,
         History, KEEP_MAX_S, KeepInfo, KeepParams, KeepResult, KeepsResponse, NamedProcess,
-        ProcessInfo, Reloaded, ScanReport, SessionInfo, ShownConfig, Status, TreeGroup,
-        TreeResponse, TreeRow,
+        ProcessInfo, RefusedConfig, Reloaded, ScanReport, SessionInfo, ShownConfig, Status,
+        TreeGroup, TreeResponse, TreeRow,
     };
     pub use crate::export::{ConfigFile, ExitInfo, FreedMemory};
     pub use crate::journal::history::{

@@ -16,6 +16,7 @@ use crate::world::{TempDir, link};
 pub fn privileged() -> Vec<Trial> {
     vec![
         trial("cli", "config-of-the-host", config_of_the_host),
+        trial("cli", "config-that-is-refused", config_that_is_refused),
         trial("cli", "config-of-a-user", config_of_a_user),
         trial(
             "cli",
@@ -125,6 +126,57 @@ show kept
     ] {
         assert!(said.out.contains(why), "no '{why}': {}", said.out);
     }
+}
+
+/// After a SIGHUP with a config that has errors, the status says since when it has been refused, and its first error. Other
+/// users do not see the error. The next reload that works ends that.
+fn config_that_is_refused() {
+    let (_dir, said) = script(
+        r#"
+: > $file
+watch
+state() { "$@" ./reaper status --json > state; tr -d '\n ' < state | grep -o '"config_refused".*"source"' | sed 's/"since":"[^"]*"/SINCE/'; }
+hangup() { kill -HUP $(cat daemon); await "$1"; }
+refused=$(state | wc -l); echo "at the start: $refused"
+printf 'grave = "5s"\nmode = "kill"\n' > $file
+hangup 'state | grep -q grave'
+./reaper status | tr -s ' ' | grep -A 2 ^config
+state setpriv --reuid 61006 --clear-groups | sed 's/^/other: /'
+since() { sed -n 's/.*config_refused":{"since":"\([^"]*\).*/\1/p' state; }
+first=$(since)
+printf 'mode = "kill"\n' > $file
+hangup 'state | grep -q kill'
+[ "$first" = "$(since)" ] && [ "$first" ] && echo "the same time"
+: > $file
+hangup '[ -z "$(state)" ]'
+echo "at the end: applied"
+"#,
+    );
+    let file = "/etc/reaper/config.toml";
+    assert_lines(
+        &said,
+        &[
+            "at the start: 0",
+            &format!("config {file}"),
+            "the same time",
+            "at the end: applied",
+        ],
+    );
+    let lines: Vec<&str> = said.out.lines().map(str::trim).collect();
+    let refused = |line: &&str| line.starts_with("the file has been refused for ");
+    let at = lines.iter().position(refused).expect("a row");
+    let error = format!("{file}:1:1: ");
+    let first = lines[at + 1];
+    assert!(
+        first.starts_with(&error) && first.contains("grave"),
+        "{lines:#?}"
+    );
+    let other = lines.iter().find(|line| line.starts_with("other: "));
+    let other = other.expect("the status of another user");
+    assert!(
+        other.contains("age_s") && !other.contains("grave"),
+        "{other}"
+    );
 }
 
 /// A user's own service reads the config of the user and not that of the host.

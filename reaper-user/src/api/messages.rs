@@ -86,6 +86,8 @@ pub enum EngineReply {
         began: u64,
         /// Pids of the members that the user may see.
         members: Vec<u32>,
+        /// Refusal of the config at the last reload.
+        refused: Option<RefusedReload>,
     },
     Tree(TreeSnapshot),
     Explain(Box<ExplainSnapshot>),
@@ -106,6 +108,15 @@ pub enum EngineReply {
     /// Summary of the new config, or why the old config stays.
     Reload(Result<String, String>),
     Refused(ErrorResponse),
+}
+
+/// Refusal of the config at a reload.
+#[derive(Clone, Debug)]
+pub struct RefusedReload {
+    /// Time of the first refusal since a config was applied (ns since boot).
+    pub since: u64,
+    /// Why the last reload was refused, one line per problem. Empty for users who may not see the config.
+    pub error: String,
 }
 
 /// State of the engine that a scan of untracked processes needs.

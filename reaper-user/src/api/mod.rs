@@ -148,6 +148,9 @@ pub struct Status {
     /// Config file.
     #[serde(flatten)]
     pub config: ConfigFile,
+    /// Refusal of the config file at the last reload. The config from before is still in force.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config_refused: Option<RefusedConfig>,
     /// Source of events.
     pub source: String,
     /// Higher-priority sources that could not be used, each with the reason.
@@ -199,6 +202,18 @@ pub struct Status {
     /// Directory of the pins; absent if tracking ends with the service.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pin_dir: Option<String>,
+}
+
+/// Refusal of a config file that was read again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefusedConfig {
+    /// Time of the first refusal since a config was applied, to the second (RFC 3339).
+    pub since: String,
+    /// Time since then.
+    pub age_s: u64,
+    /// First problem of the last refusal; absent for users who may not see the config.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// Snapshot of a session.

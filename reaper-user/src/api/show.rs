@@ -13,12 +13,12 @@ use serde_json::Value;
 
 use super::messages::{
     AgentSnapshot, Ancestor, DecisionSnapshot, ExplainSnapshot, KeepSnapshot, ProcessName,
-    ProcessSnapshot, SessionSnapshot, TreeSnapshot, UntrackedReason, WaitSnapshot,
+    ProcessSnapshot, RefusedReload, SessionSnapshot, TreeSnapshot, UntrackedReason, WaitSnapshot,
 };
 use super::{
     AgentInfo, AgentsResponse, AncestorInfo, DecisionInfo, Explanation, Finding, KeepInfo,
-    KeepResult, KeepsResponse, NamedProcess, ProcessInfo, RuleTest, ScanReport, SessionInfo,
-    Status, TreeResponse, TreeRow, WaitInfo, recognition,
+    KeepResult, KeepsResponse, NamedProcess, ProcessInfo, RefusedConfig, RuleTest, ScanReport,
+    SessionInfo, Status, TreeResponse, TreeRow, WaitInfo, recognition,
 };
 use crate::config::Mode;
 use crate::export::{
@@ -36,8 +36,14 @@ use reaper_model::facts::{Fact, Facts, InheritedFacts, LocalSockets, Stdio};
 const SHORT: usize = 256;
 const LONG: usize = 8192;
 
-/// Adds the start time, the uptime and the number of zombies whose parent is in `members`. `began` is in ns since boot.
-pub(super) fn status(status: Status, began: u64, members: &[u32]) -> Status {
+/// Adds the start time, the uptime, the number of zombies whose parent is in `members`, and a refused config. `began` is in
+/// ns since boot.
+pub(super) fn status(
+    status: Status,
+    began: u64,
+    members: &[u32],
+    refused: Option<RefusedReload>,
+) -> Status {
     // The status is useful without zombies too.
     let zombies = Procfs::default().zombies().unwrap_or_default();
     let members: HashSet<&u32> = members.iter().collect();
@@ -46,10 +52,21 @@ pub(super) fn status(status: Status, began: u64, members: &[u32]) -> Status {
         .filter(|zombie| members.contains(&zombie.parent));
     Status {
         zombies: left.count() as u64,
-        since: wall_time(began).strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+        since: date(began),
         uptime_s: seconds_since(began),
+        config_refused: refused.map(|refused| RefusedConfig {
+            since: date(refused.since),
+            age_s: seconds_since(refused.since),
+            error: refused.error.lines().next().map(str::to_owned),
+        }),
         ..status
     }
+}
+
+/// Returns a time in ns since boot to the second, as RFC 3339.
+fn date(boot_ns: u64) -> String {
+    let time = wall_time(boot_ns);
+    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
 /// Returns the sessions, and with `leftovers` the decision about each untracked process that a scan has found.

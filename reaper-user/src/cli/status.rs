@@ -79,6 +79,14 @@ fn rows(status: &Status) -> Vec<(&'static str, String)> {
     ];
     rows.extend(status.mode_reason.iter().map(|why| ("", why.clone())));
     rows.push(("config", status.config.to_string()));
+    if let Some(refused) = &status.config_refused {
+        let (ago, since) = (time(refused.age_s), &refused.since);
+        let text = format!(
+            "the file has been refused for {ago} (since {since}), and the config from before is in force"
+        );
+        rows.push(("", text));
+        rows.extend(refused.error.iter().map(|error| ("", error.clone())));
+    }
     rows.push(("scope", scope));
     rows.push(("source", status.source.clone()));
     rows.extend(status.rejected_sources.iter().map(|why| ("", why.clone())));
@@ -156,6 +164,7 @@ fn freed(memory: &FreedMemory) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::RefusedConfig;
     use crate::export::ConfigFile;
 
     fn status(mode: &str) -> Status {
@@ -165,6 +174,7 @@ mod tests {
             mode: mode.into(),
             mode_reason: None,
             config: ConfigFile::default(),
+            config_refused: None,
             source: "ebpf".into(),
             rejected_sources: Vec::new(),
             scope: Vec::new(),
@@ -216,6 +226,29 @@ mod tests {
             first(&gap),
             "Events are missing, so nothing new is decided: 1 open session, 2 processes reaped, 1.2 GB RSS freed, 1 failed"
         );
+    }
+
+    #[test]
+    fn refused_config_is_shown_below_the_config() {
+        let refused = |error: Option<&str>| {
+            let config_refused = Some(RefusedConfig {
+                since: "2026-11-25T20:01:00Z".into(),
+                age_s: 120,
+                error: error.map(str::to_owned),
+            });
+            let status = Status {
+                config_refused,
+                ..status("enforce")
+            };
+            let rows = rows(&status).into_iter();
+            let below = rows.skip_while(|(name, _)| *name != "config").skip(1);
+            let below = below.take_while(|(name, _)| name.is_empty());
+            below.map(|(_, text)| text).collect::<Vec<_>>()
+        };
+        let since = "the file has been refused for 2m (since 2026-11-25T20:01:00Z), and the config from before is in force";
+        let error = "/c.toml:1:1: unknown key `grave`";
+        assert_eq!(refused(Some(error)), [since, error]);
+        assert_eq!(refused(None), [since], "for users who may not see it");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 use super::Engine;
 use super::queue::Queued;
 use crate::api::ErrorResponse;
-use crate::api::messages::EngineReply;
+use crate::api::messages::{EngineReply, RefusedReload};
 use crate::config::Config;
 use crate::export::EventBody;
 use crate::reap::Times;
@@ -76,6 +76,13 @@ impl Engine {
             Ok(message) => (true, message.clone()),
             Err(message) => (false, message.clone()),
         };
+        self.refused = result.as_ref().err().map(|error| RefusedReload {
+            since: match &self.refused {
+                Some(earlier) => earlier.since,
+                None => self.kernel.clock.boot_time(),
+            },
+            error: error.clone(),
+        });
         self.emit(EventBody::ConfigReload { applied, message });
         // The probes must use the new rules before the reload is reported as done.
         let read = self.settle();

@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::Engine;
 use super::keeps::UnsavedKeep;
 use super::queue::Queued;
-use crate::api::messages::{EngineReply, EngineRequest, RequestKind, ScanContext};
+use crate::api::messages::{EngineReply, EngineRequest, RefusedReload, RequestKind, ScanContext};
 use crate::api::peer::{Peer, SignalTarget};
 use crate::api::{ErrorResponse, KeepResult, Status};
 use crate::config::Mode;
@@ -65,6 +65,7 @@ impl Engine {
                 status: Box::new(self.status(&view)),
                 began: self.started_at,
                 members: view.members().map(|node| node.key.pid).collect(),
+                refused: self.refused_reload(peer),
             },
             RequestKind::Tree { agent, all } => {
                 EngineReply::Tree(view.tree(agent.as_deref(), all)?)
@@ -117,7 +118,17 @@ impl Engine {
         })
     }
 
-    /// Returns the status. The API's thread fills in start time, uptime and zombies.
+    /// Returns the refusal of the config at the last reload. Other users than those who may see the config get no error.
+    fn refused_reload(&self, peer: Peer) -> Option<RefusedReload> {
+        let refused = self.refused.clone()?;
+        let error = match peer.is_privileged() {
+            true => refused.error,
+            false => String::new(),
+        };
+        Some(RefusedReload { error, ..refused })
+    }
+
+    /// Returns the status. The API's thread fills in start time, uptime, zombies and a refused config.
     fn status(&self, view: &View<'_>) -> Status {
         let count = &self.count;
         let stream = self.ingest.out.losses();
@@ -127,6 +138,7 @@ impl Engine {
             mode: self.settings.mode.name().into(),
             mode_reason: self.settings.mode_reason.clone(),
             config: self.settings.config.file.clone(),
+            config_refused: None,
             source: self.source.name().into(),
             rejected_sources: self
                 .settings
