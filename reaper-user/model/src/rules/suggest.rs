@@ -47,23 +47,23 @@ pub fn keep_rule(image: &Image, is_hidden: impl Fn(&str) -> bool) -> Option<Stri
         "exe" if known.starts_with('…') => format!("**/{}", escape(exe_name)),
         _ => escape(known),
     };
-    let name = name(known);
-    let mut table = format!("[[keep]]\nname = {}\n", quote(&name));
+    let mut conditions = String::new();
     if script.is_some() {
         // Without it, the scripts of all interpreters would have to be read.
         let family = String::from_utf8_lossy(without_version(exe_name.as_bytes()));
         let _ = writeln!(
-            table,
+            conditions,
             "exe = {}",
             quote(&format!("**/{}*", escape(&family)))
         );
     }
-    let _ = writeln!(table, "{key} = {}", quote(&pattern));
+    let _ = writeln!(conditions, "{key} = {}", quote(&pattern));
     if !args.is_empty() {
         let args: Vec<String> = args.iter().map(|arg| quote(&escape(arg))).collect();
-        let _ = writeln!(table, "args = [{}]", args.join(", "));
+        let _ = writeln!(conditions, "args = [{}]", args.join(", "));
     }
-    Some(table)
+    let name = quote(&name(known, &conditions));
+    Some(format!("[[keep]]\nname = {name}\n{conditions}"))
 }
 
 /// Returns the first positional arguments after the first `skipped` arguments. Stops before one that is long, cut,
@@ -98,14 +98,22 @@ fn script_pattern(name: &str) -> String {
     format!("**/{}", escape(tail))
 }
 
-/// Returns a name for the rule, after the last part of a path or name. No built-in rule has a name that begins with `my-`,
+/// Returns a name for a rule with these conditions, after the last part of a path or name. It ends with a hash of the
+/// conditions, so that the rules of two programs differ in their names. No built-in rule has a name that begins with `my-`,
 /// so the rule replaces none.
-fn name(known: &str) -> String {
+fn name(known: &str, conditions: &str) -> String {
     let last = known.rsplit(['/', ' ']).next().unwrap_or_default();
     let is_allowed = |c: &char| c.is_ascii_alphanumeric() || "-_.".contains(*c);
     let last: String = last.chars().filter(is_allowed).collect();
-    let name = format!("my-{last}");
-    name.chars().take(NAME_MAX).collect()
+    let last: String = last.chars().take(NAME_MAX - "my--0000".len()).collect();
+    format!("my-{last}-{:04x}", hash(conditions))
+}
+
+/// Returns a hash of 16 bits (FNV-1a) that is the same in each version.
+fn hash(text: &str) -> u32 {
+    let add = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+    let hash = text.bytes().fold(0x811c_9dc5, add);
+    (hash >> 16) ^ (hash & 0xffff)
 }
 
 /// Returns a glob that matches only this text.
@@ -235,10 +243,32 @@ mod tests {
             ("/usr/bin/node", &["node"], None),
         ] {
             let image = image(exe, argv);
-            let expected =
-                expected.map(|(name, rest)| format!("[[keep]]\nname = \"{name}\"\n{rest}"));
+            let expected = expected.map(|(name, conditions)| {
+                let hash = hash(conditions);
+                format!("[[keep]]\nname = \"{name}-{hash:04x}\"\n{conditions}")
+            });
             assert_eq!(suggested(&image), expected, "{argv:?}");
         }
+    }
+
+    #[test]
+    fn suggested_rules_of_two_programs_can_be_used_together() {
+        let long = format!("/usr/bin/{}", "x".repeat(NAME_MAX));
+        let texts = [
+            image("/usr/bin/sleep", &["sleep", "100"]),
+            image("/usr/bin/sleep", &["sleep", "200"]),
+            image("/usr/bin/node", &["node", "/a/server.js"]),
+            image("/usr/bin/node", &["node", "/b/server.js"]),
+            image(&long, &["x", "1"]),
+            image(&long, &["x", "2"]),
+        ]
+        .map(|image| suggested(&image).expect("a rule"));
+        let text = texts.concat();
+        let root = DeTable::parse(&text).expect("TOML");
+        let rules = Rules::read(root.get_ref()).expect("valid rules").in_force;
+        let rules = rules.rules().iter();
+        let own = rules.filter(|rule| rule.name.starts_with("my-"));
+        assert_eq!(own.count(), texts.len(), "{text}");
     }
 
     #[test]

@@ -583,7 +583,7 @@ fn exited_zombie_is_explained_with_its_parent() {
     assert_eq!(advice.command, "reaper keep PID");
     assert_eq!(
         advice.rule.as_deref(),
-        Some("[[keep]]\nname = \"my-p2\"\ncomm = \"p2\"\n")
+        Some("[[keep]]\nname = \"my-p2-5aa6\"\ncomm = \"p2\"\n")
     );
 }
 

@@ -231,7 +231,7 @@ fn reaped_process_has_a_rule_that_keeps_it() {
         .iter()
         .map(|p| (p.pid, p.keep_rule.clone()))
         .collect::<Vec<_>>();
-    let rule = "[[keep]]\nname = \"my-sh\"\ncomm = \"sh\"\n";
+    let rule = "[[keep]]\nname = \"my-sh-bbfe\"\ncomm = \"sh\"\n";
     assert_eq!(rules, [(102, None), (101, Some(rule.into()))]);
 }
 

@@ -13,8 +13,9 @@ const V3: &[u8] = include_bytes!("fixtures/v3.sqlite");
 /// Its sessions, as `reaper history --json` of that commit writes them.
 const V3_HISTORY: &str = include_str!("fixtures/v3.jsonl");
 /// Renames since: of reasons (`migrations/4.sql`), and of a key of `reaper history --json`. `memory.pss` was removed.
-const RENAMED: [(&str, &str); 5] = [
+const RENAMED: [(&str, &str); 6] = [
     ("\"keep_mark\"", "\"keep_marker\""),
+    ("my-sh", "my-sh-bbfe"),
     ("\"root_gone\"", "\"root_exited\""),
     ("\"memory.unread\"", "\"memory.unmeasured\""),
     ("\"memory.pss\":2048,", ""),
