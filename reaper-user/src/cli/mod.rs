@@ -45,7 +45,7 @@ mod user;
 #[cfg(target_os = "linux")]
 mod wait;
 
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -492,11 +492,12 @@ fn usage_error(mut error: clap::Error) -> ExitCode {
         error.insert(kind, ContextValue::String(text));
     }
     let text = error.render();
-    // A failed write cannot be reported anywhere.
-    let _ = match error.use_stderr() {
-        true => write!(export::stderr(), "{}", text.ansi()),
-        false => export::print(text.ansi().to_string()),
-    };
+    let text = text.ansi().to_string();
+    match error.use_stderr() {
+        true => export::print_error(&text),
+        // A failed write cannot be reported anywhere.
+        false => drop(export::print(text)),
+    }
     let mut words = std::env::args_os().skip(1);
     let command = words.find(|word| !word.as_encoded_bytes().starts_with(b"-"));
     let is_run = command.is_some_and(|command| command == "run" || command == "wait");

@@ -4,7 +4,7 @@ use anstyle::{AnsiColor, Style};
 use nix::unistd::{Uid, User};
 
 use crate::api::{DecisionInfo, ProcessInfo};
-pub(super) use crate::export::{counted as count, memory_text, size, time, width};
+pub(super) use crate::export::{LEAST, counted as count, memory_text, size, time, width, wrap};
 use crate::export::{printable, without_error_codes};
 
 pub(super) const BOLD: Style = Style::new().bold();
@@ -15,8 +15,6 @@ const GOOD: Style = AnsiColor::Green.on_default();
 
 /// Longest name of a rule or an agent, in characters.
 pub(super) const NAME_MAX: usize = 64;
-/// Smallest width of the last column, in characters. A narrower terminal wraps it.
-pub(super) const LEAST: usize = 12;
 
 /// Escapes a text, and cuts it to the room that `taken` characters leave in the line, and to at most `max` characters.
 /// The room is at least [`LEAST`]. Without `width` only `max` counts.
@@ -26,21 +24,6 @@ pub(super) fn fit(text: &str, taken: usize, max: usize, width: Option<usize>) ->
         width.saturating_sub(taken + 1).clamp(LEAST, max.max(LEAST))
     });
     printable(text, room)
-}
-
-/// Wraps a text at spaces to the terminal's width, with each line indented. A longer word stays whole. Escapes nothing.
-pub(super) fn wrap(text: &str, indent: usize, width: Option<usize>) -> String {
-    let room = width.map_or(usize::MAX, |width| width.saturating_sub(indent).max(LEAST));
-    let mut lines: Vec<String> = Vec::new();
-    for word in text.split(' ') {
-        let length = word.chars().count() + 1;
-        match lines.last_mut() {
-            Some(line) if line.chars().count() + length <= room => *line += &format!(" {word}"),
-            _ => lines.push(word.into()),
-        }
-    }
-    let indented = |line: String| format!("{:indent$}{line}\n", "");
-    lines.into_iter().map(indented).collect()
 }
 
 /// Formats a row of a list: a dim name, padded to `column`, and its value wrapped beside it.
@@ -151,16 +134,6 @@ fn decision_tag(decision: &DecisionInfo) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn wrap_breaks_lines_between_words() {
-        let text = "one two three four fives a-word-that-is-longer-than-a-line six";
-        assert_eq!(
-            wrap(text, 2, Some(20)),
-            "  one two three four\n  fives\n  a-word-that-is-longer-than-a-line\n  six\n"
-        );
-        assert_eq!(wrap(text, 2, None), format!("  {text}\n"));
-    }
 
     #[test]
     fn fit_cuts_to_the_width() {

@@ -46,8 +46,8 @@ pub use sink::{Format, Sink, StreamOutput, Writer};
 pub use terminal::for_terminal;
 pub(crate) use terminal::message;
 pub use terminal::{
-    Log, colors_on_stderr, print, set_colors, stderr, stdout, width, without_error_codes,
-    write_message,
+    LEAST, Log, colors_on_stderr, print, print_error, set_colors, stdout, width,
+    without_error_codes, wrap, write_message,
 };
 pub use text::{
     command_line, counted, duration, exit_code_text, exit_status_text, freed, memory_text,

@@ -7,10 +7,14 @@
 use std::fmt::Arguments;
 use std::io::{self, BufWriter, Stderr, Stdout, Write};
 
+use anstream::adapter::strip_str;
 use anstream::{AutoStream, ColorChoice};
 use terminal_size::{Width, terminal_size_of};
 
 use super::text::{is_unprintable, printable};
+
+/// Smallest width of wrapped text and of a last column, in characters. A narrower terminal wraps it itself.
+pub const LEAST: usize = 12;
 
 /// Writer that passes colours (SGR sequences), line breaks and tabs, and escapes everything else that controls a
 /// terminal.
@@ -44,8 +48,39 @@ pub fn width() -> Option<usize> {
     Some(columns.into())
 }
 
+/// Wraps a text at spaces to the terminal's width, with each line indented. A longer word stays whole. Escapes nothing.
+pub fn wrap(text: &str, indent: usize, width: Option<usize>) -> String {
+    let room = width.map_or(usize::MAX, |width| width.saturating_sub(indent).max(LEAST));
+    let columns = |text: &str| {
+        strip_str(text)
+            .map(|part| part.chars().count())
+            .sum::<usize>()
+    };
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if columns(line) + 1 + columns(word) <= room => *line += &format!(" {word}"),
+            _ => lines.push(word.into()),
+        }
+    }
+    let indented = |line: String| format!("{:indent$}{line}\n", "");
+    lines.into_iter().map(indented).collect()
+}
+
+/// Returns lines as they are written to standard error: wrapped if it is a terminal. A log or a pipe gets each line whole.
+fn for_stderr(text: &str) -> String {
+    let width = terminal_size_of(io::stderr()).map(|(Width(columns), _)| columns.into());
+    text.lines().map(|line| wrap(line, 0, width)).collect()
+}
+
+/// Writes a text with colours to standard error, with each line wrapped to the width of a terminal.
+pub fn print_error(text: &str) {
+    // A failure cannot be reported anywhere.
+    let _ = stderr().write_all(for_stderr(text).as_bytes());
+}
+
 /// Returns unbuffered standard error for text with colours. It escapes and removes colours as [`stdout`] does.
-pub fn stderr() -> TerminalWriter<AutoStream<Stderr>> {
+fn stderr() -> TerminalWriter<AutoStream<Stderr>> {
     TerminalWriter(anstream::stderr())
 }
 
@@ -71,8 +106,8 @@ pub fn for_terminal(text: &[u8]) -> io::Result<Vec<u8>> {
     Ok(out.0.into_inner())
 }
 
-/// Formats a message as `format!` does, and writes it as one line to standard error. Line breaks and other control
-/// characters in it are escaped.
+/// Formats a message as `format!` does, and writes it as one line to standard error, wrapped only on a terminal. Line breaks
+/// and other control characters in it are escaped.
 macro_rules! message {
     ($($part:tt)*) => {
         $crate::export::write_message(format_args!($($part)*))
@@ -82,9 +117,9 @@ pub(crate) use message;
 
 /// Writes one line to standard error, for [`message`].
 pub fn write_message(message: Arguments<'_>) {
-    let line = printable(&without_error_codes(&message.to_string()), usize::MAX) + "\n";
+    let line = printable(&without_error_codes(&message.to_string()), usize::MAX);
     // A failure cannot be reported anywhere.
-    let _ = io::stderr().write_all(line.as_bytes());
+    let _ = io::stderr().write_all(for_stderr(&line).as_bytes());
 }
 
 /// Standard error for the log. Each call of `write` is one line, which is how `tracing_subscriber::fmt` calls it.
@@ -109,8 +144,8 @@ impl<W: Write> Write for TerminalWriter<W> {
 impl Write for Log {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let line = bytes.strip_suffix(b"\n").unwrap_or(bytes);
-        let line = without_error_codes(&escaped(line, false)) + "\n";
-        io::stderr().write_all(line.as_bytes())?;
+        let line = without_error_codes(&escaped(line, false));
+        io::stderr().write_all(for_stderr(&line).as_bytes())?;
         Ok(bytes.len())
     }
 
@@ -201,6 +236,19 @@ mod tests {
             "\x1b[1;31m\\u{1b}]0;x\\u{7}\\u{9b}2J\\u{202e}\\u{2066}\\u{2028}\\u{feff}\\u{7f}\\r\\u{8}\\u{0}\x1b[0m\t\
              \\u{1b}[2J\\u{1b}[1\n\\x9b2J \x1b[38;5;9mx\\xff"
         );
+    }
+
+    #[test]
+    fn wrap_breaks_lines_between_words() {
+        let text = "one two three four fives a-word-that-is-longer-than-a-line six";
+        assert_eq!(
+            wrap(text, 2, Some(20)),
+            "  one two three four\n  fives\n  a-word-that-is-longer-than-a-line\n  six\n"
+        );
+        assert_eq!(wrap(text, 2, None), format!("  {text}\n"));
+        let coloured = "\x1b[1m\x1b[31mone\x1b[0m \x1b[1mtwo three\x1b[0m";
+        assert_eq!(wrap(coloured, 0, Some(13)), format!("{coloured}\n"));
+        assert_eq!(wrap("  tip: a similar", 0, Some(12)), "  tip: a\nsimilar\n");
     }
 
     #[test]

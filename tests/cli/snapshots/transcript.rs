@@ -142,11 +142,15 @@ impl Entry {
         commands.any(|command| self.head.contains(command))
     }
 
-    /// Returns a line that is wider than the terminal. A message to stderr is one line, which the terminal wraps.
+    /// Returns a line that is wider than the terminal.
     fn wide(&self) -> Option<String> {
-        let plain = anstream::adapter::strip_str(&self.stdout).to_string();
+        let plain = [&self.stdout, &self.stderr]
+            .map(|text| anstream::adapter::strip_str(text).to_string())
+            .concat();
         let mut lines = plain.lines();
-        let wide = lines.find(|line| self.is_wrapped && line.chars().count() > WIDTH);
+        // A long word, such as a path, stays whole.
+        let is_wide = |line: &&str| line.chars().count() > WIDTH && line.trim().contains(' ');
+        let wide = lines.find(|line| self.is_wrapped && is_wide(line));
         wide.map(|line| format!("{}{line}", self.head))
     }
 
