@@ -98,7 +98,7 @@ fn response_status(mut stream: UnixStream) -> String {
     response.split(' ').nth(1).unwrap_or_default().to_owned()
 }
 
-/// A client that finds no service lists those that answer. `REAPER_SOCKET` names one of them.
+/// A client that finds no service lists those that answer. `REAPER_SOCKET` names one of them, and hints repeat it.
 fn live_services_are_listed() {
     let mut world = World::new(true);
     world.start_daemon(CONFIG, &["--observe"]);
@@ -121,6 +121,16 @@ fn live_services_are_listed() {
         command.arg("status").env("REAPER_SOCKET", &live),
     );
     assert_eq!(said.code, Some(0), "{}", said.err);
+    let hint = format!("`reaper keep PID --socket {live}`");
+    for (name, named) in [("REAPER_SOCKET", &[][..]), ("UNUSED", &["--socket", &live])] {
+        let mut command = Command::new(REAPER);
+        command
+            .args(["keep", "--list"])
+            .args(named)
+            .env(name, &live);
+        let said = run(world.dir(), &mut command);
+        assert!(said.out.contains(&hint), "{}{}", said.out, said.err);
+    }
     let stdout = fs::read_to_string(world.dir().join("stdout")).expect("read the output");
     for row in [
         format!("socket {live}"),

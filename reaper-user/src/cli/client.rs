@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 
 pub(super) use super::show::{BOLD, DIM};
 use super::show::{width, wrap};
-use super::{Failure, ServiceArgs, sockets};
+use super::{Failure, ServiceArgs, hint, sockets};
 use crate::api::Reloaded;
 use crate::api::client::{Client, ClientError, ServiceResponse};
 use crate::api::server::ServerError;
@@ -54,8 +54,16 @@ fn other_services(path: &Path) -> String {
 
 /// Returns a client for the service that the arguments select.
 pub(super) fn client(service: &ServiceArgs) -> Client {
-    let named = sockets::named(service.socket.as_deref());
-    Client::new(named.unwrap_or_else(sockets::default))
+    let socket = match sockets::named(service.socket.as_deref()) {
+        Some(named) => {
+            if named != sockets::default() {
+                hint::use_socket(&named);
+            }
+            named
+        }
+        None => sockets::default(),
+    };
+    Client::new(socket)
 }
 
 /// Prints the service's answer: as it is with `--json`, otherwise as formatted by `table`.

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use serde_json::Value;
 
 use super::client::{BOLD, DIM, client, for_each, print};
+use super::hint::hints;
 use super::keep_advice::keep_advice;
 use super::show::{NAME_MAX, ProcessTags, fit, memory_text, row, time, user, width, wrap};
 use super::{Failure, ServiceArgs};
@@ -33,10 +34,11 @@ pub(super) fn run(pids: &[u32], service: &ServiceArgs) -> Result<u8, Failure> {
 fn text(explanation: &Explanation, width: Option<usize>) -> String {
     let process = &explanation.process;
     let mut out = String::new();
-    for line in wrap(&printable(&explanation.why, 4 * LONG), 0, width).lines() {
+    let sentences = |text: &str| wrap(&printable(&hints(text), 4 * LONG), 0, width);
+    for line in sentences(&explanation.why).lines() {
         let _ = writeln!(out, "{BOLD}{line}{BOLD:#}");
     }
-    out += &wrap(&printable(&explanation.next, 4 * LONG), 0, width);
+    out += &sentences(&explanation.next);
     out.push('\n');
     let tags = ProcessTags::state(process);
     let pid = process.pid.to_string();
@@ -58,7 +60,7 @@ fn text(explanation: &Explanation, width: Option<usize>) -> String {
     lineage(&mut out, explanation, width);
     if let Some(advice) = &explanation.keep_with {
         out.push('\n');
-        out += &keep_advice(advice);
+        out += &keep_advice(advice, width);
     }
     out
 }

@@ -4,6 +4,7 @@ use std::io;
 
 use anyhow::anyhow;
 
+use super::hint::hints;
 use crate::config::ConfigError;
 use crate::engine::EngineError;
 use crate::export::message;
@@ -68,7 +69,7 @@ impl Failure {
 
     /// Prints the error to standard error, one line per problem of a config or per socket.
     pub(super) fn print(&self) {
-        let text = format!("reaper: {self}");
+        let text = hints(&format!("reaper: {self}"));
         match self {
             // Names are already escaped. One line per problem or socket.
             Failure::Config(_) | Failure::NoService(_) => {

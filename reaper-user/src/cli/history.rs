@@ -12,6 +12,7 @@ use jiff::tz::TimeZone;
 use nix::unistd::geteuid;
 
 use super::client::{BOLD, DIM, client};
+use super::hint::hints;
 use super::keep_advice::keep_advice;
 use super::show::{count, fit, memory_text, time, width, wrap};
 use super::{Failure, ServiceArgs, pager, parse_pid, parse_time, sockets};
@@ -242,7 +243,7 @@ impl<W: Write> Printer<W> {
         let mut reaped = reaped.filter(|process| process.is_reaped());
         if let Some(process) = reaped.clone().find(|process| self.pid == Some(process.pid)) {
             let advice = KeepAdvice::new(None, true, process.keep_rule.clone());
-            write!(self.text, "\n{}", keep_advice(&advice))?;
+            write!(self.text, "\n{}", keep_advice(&advice, self.width))?;
         } else {
             let was_sent = |end: &HistoryOutcome| end.outcome != "not_sent";
             let example = reaped.find(|process| process.outcomes.iter().all(was_sent));
@@ -282,7 +283,7 @@ impl<W: Write> Printer<W> {
             let hint = format!(
                 "To keep such a process: REAPER_KEEP=1, `reaper keep PID`, or the rule from `reaper history {pid}`"
             );
-            write!(self.text, "{}", wrap(&hint, 0, self.width))?;
+            write!(self.text, "{}", wrap(&hints(&hint), 0, self.width))?;
         }
         Ok(self.text)
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::client::{BOLD, DIM, client, for_each, print};
+use super::hint::hints;
 use super::show::{count, fit, time, user, width, wrap};
 use super::{Failure, ServiceArgs, parse_pid, parse_time};
 use crate::api::{KEEP_MAX_S, KeepParams, KeepResult, KeepsResponse};
@@ -101,7 +102,7 @@ pub(super) fn undo(pids: &[u32], service: &ServiceArgs) -> Result<u8, Failure> {
         let response = client(service).delete(&format!("/v1/keeps/{pid}"))?;
         print(service, &response, |done: KeepResult| {
             let then = [&done.why, &done.next].into_iter().flatten();
-            let then = then.map(|text| wrap(&printable(text, TEXT_MAX), 0, width()));
+            let then = then.map(|text| wrap(&printable(&hints(text), TEXT_MAX), 0, width()));
             format!("no longer kept: {}\n", processes(&done)) + &then.collect::<String>()
         })
     })
@@ -130,7 +131,8 @@ fn processes(done: &KeepResult) -> String {
 
 fn table(keeps: &KeepsResponse, width: Option<usize>) -> String {
     if keeps.keeps.is_empty() {
-        return "no process is kept by a user; `reaper keep PID` keeps one\n".into();
+        let text = hints("no process is kept by a user; `reaper keep PID` keeps one");
+        return wrap(&text, 0, width);
     }
     let mut out = format!(
         "{DIM}{:>8}  {:<16}  {:<9}  COMMAND{DIM:#}\n",

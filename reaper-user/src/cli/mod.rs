@@ -16,6 +16,7 @@ mod doctor;
 mod engine;
 mod explain;
 mod failure;
+mod hint;
 mod history;
 mod keep;
 mod keep_advice;

@@ -1,6 +1,7 @@
 //! `reaper status`: shows what the service watches, has done and has missed.
 
 use super::client::{BOLD, client, print};
+use super::hint::hints;
 use super::show::{count, memory_text, row, time, width, wrap};
 use super::{Failure, ServiceArgs};
 use crate::api::Status;
@@ -106,7 +107,7 @@ fn rows(status: &Status) -> Vec<(&'static str, String)> {
     if status.kept > 0 {
         let kept = count(status.kept, "process", "processes");
         let text = format!("{kept} whose agent has exited; `reaper tree` shows why");
-        rows.push(("kept", text));
+        rows.push(("kept", hints(&text)));
     }
     if status.zombies > 0 {
         let text = format!(

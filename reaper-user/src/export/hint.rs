@@ -7,6 +7,7 @@ use hashbrown::HashSet;
 
 use super::clock::time_of_day_in_seconds;
 use super::record::{EventBody, EventRecord};
+use super::text::printable;
 use crate::reap::ReapOutcome;
 use reaper_model::event::ProcessKey;
 
@@ -20,6 +21,8 @@ const SESSIONS_MAX: usize = 1024;
 pub struct Hints {
     /// Whether the service only observes.
     observes: bool,
+    /// Option that names the socket of the service, with a space before it; empty if commands find it without.
+    socket: String,
     /// First roots of the sessions with a hint.
     given: HashSet<ProcessKey>,
 }
@@ -29,8 +32,13 @@ impl Hints {
     /// observe mode: about one that would be.
     pub fn write_after(&mut self, out: &mut impl Write, record: &EventRecord) -> io::Result<()> {
         let process = match &record.body {
-            EventBody::Ready { mode, .. } => {
+            EventBody::Ready {
+                mode, next_command, ..
+            } => {
                 self.observes = *mode == "observe";
+                let next = next_command.as_deref().unwrap_or_default();
+                let option = next.find(" --socket").map_or("", |at| &next[at..]);
+                self.socket = option.to_owned();
                 return Ok(());
             }
             EventBody::Decision { process, decision }
@@ -56,9 +64,10 @@ impl Hints {
             return Ok(());
         }
         let (time, pid) = (time_of_day_in_seconds(record.boot_ns), process.key.pid);
+        let socket = printable(&self.socket, usize::MAX);
         writeln!(
             out,
-            "{DIM}{time}  hint  to keep one: REAPER_KEEP=1; more ways: reaper explain {pid}{DIM:#}"
+            "{DIM}{time}  hint  to keep one: REAPER_KEEP=1; more ways: reaper explain {pid}{socket}{DIM:#}"
         )
     }
 }
@@ -70,13 +79,14 @@ mod tests {
 
     #[test]
     fn each_session_has_at_most_one_hint() {
-        let lines = |observes: bool| {
+        let lines = |observes: bool, socket: &str| {
             let (mut out, mut hints) = (Vec::new(), Hints::default());
             for record in samples::records() {
                 let is_ready = matches!(record.body, EventBody::Ready { .. });
                 hints.write_after(&mut out, &record).unwrap();
                 if is_ready {
                     hints.observes = observes;
+                    hints.socket = socket.to_owned();
                 }
             }
             let mut plain = anstream::StripStream::new(Vec::new());
@@ -84,11 +94,13 @@ mod tests {
             String::from_utf8(plain.into_inner()).unwrap()
         };
         for observes in [false, true] {
-            let lines = lines(observes);
-            assert_eq!(lines.lines().count(), 1, "{lines}");
+            let plain = lines(observes, "");
+            assert_eq!(plain.lines().count(), 1, "{plain}");
             let expected = "  hint  to keep one: REAPER_KEEP=1; more ways: reaper explain 42\n";
-            assert!(lines.ends_with(expected), "{lines}");
-            assert!(lines.len() < 80, "{lines}");
+            assert!(plain.ends_with(expected), "{plain}");
+            assert!(plain.len() < 80, "{plain}");
+            let named = lines(observes, " --socket /x.sock");
+            assert!(named.ends_with("explain 42 --socket /x.sock\n"), "{named}");
         }
     }
 }

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use crate::api::{Finding, ScanReport};
 use crate::cli::client::{BOLD, DIM};
+use crate::cli::hint::hints;
 use crate::cli::show::{count, fit, memory, memory_text, time, wrap};
 use crate::export::{duration, printable};
 
@@ -71,7 +72,7 @@ fn summary(report: &ScanReport, reap: bool, all_users: bool) -> String {
     } else {
         "; `reaper scan --reap` ends them"
     };
-    format!("{left}, {}{action}.", memory_text(held, 0))
+    format!("{left}, {}{}.", memory_text(held, 0), hints(action))
 }
 
 /// Writes the first `max` subtrees of these processes. Consecutive processes with the same reason share one line for
