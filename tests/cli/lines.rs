@@ -72,7 +72,10 @@ fn observed() {
         let said = ask(&world, &["history"]).out;
         (said.matches("would reap").count() == 2).then_some(said)
     });
-    assert!(history.contains("(2 would have been)"), "{history}");
+    assert!(
+        history.contains("2 processes would have been reaped"),
+        "{history}"
+    );
     let explained = ask(&world, &["explain", &leaf.pid.to_string()]).out;
     assert!(explained.starts_with("Would be reaped: "), "{explained}");
     world.stop();

@@ -169,7 +169,7 @@ fn run_unprivileged(uid: u32, prefix: &[&str], source: &str) -> CommandOutput {
     let prefix: Vec<String> = prefix.iter().map(|word| word.to_string()).collect();
     let said = run_script_as(uid, &prefix, source, r#"kill -KILL "$(cat agent)""#);
     assert_eq!(said.count("SIGTERM  "), 2, "signals: {}", said.out);
-    assert_eq!(said.count("2 reaped, 0 kept, 0 failed"), 2, "{}", said.out);
+    assert_eq!(said.count("2 reaped"), 2, "{}", said.out);
     // The doctor knows why BPF is not usable here. So it does not ask the user to report an unknown error.
     assert_eq!(said.count("first: load probes"), 1, "{}", said.out);
     assert_eq!(said.count("report a bug"), 0, "{}", said.out);
@@ -212,12 +212,9 @@ kill "$(cat one)" "$(cat two)"
         assert!(said.err.contains("cannot reap"), "{}", said.err);
         // No line about a signal: the script has sent one to each.
         assert_eq!(said.count("SIGTERM  "), 0, "{}", said.out);
-        assert_eq!(
-            said.count("would have been reaped, 0 kept, 0 failed"),
-            2,
-            "{}",
-            said.out
-        );
+        // The lines about the agent, about its end, and about that of the service.
+        let sums = said.count("2 processes would have been reaped");
+        assert_eq!(sums, 3, "{}", said.out);
     }
 }
 

@@ -14,12 +14,12 @@ use nix::unistd::geteuid;
 use super::client::{BOLD, DIM, client};
 use super::hint::hints;
 use super::keep_advice::keep_advice;
-use super::show::{count, fit, memory_text, time, width, wrap};
+use super::show::{count, fit, time, width, wrap};
 use super::{Failure, ServiceArgs, pager, parse_pid, parse_time, sockets};
 use crate::api::History;
 use crate::export::{
-    self, ExitInfo, FreedMemory, KeepAdvice, duration, exit_code_text, freed, message,
-    outcome_reason_text, printable, reason_text, write_object,
+    self, ExitInfo, FreedMemory, KeepAdvice, ProcessCounts, duration, exit_code_text, freed,
+    message, outcome_reason_text, printable, reason_text, write_object,
 };
 use crate::journal::history::{
     HistoryError, HistoryOutcome, HistoryProcess, HistoryQuery, HistorySession, read,
@@ -267,14 +267,19 @@ impl<W: Write> Printer<W> {
             memory,
             would_have_reaped,
         } = self.total;
-        let would = would_text(would_have_reaped);
         let sessions = count(sessions, "session", "sessions");
         let since = since.map(|since| format!(" in the last {}", time(since.as_secs())));
         let since = since.unwrap_or_default();
-        let reaped = count(reaped, "process", "processes");
+        let processes = ProcessCounts {
+            reaped,
+            would_have_reaped,
+            kept,
+            failed,
+        };
         let sum = format!(
-            "{sessions}{since}: {reaped} reaped{would}, {kept} kept, {failed} failed, {} freed",
-            memory_text(memory.rss, memory.swap)
+            "{sessions}{since}: {}{}",
+            processes.text(""),
+            freed(&memory)
         );
         for line in wrap(&sum, 0, self.width).lines() {
             writeln!(self.text, "{BOLD}{line}{BOLD:#}")?;
@@ -369,14 +374,6 @@ fn would_have_reaped(session: &HistorySession) -> u64 {
     processes.filter(would).count() as u64
 }
 
-/// Returns ` (3 would have been)`, as the end of a sentence about reaped processes; empty without any.
-fn would_text(would: u64) -> String {
-    match would {
-        0 => String::new(),
-        n => format!(" ({n} would have been)"),
-    }
-}
-
 /// Returns the counters of a session.
 fn sum(session: &HistorySession) -> String {
     let HistorySession {
@@ -387,9 +384,13 @@ fn sum(session: &HistorySession) -> String {
         lost_before,
         ..
     } = session;
-    let would = would_text(would_have_reaped(session));
-    let mut text = format!("{reaped} reaped{would}, {kept} kept, {failed} failed");
-    text += &freed(memory);
+    let processes = ProcessCounts {
+        reaped: u64::from(*reaped),
+        would_have_reaped: would_have_reaped(session),
+        kept: u64::from(*kept),
+        failed: u64::from(*failed),
+    };
+    let mut text = processes.text("") + &freed(memory);
     if *lost_before > 0 {
         let _ = write!(text, "; {lost_before} events were lost in this time");
     }
@@ -599,7 +600,7 @@ mod tests {
 2025-10-09 08:53:20  claude  claude-100-1, uid 1000
       100  claude a\\nb
       100  exited at 09:08:20 after 15m: SIGKILL; closed at 09:08:21
-      100  1 reaped (1 would have been), 1 kept, 0 failed, 3.1 MB RSS freed
+      100  1 reaped, 1 would have been, 1 kept, 3.1 MB RSS freed
       101  sh x
       101  09:08:20  reap        its agent exited
       101  09:08:20  ended       exit 3, 1.2ms after the first signal, 3.1 MB RSS freed
@@ -608,7 +609,7 @@ mod tests {
       103  y
       103  09:08:20  would reap  its agent exited (r)
 
-1 session in the last 2h: 1 process reaped (1 would have been), 1 kept, 0 failed, 3.1 MB RSS freed
+1 session in the last 2h: 1 reaped, 1 would have been, 1 kept, 3.1 MB RSS freed
 To keep such a process: REAPER_KEEP=1, `reaper keep PID`, or the rule from `reaper history 101`
 "
         );

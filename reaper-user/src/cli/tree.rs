@@ -110,7 +110,7 @@ fn summary(groups: &[&TreeGroup]) -> String {
     let exited = match exited.len() as u64 {
         0 if total.processes == 0 => ", and none has left anything behind".to_owned(),
         0 => String::new(),
-        n => format!("; {n} exited and left {}, {kept} kept", left.text()),
+        n => format!("; {n} exited and left {}{}", left.text(), kept_text(kept)),
     };
     running + &exited
 }
@@ -166,11 +166,16 @@ fn title(group: &TreeGroup) -> String {
             format!("exited {since} ago ({how})")
         }
     };
-    let kept = match session.kept {
+    let kept = kept_text(session.kept);
+    format!(" {pid}{kind} {state}: {held}{kept}")
+}
+
+/// Returns `, 2 kept`; empty for none.
+fn kept_text(kept: u64) -> String {
+    match kept {
         0 => String::new(),
         kept => format!(", {kept} kept"),
-    };
-    format!(" {pid}{kind} {state}: {held}{kept}")
+    }
 }
 
 fn session_line(session: &SessionInfo) -> String {
@@ -387,7 +392,7 @@ mod tests {
         let both = first(vec![group(1, None), group(2, Some("SIGKILL"))]);
         assert!(
             both.ends_with(
-                "running with 1 process (2.0 MB RSS); 1 exited and left 1 process (2.0 MB RSS), 0 kept"
+                "running with 1 process (2.0 MB RSS); 1 exited and left 1 process (2.0 MB RSS)"
             ),
             "{both}"
         );

@@ -50,8 +50,8 @@ pub use terminal::{
     without_error_codes, wrap, write_message,
 };
 pub use text::{
-    command_line, counted, duration, exit_code_text, exit_status_text, freed, memory_text,
-    printable, size, time,
+    ProcessCounts, command_line, counted, duration, exit_code_text, exit_status_text, freed,
+    memory_text, printable, size, time,
 };
 pub use words::{
     Judgement, evidence_ref_text, evidence_text, gap_text, outcome_reason_text, reason_text,

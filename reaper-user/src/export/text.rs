@@ -58,6 +58,40 @@ pub fn freed(memory: &FreedMemory) -> String {
     text
 }
 
+/// Numbers of processes of a session or a service, by what became of them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ProcessCounts {
+    pub reaped: u64,
+    pub would_have_reaped: u64,
+    pub kept: u64,
+    pub failed: u64,
+}
+
+impl ProcessCounts {
+    /// Returns text such as `3 reaped, 2 kept (REAPER_KEEP=1), 1 failed`. `kept_by` is the text in brackets, if any. Only
+    /// the number of reaped processes is shown if it is 0.
+    pub fn text(&self, kept_by: &str) -> String {
+        let mut text = match (self.would_have_reaped, self.reaped) {
+            (0, reaped) => format!("{reaped} reaped"),
+            (would, 0) => format!(
+                "{} would have been reaped",
+                counted(would, "process", "processes")
+            ),
+            (would, reaped) => format!("{reaped} reaped, {would} would have been"),
+        };
+        if self.kept > 0 {
+            let _ = write!(text, ", {} kept", self.kept);
+            if !kept_by.is_empty() {
+                let _ = write!(text, " ({kept_by})");
+            }
+        }
+        if self.failed > 0 {
+            let _ = write!(text, ", {} failed", self.failed);
+        }
+        text
+    }
+}
+
 /// Returns text such as `, its tree has 1.2 GB RSS`.
 pub(super) fn tree_memory(memory: TreeMemory) -> String {
     format!(", its tree has {}", memory_text(memory.rss, memory.swap))
@@ -222,6 +256,30 @@ mod tests {
             "a\\nb\\u{1b}[31mc\\u{202e}"
         );
         assert_eq!(printable("abcdef", 3), "abc…");
+    }
+
+    #[test]
+    fn counts_of_zero_are_left_out() {
+        let text = |counts: [u64; 4], kept_by: &str| {
+            let [reaped, would_have_reaped, kept, failed] = counts;
+            let counts = ProcessCounts {
+                reaped,
+                would_have_reaped,
+                kept,
+                failed,
+            };
+            counts.text(kept_by)
+        };
+        assert_eq!(text([0; 4], ""), "0 reaped");
+        assert_eq!(
+            text([3, 0, 2, 1], "a, b"),
+            "3 reaped, 2 kept (a, b), 1 failed"
+        );
+        assert_eq!(
+            text([0, 1, 1, 0], ""),
+            "1 process would have been reaped, 1 kept"
+        );
+        assert_eq!(text([2, 1, 0, 0], ""), "2 reaped, 1 would have been");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::Detail;
 use super::layout::{BAD, GOOD, Line, NOTE};
 use super::session::shown_memory;
 use crate::export::record::{EventBody, Resumed, Totals};
-use crate::export::text::{counted, duration, freed, printable, size};
+use crate::export::text::{ProcessCounts, counted, duration, freed, printable, size};
 
 /// Maximum number of characters of a directory.
 const PATH_MAX: usize = 128;
@@ -177,17 +177,17 @@ fn gap(body: &EventBody) -> String {
 fn totals(count: &Totals, detail: Detail) -> String {
     let sessions = counted(count.sessions, "session", "sessions");
     let signals = counted(count.signals, "signal", "signals");
-    let reaped = match (count.would_have_reaped, count.reaped) {
-        (0, reaped) => format!("{reaped} reaped"),
-        (would, 0) => format!(
-            "{} would have been reaped",
-            counted(would, "process", "processes")
-        ),
-        (would, reaped) => format!("{reaped} reaped, {would} would have been"),
+    let processes = ProcessCounts {
+        reaped: count.reaped,
+        would_have_reaped: count.would_have_reaped,
+        kept: count.kept,
+        failed: count.failed,
     };
     let mut text = format!(
-        "{sessions}, {reaped}, {} kept, {} failed; {signals} sent, {} events read, {} lost",
-        count.kept, count.failed, count.events, count.lost
+        "{sessions}, {}; {signals} sent, {} events read, {} lost",
+        processes.text(""),
+        count.events,
+        count.lost
     );
     text += &freed(&shown_memory(&count.memory, detail));
     text

@@ -4,7 +4,7 @@ use super::layout::{BAD, GOOD, Line, NOTE, Subject, WARN};
 use super::memory::Memory;
 use super::{Detail, subject};
 use crate::export::record::{EventBody, FreedMemory, ProcessRef, ResumedRoot, SessionRef};
-use crate::export::text::{counted, exit_status_text, freed, remaining_sessions};
+use crate::export::text::{ProcessCounts, counted, exit_status_text, freed, remaining_sessions};
 use crate::export::words::reason_text;
 use reaper_model::event::{ExitStatus, ProcessKey};
 use reaper_model::ruleset::SessionKind;
@@ -161,20 +161,18 @@ fn sum(body: &EventBody, exit_status: Option<ExitStatus>, detail: Detail) -> Str
         return String::new();
     };
     let reasons: Vec<&str> = kept_reasons.iter().map(|it| reason_text(it)).collect();
-    let reasons = match reasons.as_slice() {
-        [] => String::new(),
-        reasons => format!(" ({})", reasons.join(", ")),
-    };
-    let reaped = match would_have_reaped {
-        0 => format!("{reaped} reaped"),
-        would => format!("{would} would have been reaped"),
+    let processes = ProcessCounts {
+        reaped: u64::from(*reaped),
+        would_have_reaped: u64::from(*would_have_reaped),
+        kept: u64::from(*kept),
+        failed: u64::from(*failed),
     };
     let how = exit_status.map(|status| match status {
         ExitStatus::Signalled { .. } => format!("killed by {}: ", exit_status_text(status)),
         _ => format!("{}: ", exit_status_text(status)),
     });
     let mut text = how.unwrap_or_default();
-    text += &format!("{reaped}, {kept} kept{reasons}, {failed} failed");
+    text += &processes.text(&reasons.join(", "));
     text += &freed(&shown_memory(memory, detail));
     text += &remaining_sessions(nested);
     if *lost_before > 0 {

@@ -184,7 +184,7 @@ fn each_ended_process_and_session_has_one_line() {
         [
             "claude-code agent 42 claude -p x",
             "claude-code ended 43 sh -c x exit 143, as after SIGTERM, 2s after the first signal",
-            "claude-code closed 42 claude -p x 1 reaped, 0 kept, 0 failed",
+            "claude-code closed 42 claude -p x 1 reaped",
         ]
     );
 }
