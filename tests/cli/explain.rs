@@ -334,7 +334,8 @@ fn history_of_a_session() {
     let words = ["leaf*3=ignore-term", "marked=env:REAPER_KEEP=1+sleep"];
     world.launch("claude", "agent", "agent", &words.map(String::from));
     let agent = world.await_processes("agent", 1)[0];
-    let leaf = world.await_processes("leaf", 3)[0].pid.to_string();
+    let leaves = world.await_processes("leaf", 3);
+    let [leaf, other] = [0, 1].map(|n| leaves[n].pid.to_string());
     world.await_processes("marked", 1);
     world.kill("agent");
     world.await_gone(&["leaf"]);
@@ -407,6 +408,14 @@ fn history_of_a_session() {
     let said = history(&["4194304"]);
     assert_eq!(said.out, "");
     assert_contains(&said.err, &["matches process 4194304"]);
+    let several = history(&[&leaf, "4194304", &other]);
+    assert_contains(&several.out, &[&of_leaf, &format!("{other:>9}  ")]);
+    assert!(
+        !several.out.contains("would have kept it"),
+        "{}",
+        several.out
+    );
+    assert_contains(&several.err, &["matches process 4194304"]);
     let said = history(&["--agent", "nobody"]);
     assert_eq!(said.out, "");
     assert_contains(&said.err, &["in the journal matches --agent"]);
@@ -422,6 +431,8 @@ fn history_of_a_session() {
         agent.pid
     );
     assert_contains(&said.out, &["Reaped ", "s ago: SIGKILL, ", &cause]);
+    let both = ask_json(&world, &["history", &leaf, &other]);
+    assert_eq!(both["processes"].as_array().map(Vec::len), Some(2));
     assert_eq!(
         ask_json(&world, &["history", &leaf])["processes"][0]["process.pid"].to_string(),
         leaf

@@ -19,7 +19,7 @@
 //! | `POST /v1/keeps` | [`KeepParams`] → [`KeepResult`] |
 //! | `DELETE /v1/keeps/PID` | [`KeepResult`] |
 //! | `GET /v1/scan?min_age_s=N`, `POST` reaps | [`ScanReport`] |
-//! | `GET /v1/history?since_s=N&agent=NAME&session=NAME&pid=N&limit=N` | [`History`] |
+//! | `GET /v1/history?since_s=N&agent=NAME&session=NAME&pid=N,N&limit=N` | [`History`] |
 //! | `GET /v1/config` | [`ShownConfig`] |
 //! | `POST /v1/config/reload` | [`Reloaded`] |
 //!

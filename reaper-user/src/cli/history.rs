@@ -1,5 +1,6 @@
 //! `reaper history`: prints past sessions from the journal.
 
+use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -40,9 +41,9 @@ const PLAIN: Style = Style::new();
 
 #[derive(Args)]
 pub(super) struct HistoryArgs {
-    /// Show only what was decided about and done to the process with this pid. For an agent: its session.
-    #[arg(value_parser = parse_pid)]
-    pid: Option<u32>,
+    /// Show only what was decided about and done to the processes with these pids. For an agent: its session.
+    #[arg(value_name = "PID", value_parser = parse_pid)]
+    pids: Vec<u32>,
     /// Show only the newest N sessions.
     #[arg(short = 'n', long = "limit", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     limit: Option<u32>,
@@ -73,7 +74,7 @@ pub(super) struct HistoryArgs {
 
 pub(super) fn run(args: HistoryArgs) -> Result<(), Failure> {
     let zone = TimeZone::system();
-    let mut printer = Printer::new(export::stdout(), zone, args.json, width(), args.pid);
+    let mut printer = Printer::new(export::stdout(), zone, args.json, width(), &args.pids);
     // The journal belongs to the host's service; another one is named by its socket.
     let socket = sockets::named(args.socket.as_deref()).filter(|_| args.file.is_none());
     let result = match socket {
@@ -96,24 +97,34 @@ pub(super) fn run(args: HistoryArgs) -> Result<(), Failure> {
         },
     };
     result?;
-    let (found, text) = (printer.total.sessions, printer.finish(args.since));
+    let found = printer.total.sessions;
+    let absent = args.pids.iter().filter(|pid| !printer.seen.contains(pid));
+    let absent: Vec<u32> = absent.copied().collect();
+    let text = printer.finish(args.since);
     let text = text.map_err(Failure::stdout)?;
     if !text.is_empty() {
         pager::print(&text, args.no_pager).map_err(Failure::stdout)?;
     }
-    if found == 0 && !args.json {
-        message!("{}", nothing_found(&args));
+    if (found == 0 || !absent.is_empty()) && !args.json {
+        message!("{}", nothing_found(&args, &absent));
     }
     Ok(())
 }
 
-/// Returns the message for a history without sessions.
-fn nothing_found(args: &HistoryArgs) -> String {
+/// Returns the message for a history without sessions, or without these of the requested processes.
+fn nothing_found(args: &HistoryArgs, absent: &[u32]) -> String {
     let filters = [
         args.since.map(|_| "--since".into()),
         args.agent.as_ref().map(|_| "--agent".into()),
         args.session.as_ref().map(|_| "--session".into()),
-        args.pid.map(|pid| format!("process {pid}")),
+        match absent {
+            [] => None,
+            [pid] => Some(format!("process {pid}")),
+            pids => {
+                let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
+                Some(format!("any of the processes {}", pids.join(", ")))
+            }
+        },
     ];
     let given: Vec<String> = filters.into_iter().flatten().collect();
     let own = if geteuid().is_root() { "" } else { " of yours" };
@@ -138,7 +149,7 @@ fn read_journal(args: &HistoryArgs, printer: &mut Printer<impl Write>) -> Result
         agent: args.agent.clone(),
         session: args.session.clone(),
         uid: (!uid.is_root()).then_some(uid.as_raw()),
-        pid: args.pid,
+        pids: args.pids.clone(),
         limit: args.limit.map(|limit| limit as usize),
     };
     read(&file, &query, |session| printer.session(&session))
@@ -155,9 +166,14 @@ fn query_service(args: &HistoryArgs, printer: &mut Printer<impl Write>) -> Resul
             query.append_pair(name, value);
         }
     }
-    for (name, value) in [("pid", args.pid), ("limit", args.limit)] {
-        if let Some(value) = value {
-            query.append_pair(name, &value.to_string());
+    let pids: Vec<String> = args.pids.iter().map(u32::to_string).collect();
+    let limit = args.limit.map(|limit| limit.to_string());
+    for (name, value) in [
+        ("pid", pids.join(",")),
+        ("limit", limit.unwrap_or_default()),
+    ] {
+        if !value.is_empty() {
+            query.append_pair(name, &value);
         }
     }
     let service = ServiceArgs {
@@ -196,8 +212,10 @@ struct Printer<W> {
     zone: TimeZone,
     json: bool,
     width: Option<usize>,
-    /// Requested process. Its text has the advice that keeps the next such process.
+    /// Process, if one alone was requested. Its text has the advice that keeps the next such process.
     pid: Option<u32>,
+    /// Pids of the processes and agents in the printed sessions.
+    seen: HashSet<u32>,
     /// Text of the sessions so far.
     text: Vec<u8>,
     total: Total,
@@ -206,19 +224,17 @@ struct Printer<W> {
 }
 
 impl<W: Write> Printer<W> {
-    fn new(
-        out: W,
-        zone: TimeZone,
-        json: bool,
-        width: Option<usize>,
-        pid: Option<u32>,
-    ) -> Printer<W> {
+    fn new(out: W, zone: TimeZone, json: bool, width: Option<usize>, pids: &[u32]) -> Printer<W> {
         Printer {
             out,
             zone,
             json,
             width,
-            pid,
+            pid: match pids {
+                [pid] => Some(*pid),
+                _ => None,
+            },
+            seen: HashSet::new(),
             text: Vec::new(),
             total: Total::default(),
             example: None,
@@ -235,6 +251,10 @@ impl<W: Write> Printer<W> {
         total.memory.rss = total.memory.rss.saturating_add(session.memory.rss);
         total.memory.swap = total.memory.swap.saturating_add(session.memory.swap);
         total.would_have_reaped += would_have_reaped(session);
+        self.seen.insert(session.pid);
+        self.seen.extend(session.root_pid);
+        self.seen
+            .extend(session.processes.iter().map(|process| process.pid));
         if self.json {
             return write_object(&mut self.out, session);
         }
@@ -586,8 +606,8 @@ mod tests {
                 ),
             ],
         };
-        let text = |width, pid| {
-            let mut printer = Printer::new(Vec::new(), TimeZone::UTC, false, width, pid);
+        let text = |width, pids| {
+            let mut printer = Printer::new(Vec::new(), TimeZone::UTC, false, width, pids);
             printer.session(&session).unwrap();
             let text = printer.finish(Some(Duration::from_secs(7200))).unwrap();
             let mut plain = anstream::StripStream::new(Vec::new());
@@ -595,7 +615,7 @@ mod tests {
             String::from_utf8(plain.into_inner()).unwrap()
         };
         assert_eq!(
-            text(None, None),
+            text(None, &[]),
             "\
 2025-10-09 08:53:20  claude  claude-100-1, uid 1000
       100  claude a\\nb
@@ -613,10 +633,10 @@ mod tests {
 To keep such a process: REAPER_KEEP=1, `reaper keep PID`, or the rule from `reaper history 101`
 "
         );
-        for line in text(Some(80), None).lines() {
+        for line in text(Some(80), &[]).lines() {
             assert!(line.chars().count() <= 80, "{line}");
         }
-        let of_process = text(None, Some(101));
+        let of_process = text(None, &[101]);
         assert!(
             of_process.contains("would have kept it") && !of_process.contains("To keep such"),
             "{of_process}"

@@ -306,6 +306,9 @@ Examples:
   # What was done to this process, and what keeps the next one
   sudo reaper history 4250
 
+  # What was done to each of these
+  sudo reaper history 4250 4251
+
   # The last session
   sudo reaper history -n 1
 

@@ -26,8 +26,8 @@ pub struct HistoryQuery {
     pub session: Option<String>,
     /// Only sessions whose root this user owns, with the user's processes in them.
     pub uid: Option<u32>,
-    /// Only sessions of the agent with this pid, and other sessions with the process with this pid alone.
-    pub pid: Option<u32>,
+    /// Only sessions of agents with these pids, and other sessions with the processes with these pids alone. Empty for all.
+    pub pids: Vec<u32>,
     /// Only the newest sessions, at most this many.
     pub limit: Option<usize>,
 }
@@ -256,7 +256,7 @@ pub fn last_with_pid(
     uid: Option<u32>,
 ) -> Result<Option<(HistorySession, HistoryProcess)>, HistoryError> {
     let query = HistoryQuery {
-        pid: Some(pid),
+        pids: vec![pid],
         uid,
         ..HistoryQuery::default()
     };
@@ -366,15 +366,18 @@ fn sessions(
              s.unread, root.pid
          FROM session s LEFT JOIN process root ON root.id = s.root LEFT JOIN session o ON o.id = s.outer
          WHERE s.seen >= ?1 AND (?2 IS NULL OR s.agent = ?2) AND (?3 IS NULL OR s.uid = ?3)
-             AND (?4 IS NULL OR ?4 IN (s.pid, root.pid)
+             AND (?4 IS NULL OR s.pid IN (SELECT value FROM json_each(?4))
+                 OR root.pid IN (SELECT value FROM json_each(?4))
                  OR EXISTS (SELECT 1 FROM process p
-                     WHERE (p.session, p.pid) = (s.id, ?4) AND (?3 IS NULL OR p.uid = ?3)
+                     WHERE p.session = s.id AND p.pid IN (SELECT value FROM json_each(?4))
+                         AND (?3 IS NULL OR p.uid = ?3)
                          AND (EXISTS (SELECT 1 FROM decision WHERE process = p.id)
                              OR EXISTS (SELECT 1 FROM outcome WHERE process = p.id))))
          ORDER BY s.opened, s.id",
     )?;
     let since = query.since.map_or(i64::MIN, nanoseconds);
-    let mut rows = statement.query(params![since, query.agent, query.uid, query.pid])?;
+    let pids = list(&query.pids);
+    let mut rows = statement.query(params![since, query.agent, query.uid, pids])?;
     let mut found = VecDeque::new();
     while let Some(row) = rows.next()? {
         let (id, session) = (row.get::<_, i64>(0)?, session(row)?);
@@ -389,12 +392,20 @@ fn sessions(
     }
     for (id, mut session) in found {
         // The pid of an agent selects the whole session.
-        let is_root = [Some(session.pid), session.root_pid].contains(&query.pid);
-        let process = query.pid.filter(|_| !is_root);
-        session.processes = processes(connection, id, query.uid, process)?;
+        let mut roots = std::iter::once(session.pid).chain(session.root_pid);
+        let wanted = match roots.any(|root| query.pids.contains(&root)) {
+            true => &[],
+            false => &*query.pids,
+        };
+        session.processes = processes(connection, id, query.uid, wanted)?;
         on_session(session).map_err(ReadError::Callback)?;
     }
     Ok(())
+}
+
+/// Returns pids as an array in JSON, `None` if there are none.
+fn list(pids: &[u32]) -> Option<String> {
+    (!pids.is_empty()).then(|| format!("{pids:?}"))
 }
 
 /// Returns the session in a row, without its processes.
@@ -443,19 +454,20 @@ fn session(row: &Row<'_>) -> rusqlite::Result<HistorySession> {
 }
 
 /// Returns the members of a session with decisions or outcomes, ordered by the time of the first one. With `uid`, only
-/// those of this user; with `pid`, only those with this pid.
+/// those of this user; with `pids`, only those with one of these pids.
 fn processes(
     connection: &Connection,
     session: i64,
     uid: Option<u32>,
-    pid: Option<u32>,
+    pids: &[u32],
 ) -> rusqlite::Result<Vec<HistoryProcess>> {
     let mut statement = connection.prepare_cached(
         "SELECT p.id, boot.uuid, p.pid, p.start, p.uid, p.comm, p.exe, p.args
          FROM process p JOIN boot ON boot.id = p.boot
-         WHERE p.session = ?1 AND (?2 IS NULL OR p.uid = ?2) AND (?3 IS NULL OR p.pid = ?3)",
+         WHERE p.session = ?1 AND (?2 IS NULL OR p.uid = ?2)
+             AND (?3 IS NULL OR p.pid IN (SELECT value FROM json_each(?3)))",
     )?;
-    let mut rows = statement.query(params![session, uid, pid])?;
+    let mut rows = statement.query(params![session, uid, list(pids)])?;
     let mut processes = Vec::new();
     while let Some(row) = rows.next()? {
         let id: i64 = row.get(0)?;

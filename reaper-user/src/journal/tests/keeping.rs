@@ -188,9 +188,9 @@ fn history_of_a_pid_and_of_the_newest_sessions() {
     records.push(decided(now + 6_000_000_000, again(), "reap"));
     records.push(decided(now, process(102, 100, 1000), "keep"));
     world.store(&records);
-    let found = |pid, limit| {
+    let found = |pids: &[u32], limit| {
         let sessions = world.history(&HistoryQuery {
-            pid,
+            pids: pids.to_vec(),
             limit,
             ..HistoryQuery::default()
         });
@@ -198,15 +198,19 @@ fn history_of_a_pid_and_of_the_newest_sessions() {
         let found = sessions.iter().map(|session| (session.pid, pids(session)));
         found.collect::<Vec<(u32, Vec<u32>)>>()
     };
-    assert_eq!(found(Some(101), None), [(100, vec![101]), (200, vec![101])]);
-    assert_eq!(found(Some(101), Some(1)), [(200, vec![101])]);
-    assert_eq!(found(None, Some(1)), [(200, vec![101, 201])]);
+    assert_eq!(found(&[101], None), [(100, vec![101]), (200, vec![101])]);
+    assert_eq!(found(&[101], Some(1)), [(200, vec![101])]);
+    assert_eq!(found(&[], Some(1)), [(200, vec![101, 201])]);
     assert_eq!(
-        found(Some(100), None),
+        found(&[100], None),
         [(100, vec![102, 101])],
         "the agent's whole session"
     );
-    assert_eq!(found(Some(999), None), []);
+    assert_eq!(found(&[999], None), []);
+    let several = found(&[102, 999, 201], None);
+    assert_eq!(several, [(100, vec![102]), (200, vec![201])]);
+    let with_agent = found(&[100, 201], None);
+    assert_eq!(with_agent, [(100, vec![102, 101]), (200, vec![201])]);
 
     let last = |pid, uid| history::last_with_pid(&world.path(), BOOT, pid, uid).unwrap();
     let (session, process) = last(101, None).unwrap();

@@ -32,7 +32,7 @@ pub(super) fn query(query: Option<&str>, peer: Peer) -> ApiResult<history::Histo
         agent: query.take("agent"),
         session: query.take("session"),
         uid: (!peer.is_root()).then_some(peer.uid),
-        pid: query.number("pid")?,
+        pids: query.pids()?,
         limit: query.number("limit")?.map(|limit| limit as usize),
     };
     query.finish()?;

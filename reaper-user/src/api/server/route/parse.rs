@@ -196,6 +196,16 @@ impl Query {
         })
     }
 
+    /// Removes the parameter `pid`, which has one or more pids with commas between them; empty if it is absent.
+    pub(super) fn pids(&mut self) -> ApiResult<Vec<u32>> {
+        let words = self.take("pid");
+        words
+            .iter()
+            .flat_map(|words| words.split(','))
+            .map(pid)
+            .collect()
+    }
+
     /// Removes a parameter in whole seconds; `None` if it is absent.
     pub(super) fn seconds(&mut self, name: &str) -> ApiResult<Option<Duration>> {
         let Some(word) = self.take(name) else {
