@@ -85,6 +85,8 @@ type Entry<'a> = (&'a str, &'a [&'a str]);
 /// Usage errors, and commands without a service.
 const ERRORS: &[Entry<'static>] = &[
     ("no command", &[]),
+    ("no command, for a program", &["--json"]),
+    ("JSON of which command", &["--json", "tree"]),
     ("a typo in a command", &["statsu"]),
     ("another program's command", &["kill", "4250"]),
     ("an unknown option", &["status", "--jso"]),

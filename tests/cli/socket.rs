@@ -121,6 +121,13 @@ fn live_services_are_listed() {
         command.arg("status").env("REAPER_SOCKET", &live),
     );
     assert_eq!(said.code, Some(0), "{}", said.err);
+    let mut command = Command::new(REAPER);
+    let json = run(
+        world.dir(),
+        command.arg("--json").env("REAPER_SOCKET", &live),
+    );
+    let status: Value = serde_json::from_str(&json.out).expect("JSON");
+    assert_eq!(status["mode"], "observe", "{}", json.err);
     let hint = format!("`reaper keep PID --socket {live}`");
     for (name, named) in [("REAPER_SOCKET", &[][..]), ("UNUSED", &["--socket", &live])] {
         let mut command = Command::new(REAPER);

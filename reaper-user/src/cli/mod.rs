@@ -83,6 +83,9 @@ struct Cli {
         hide_possible_values = true
     )]
     color: Color,
+    /// Print the status as JSON; only without a command.
+    #[arg(long)]
+    json: bool,
     #[command(subcommand)]
     command: Option<Command>,
 }
@@ -421,13 +424,23 @@ struct UnpinArgs {
 /// Runs the command that the arguments name and returns its exit status.
 pub fn main() -> ExitCode {
     sys::fix_mmap_threshold();
-    let Cli { color, command } = match Cli::try_parse() {
+    let Cli {
+        color,
+        json,
+        command,
+    } = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return usage_error(error),
     };
     color.apply();
     log_to_stderr(matches!(&command, Some(Command::Daemon(args)) if args.bpf_log));
-    let result = command.map_or_else(|| overview::run().map(|()| 0), run);
+    let result = match command {
+        None => overview::run(json).map(|()| 0),
+        Some(_) if json => Err(Failure::Usage(
+            "--json belongs behind the command: `reaper COMMAND --json`".into(),
+        )),
+        Some(command) => run(command),
+    };
     match result {
         Ok(status) => ExitCode::from(status),
         Err(Failure::Other(error)) if is_broken_pipe(&error) => ExitCode::SUCCESS,

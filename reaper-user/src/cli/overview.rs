@@ -50,11 +50,12 @@ const WITHOUT_SERVICE: Next = [
     ("reaper config show", "the rules in force"),
 ];
 
-pub(super) fn run() -> Result<(), Failure> {
-    let service = ServiceArgs {
-        socket: None,
-        json: false,
-    };
+/// Shows the status in one line with the next commands or, with `json`, as `reaper status --json` does.
+pub(super) fn run(json: bool) -> Result<(), Failure> {
+    let service = ServiceArgs { socket: None, json };
+    if json {
+        return status::run(&service);
+    }
     let (state, next) = match client::client(&service).get("/v1/status") {
         Ok(response) => {
             let status: Status = response.read()?;
