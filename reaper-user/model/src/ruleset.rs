@@ -41,7 +41,7 @@ pub use arguments::Syntax;
 use index::Index;
 use matcher::Subject;
 pub use matcher::{Condition, Field, Matcher};
-pub use mismatch::{Mismatch, nearest};
+pub use mismatch::{Mismatch, Nearness, nearest};
 pub use names::NameTable;
 pub use pattern::{COMM_MAX, Pattern, PatternError};
 pub(crate) use script::of as script_of;

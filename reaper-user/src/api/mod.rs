@@ -397,7 +397,8 @@ pub struct RuleTestResponse {
     /// Rule that comes nearest, if one has anything to do with the program.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nearest: Option<RuleTest>,
-    /// Rules for agents and servers in the order of evaluation, after the boundaries that match.
+    /// Boundaries that match, and all rules for agents and servers: those that match in the order of evaluation, then the
+    /// others, the nearest first.
     pub rules: Vec<RuleTest>,
 }
 

@@ -2,6 +2,7 @@
 //!
 //! The commands use it too, when no service answers.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 
 use super::peer::Peer;
@@ -10,7 +11,7 @@ use crate::export::command_line;
 use reaper_host::facts::{ScriptPaths, scan_pids};
 use reaper_host::source::procfs::Procfs;
 use reaper_model::event::{Image, ProcEntry, ProcessKey};
-use reaper_model::ruleset::{self, Action, Mismatch, Rule};
+use reaper_model::ruleset::{self, Action, Mismatch, Nearness, Rule};
 
 /// Longest command line in the response, in bytes.
 const COMMAND_MAX: usize = 8192;
@@ -70,10 +71,20 @@ pub fn test(
     }
     let image = &*process.image;
     let of_program = rules.iter().filter(|rule| rule.action.is_of_program());
-    let tests = of_program.map(|rule| rule_test(pid, rule, rule.mismatch(image)));
+    let tests = of_program.map(|rule| (rule, rule.mismatch(image)));
     // A boundary that does not match says nothing about agents.
-    let is_shown = |test: &RuleTest| test.matches || test.kind != Action::Boundary.name();
-    let tests: Vec<RuleTest> = tests.filter(is_shown).collect();
+    let tests = tests.filter(|(rule, mismatch)| mismatch.is_none() || rule.action.opens_session());
+    let mut tests: Vec<_> = tests.collect();
+    tests.sort_by_key(|(rule, mismatch)| match mismatch {
+        None => (0, Reverse(Nearness::default()), false),
+        Some(mismatch) => {
+            let is_agent = rule.action == Action::Agent;
+            (1, Reverse(mismatch.nearness), !is_agent)
+        }
+    });
+    let tests = tests.into_iter();
+    let tests = tests.map(|(rule, mismatch)| rule_test(pid, rule, mismatch));
+    let tests: Vec<RuleTest> = tests.collect();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     Ok(RuleTestResponse {
         pid,
@@ -126,5 +137,39 @@ fn rule_test(pid: u32, rule: &Rule, mismatch: Option<Mismatch>) -> RuleTest {
         condition,
         patterns,
         failed: text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::config::Config;
+
+    #[test]
+    fn rules_are_tested_nearest_first() {
+        let own = std::env::current_exe().unwrap();
+        let (exe, name) = (own.display(), own.file_name().unwrap().display());
+        let rule =
+            |name: &str, conditions: &str| format!("[[agent]]\nname = '{name}'\n{conditions}\n");
+        let text = [
+            "defaults.agents = false\n".to_owned(),
+            rule("unrelated", "exe = '/no/such'"),
+            rule("same-name", &format!("exe = '/no/such/{name}'")),
+            rule(
+                "other-arguments",
+                &format!("exe = '{exe}'\nargs = ['never']"),
+            ),
+            rule("matching", &format!("exe = '{exe}'")),
+        ];
+        let config = Config::parse(&text.concat(), Path::new("test")).unwrap();
+        let test = test(std::process::id(), config.rules.rules(), None).unwrap();
+        let names: Vec<&str> = test.rules.iter().map(|rule| &*rule.name).collect();
+        assert_eq!(
+            names,
+            ["matching", "other-arguments", "same-name", "unrelated"]
+        );
+        assert_eq!(test.rule.as_deref(), Some("matching"));
     }
 }

@@ -221,7 +221,7 @@ fn line(session: &SessionInfo) -> String {
     format!("{pid}, {state}: {members}; session {id}")
 }
 
-/// Formats what the rules say of a process: first the result, then one line per rule.
+/// Formats what the rules say of a process: first the result, then one line per rule, the nearest first.
 fn test_text(test: &RuleTestResponse, width: Option<usize>) -> String {
     let mut out = wrap(&printable(&summary(test), TEXT_MAX), 0, width);
     if test.rule.is_none() {
@@ -244,9 +244,7 @@ fn test_text(test: &RuleTestResponse, width: Option<usize>) -> String {
     out.push('\n');
     let names = test.rules.iter().map(|rule| rule.name.chars().count());
     let names = names.max().unwrap_or_default().min(NAME_MAX) + 2;
-    let mut rules: Vec<_> = test.rules.iter().collect();
-    rules.sort_by_key(|rule| (!rule.matches, rule.kind == "server"));
-    for rule in rules {
+    for rule in &test.rules {
         let text = rule.failed.as_deref().unwrap_or("matches");
         let text = fit(text, names, TEXT_MAX, width);
         out += &row(&printable(&rule.name, NAME_MAX), &text, names, None);

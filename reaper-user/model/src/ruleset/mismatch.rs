@@ -32,8 +32,17 @@ pub struct Mismatch {
     /// Value that was compared; empty if it is unknown or was the command line, which may contain secrets.
     pub found: Vec<u8>,
     cause: Cause,
-    /// How near the rule came; 0 if it has nothing to do with the program.
-    nearness: u8,
+    /// How near the rule came, by which rules can be sorted.
+    pub nearness: Nearness,
+}
+
+/// How near a rule comes to a program: the larger, the nearer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Nearness {
+    /// 0 if the rule has nothing to do with the program, up to 3 if only conditions on its arguments fail.
+    program: u8,
+    /// Number of conditions that hold, without the negative ones.
+    held: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,14 +81,17 @@ impl Rule {
     /// If the rule has several alternatives, this is the condition of the nearest one.
     pub fn mismatch(&self, image: &Image) -> Option<Mismatch> {
         let subject = Subject::new(image);
-        let mut best = None;
+        let mut best: Option<Mismatch> = None;
         for matcher in &self.matchers {
-            let (rank, mismatch) = matcher.mismatch(&subject)?;
-            if best.as_ref().is_none_or(|(other, _)| rank > *other) {
-                best = Some((rank, mismatch));
+            let mismatch = matcher.mismatch(&subject)?;
+            if best
+                .as_ref()
+                .is_none_or(|best| mismatch.nearness > best.nearness)
+            {
+                best = Some(mismatch);
             }
         }
-        best.map(|(_, mismatch)| mismatch)
+        best
     }
 }
 
@@ -98,40 +110,42 @@ pub fn nearest<'r>(
     });
     let nearness = |mismatch: &Option<Mismatch>| match mismatch {
         Some(mismatch) => mismatch.nearness,
-        None => u8::MAX,
+        None => Nearness {
+            program: u8::MAX,
+            held: 0,
+        },
     };
     let near = pairs.filter(|(_, rule, mismatch)| {
         let is_agent = rule.action == Action::Agent;
-        nearness(mismatch) > 0 && (is_agent || mismatch.is_none())
+        nearness(mismatch).program > 0 && (is_agent || mismatch.is_none())
     });
     // The first of several equal ones.
     near.min_by_key(|(at, _, mismatch)| (Reverse(nearness(mismatch)), *at))
 }
 
 impl Matcher {
-    /// Returns the first condition that does not hold, and a rank by which matchers are compared. `None` if all hold.
-    fn mismatch(&self, subject: &Subject<'_>) -> Option<((u8, usize), Mismatch)> {
+    /// Returns the first condition that does not hold. `None` if all hold.
+    fn mismatch(&self, subject: &Subject<'_>) -> Option<Mismatch> {
         let holds = |c: &&Condition| subject.matches(c, self.syntax()) != Some(c.negative);
         let (held, failed): (Vec<_>, Vec<_>) = self.conditions().iter().partition(holds);
         let first = *failed.first()?;
         let names_it = |c: &&&Condition| subject.is_named_by(c);
         let wrong_program = failed.iter().filter(|c| c.is_of_program());
-        let nearness = match wrong_program.clone().count() {
+        let program = match wrong_program.clone().count() {
             _ if !held.iter().chain(&failed).any(|c| subject.is_named_by(c)) => 0,
             0 => 3,
             wrong if wrong == failed.len() && wrong_program.filter(names_it).count() == wrong => 2,
             _ => 1,
         };
-        let positive = held.iter().filter(|c| !c.negative).count();
+        let held = held.iter().filter(|c| !c.negative).count();
         let not = if first.negative { "not_" } else { "" };
-        let mismatch = Mismatch {
+        Some(Mismatch {
             key: format!("{not}{}", first.field.name()),
             patterns: first.any_of.iter().map(|p| p.text().into()).collect(),
             found: subject.path(first.field).to_vec(),
             cause: subject.cause(first, self),
-            nearness,
-        };
-        Some(((nearness, positive), mismatch))
+            nearness: Nearness { program, held },
+        })
     }
 }
 
