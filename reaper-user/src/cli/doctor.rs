@@ -13,7 +13,7 @@ use anstyle::Style;
 use reaper_common::Offsets;
 use serde::Serialize;
 
-use super::show::{self, row, width, wrap};
+use super::show::{self, Mark, row, width, wrap};
 use crate::config::Config;
 use crate::export::{print, printable, to_json};
 use reaper_host::source::SourceKind;
@@ -240,8 +240,12 @@ fn surroundings(host: &Host) -> Vec<Check> {
         true => "of this pid namespace",
         false => "missing, or of another pid namespace",
     };
+    let lockdown = match &host.lockdown {
+        Ok(mode) => mode.clone(),
+        Err(cause) => format!("unknown: {cause}"),
+    };
     vec![
-        Check::new("lockdown", host.lockdown != "confidentiality", &*host.lockdown).needed().or(
+        Check::new("lockdown", lockdown != "confidentiality", lockdown).needed().or(
             "kernel lockdown (confidentiality) forbids reading kernel memory",
             "boot with lockdown=integrity, or without lockdown",
         ),
@@ -311,7 +315,7 @@ fn render(report: &DoctorReport, width: Option<usize>) -> String {
     let names = names.max().unwrap_or(0);
     for check in &report.checks {
         let notes = [check.reason.as_deref(), check.advice.as_deref()];
-        let state = (check.ok, check.needed);
+        let state = Mark::of(check.ok, check.needed, &check.value);
         out += &show::check(state, check.name, &check.value, notes, names, width);
     }
     out

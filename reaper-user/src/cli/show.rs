@@ -33,25 +33,51 @@ pub(super) fn row(name: &str, value: &str, column: usize, width: Option<usize>) 
     format!("{DIM}{name:<column$}{DIM:#}{value}")
 }
 
-/// Formats one check of `reaper doctor`: `yes` or `no`, name and value, then the reason and the advice. `names` is the
+/// Result of a check of `reaper doctor`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mark {
+    Yes,
+    /// Failed, and the probes or a daemon need it.
+    Needed,
+    /// Failed, and something works less well without it.
+    No,
+    /// Not failed, but only because the value is unknown.
+    Unknown,
+}
+
+impl Mark {
+    /// Returns the mark of a check. An unknown value begins with that word.
+    pub(super) fn of(ok: bool, needed: bool, value: &str) -> Mark {
+        match (ok, needed) {
+            (true, _) if value.starts_with("unknown") => Mark::Unknown,
+            (true, _) => Mark::Yes,
+            (false, true) => Mark::Needed,
+            (false, false) => Mark::No,
+        }
+    }
+}
+
+/// Formats one check of `reaper doctor`: `yes`, `no` or `?`, name and value, then the reason and the advice. `names` is the
 /// width of the column with the names.
 pub(super) fn check(
-    (ok, needed): (bool, bool),
+    mark: Mark,
     name: &str,
     value: &str,
     [reason, advice]: [Option<&str>; 2],
     names: usize,
     width: Option<usize>,
 ) -> String {
-    let (word, colour) = match (ok, needed) {
-        (true, _) => ("yes", AnsiColor::Green),
-        (false, true) => ("no ", AnsiColor::Red),
-        (false, false) => ("no ", AnsiColor::Yellow),
+    let (word, colour) = match mark {
+        Mark::Yes => ("yes", AnsiColor::Green),
+        Mark::Needed => ("no ", AnsiColor::Red),
+        Mark::No => ("no ", AnsiColor::Yellow),
+        Mark::Unknown => ("?  ", AnsiColor::Yellow),
     };
     let style = colour.on_default().bold();
     // The word takes three columns, with two spaces behind it and behind the name.
     let column = 3 + 2 + names + 2;
-    let value = wrap(&printable(value, usize::MAX), column, width);
+    let value = printable(&without_error_codes(value), usize::MAX);
+    let value = wrap(&value, column, width);
     let value = value.get(column..).unwrap_or_default();
     let mut out = format!("{style}{word}{style:#}  {name:names$}  {value}");
     for (label, text) in [("why:", reason), ("do: ", advice)] {

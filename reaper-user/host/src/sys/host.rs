@@ -7,11 +7,13 @@ mod this;
 pub use mounts::{Mount, Mounts};
 
 use std::ffi::OsStr;
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use super::proc_file::{field, number, uids, words};
+use crate::advice::Advised as _;
 
 /// Inode of the initial pid namespace, the same on every kernel (`PROC_PID_INIT_INO`).
 pub(super) const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
@@ -77,8 +79,8 @@ pub struct Host {
     pub euid: Option<u32>,
     /// Effective capabilities of this process.
     pub capabilities: Capabilities,
-    /// `none`, `integrity` or `confidentiality`; `unknown` if the kernel has no lockdown or does not show it.
-    pub lockdown: String,
+    /// `none`, `integrity` or `confidentiality`, or why it is unknown.
+    pub lockdown: Result<String, String>,
     /// Pid namespace of this process.
     pub pid_namespace: Namespace,
     /// User namespace of this process.
@@ -114,7 +116,7 @@ impl Host {
             capabilities: Capabilities(
                 effective.map_or(0, |hex| u64::from_str_radix(hex, 16).unwrap_or(0)),
             ),
-            lockdown: lockdown_at(root).unwrap_or_else(|| "unknown".to_owned()),
+            lockdown: lockdown_at(root),
             pid_namespace: namespace(&root.join("proc/self/ns/pid"), FIRST_PID_NAMESPACE),
             user_namespace: namespace(&root.join("proc/self/ns/user"), FIRST_USER_NAMESPACE),
             btf: root.join("sys/kernel/btf/vmlinux").is_file(),
@@ -153,7 +155,7 @@ impl Host {
 
 /// Returns the kernel's lockdown mode, or `None` if it has none or does not show it.
 pub fn lockdown() -> Option<String> {
-    lockdown_at(Path::new("/"))
+    lockdown_at(Path::new("/")).ok()
 }
 
 /// Returns whether this process has the capabilities to load probes, in the initial user namespace. If so, a refusal of
@@ -163,10 +165,18 @@ pub fn is_root_with_bpf() -> bool {
     host.capabilities.may_load_probes() && host.in_first_user_namespace()
 }
 
-/// Does the same as [`lockdown`] with the files below `root`.
-fn lockdown_at(root: &Path) -> Option<String> {
-    let modes = std::fs::read_to_string(root.join("sys/kernel/security/lockdown")).ok()?;
-    bracketed(&modes)
+/// Path of the file with the lockdown mode, without the root.
+const LOCKDOWN: &str = "sys/kernel/security/lockdown";
+
+/// Returns the kernel's lockdown mode, from the file below `root`. The error says why it is unknown.
+fn lockdown_at(root: &Path) -> Result<String, String> {
+    match std::fs::read_to_string(root.join(LOCKDOWN)) {
+        Ok(modes) => bracketed(&modes).ok_or_else(|| format!("/{LOCKDOWN} names no mode")),
+        Err(error) if error.kind() == ErrorKind::NotFound => Err(format!(
+            "there is no /{LOCKDOWN}, so the kernel has no lockdown, or securityfs is not mounted here"
+        )),
+        Err(error) => Err(format!("cannot read /{LOCKDOWN}: {}", error.advised())),
+    }
 }
 
 /// Returns the selected item of a list like `none [integrity] confidentiality`, without the brackets.
@@ -269,8 +279,8 @@ mod tests {
             ("", None, None)
         );
         assert_eq!(
-            (host.lockdown.as_str(), host.memlock, host.btf),
-            ("unknown", Limit::Unknown, false)
+            (host.memlock, host.btf, host.lockdown.is_err()),
+            (Limit::Unknown, false, true)
         );
         assert_eq!(
             host.pid_namespace,
@@ -330,7 +340,7 @@ mod tests {
             (host.boot_id.as_str(), host.unprivileged_bpf_disabled),
             ("a-b-c", Some(2))
         );
-        assert_eq!(host.lockdown, "confidentiality");
+        assert_eq!(host.lockdown.as_deref(), Ok("confidentiality"));
         assert_eq!(
             host.container,
             [

@@ -7,7 +7,7 @@ use anstyle::Style;
 use nix::sys::event::Kqueue;
 use serde::Serialize;
 
-use super::show::{self, width, wrap};
+use super::show::{self, Mark, width, wrap};
 use crate::config::Config;
 use crate::export::{print, printable, to_json};
 use reaper_host::source::SourceKind;
@@ -192,7 +192,7 @@ fn render(report: &Report, width: Option<usize>) -> String {
     let names = names.max().unwrap_or(0);
     for check in &report.checks {
         let notes = [check.reason.as_deref(), check.advice];
-        let state = (check.ok, check.needed);
+        let state = Mark::of(check.ok, check.needed, &check.value);
         out += &show::check(state, check.name, &check.value, notes, names, width);
     }
     out

@@ -159,12 +159,25 @@ fn next_source_is_used_if_probes_do_not_load() {
 fn old_kernel_and_lockdown_are_reasons() {
     let host = Host {
         release: "4.19.0".into(),
-        lockdown: "confidentiality".into(),
+        lockdown: Ok("confidentiality".into()),
         ..host()
     };
     let report = examine(&Config::default(), &host, &no_btf(), Ok(()), |_| Err("no"));
     assert!(report.reasons[0].contains("older than 5.10"));
     assert!(report.reasons.iter().any(|r| r.contains("lockdown")));
+}
+
+#[test]
+fn unknown_lockdown_is_neither_yes_nor_no() {
+    let report = examine(&Config::default(), &host(), &no_btf(), Ok(()), |_| {
+        Ok::<(), String>(())
+    });
+    let text = anstream::adapter::strip_str(&render(&report, None)).to_string();
+    let mut lines = text.lines();
+    let line = lines.find(|line| line.contains("  lockdown  ")).unwrap();
+    assert!(line.starts_with("?  "), "{line}");
+    let why = "unknown: there is no /sys/kernel/security/lockdown, ";
+    assert!(line.contains(why), "{line}");
 }
 
 #[test]
