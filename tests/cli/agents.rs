@@ -150,6 +150,8 @@ fn agent_add_refuses() {
         (&["./x.tcl"], "tclsh"),
         (&["./absent"], "there is no such program"),
         (&["no-such-program"], "no such program in PATH"),
+        (&["."], "cannot add .: it is a directory"),
+        (&["/usr/bin"], "cannot add /usr/bin: it is a directory"),
         (&["--pid", "1"], "the init process"),
         (&["--pid", &own], "an ancestor of this command"),
         (

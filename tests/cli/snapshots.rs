@@ -92,6 +92,8 @@ const ERRORS: &[Entry<'static>] = &[
     ("an unknown option", &["status", "--jso"]),
     ("no service", &["status", "--socket", "none.sock"]),
     ("the socket is a file", &["tree", "--socket", "file"]),
+    ("neither a program nor a pid", &["agent", "add"]),
+    ("a directory", &["agent", "add", "/usr/bin"]),
     ("no pid", &["explain", "cargo"]),
     ("a pid that cannot exist", &["explain", "4194305"]),
     ("neither a pid nor --list", &["keep"]),

@@ -30,6 +30,9 @@ use reaper_model::event::ProcEntry;
 /// Longest command line in the list, in characters.
 const COMMAND_MAX: usize = 256;
 
+pub(super) const USAGE: &str =
+    "reaper agent add [OPTIONS] <PROGRAM>\n       reaper agent add [OPTIONS] --pid <PID>";
+
 pub(super) const HELP: &str = "\
 The rule recognises the program by its path, links resolved, or a script by its path and its interpreter. Versions in \
     the path become `*`. The rule is checked before it is written: it must recognise the program, and must match neither \
@@ -56,7 +59,7 @@ Exit status:
 #[derive(Args)]
 pub(super) struct AddArgs {
     /// Program of the agent: a path, or a name in PATH.
-    #[arg(required_unless_present = "pid", conflicts_with = "pid")]
+    #[arg(conflicts_with = "pid")]
     program: Option<PathBuf>,
     /// Take the program of this process.
     #[arg(long, value_name = "PID", value_parser = parse_pid)]
@@ -104,6 +107,11 @@ struct Match {
 }
 
 pub(super) fn run(args: &AddArgs) -> Result<(), Failure> {
+    if args.program.is_none() && args.pid.is_none() {
+        let what = "name the agent by its program, `reaper agent add PROGRAM`, or by a process that runs it, \
+                    `reaper agent add --pid PID`";
+        return Err(Failure::Usage(what.into()));
+    }
     let file = config_file(args)?;
     let (old, known) = read(&file)?;
     let Target {

@@ -341,7 +341,7 @@ Examples:
 #[derive(Subcommand)]
 enum AgentCommand {
     /// Write a rule for an agent of your own to the config, after listing what it would match.
-    #[command(after_long_help = agent_add::HELP)]
+    #[command(override_usage = agent_add::USAGE, after_long_help = agent_add::HELP)]
     Add(agent_add::AddArgs),
 }
 

@@ -54,6 +54,11 @@ pub(super) fn target(args: &AddArgs) -> Result<Target, Failure> {
     let program = args.program.as_deref().unwrap_or(Path::new(""));
     let what = printable(&program.display().to_string(), usize::MAX);
     let found = find(program).ok_or_else(|| {
+        if program.is_dir() {
+            return Failure::Refused(format!(
+                "cannot add {what}: it is a directory; give the path of the program in it"
+            ));
+        }
         let place = if program.components().count() > 1 {
             ""
         } else {
