@@ -418,7 +418,10 @@ fn history_of_a_session() {
     assert_contains(&several.err, &["matches process 4194304"]);
     let said = history(&["--agent", "nobody"]);
     assert_eq!(said.out, "");
-    assert_contains(&said.err, &["in the journal matches --agent"]);
+    assert_contains(
+        &said.err,
+        &["in the journal matches --agent; no agent is named \"nobody\": "],
+    );
     let said = reaper(world.dir(), &["history", "--file", "none.db"]);
     assert_eq!(said.code, Some(1), "{}", said.out);
     assert_contains(&said.err, &["none.db"]);

@@ -524,6 +524,13 @@ impl Ruleset {
         found.map(|(at, _)| RuleId(at))
     }
 
+    /// Returns the names of the rules for agents and servers.
+    pub fn agent_names(&self) -> Vec<&str> {
+        let rules = self.rules.iter();
+        let rules = rules.filter(|rule| rule.action.opens_session());
+        rules.map(|rule| &*rule.name).collect()
+    }
+
     /// Returns all rules in the order of evaluation.
     pub fn rules(&self) -> &[Rule] {
         &self.rules

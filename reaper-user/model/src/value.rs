@@ -119,6 +119,22 @@ pub fn nearest<'k>(name: &str, known: &[&'k str]) -> Option<&'k str> {
     (near(&best) <= 1 + best.len() / 4).then_some(*best)
 }
 
+/// Shortest beginning of a name that counts as a hint for it, in bytes.
+const BEGINNING_MIN: usize = 3;
+
+/// Returns `did you mean ...?` with the known name that is most similar to an unknown one, or else the shortest that begins
+/// with it.
+pub fn did_you_mean(name: &str, known: &[&str]) -> Option<String> {
+    let beginning = || {
+        let is_telling = name.len() >= BEGINNING_MIN;
+        let known = known.iter().copied();
+        let known = known.filter(|known| is_telling && known.starts_with(name));
+        known.min_by_key(|known| known.len())
+    };
+    let near = nearest(name, known).or_else(beginning)?;
+    Some(format!("did you mean `{near}`?"))
+}
+
 /// Reads a string with a function whose error describes what is wrong.
 pub fn text<'de, D: Deserializer<'de>, T>(
     deserializer: D,
@@ -385,6 +401,20 @@ mod tests {
             assert_eq!(parse_time(text), Ok(time), "{text}");
             assert_eq!(show_duration(time), shown);
             assert_eq!(parse_time(shown), Ok(time), "{shown}");
+        }
+    }
+
+    #[test]
+    fn unknown_name_has_the_most_similar_known_one_as_a_hint() {
+        let known = ["codex", "claude-daemon", "claude-code"];
+        for (name, hint) in [
+            ("claud-code", Some("did you mean `claude-code`?")),
+            ("claud", Some("did you mean `claude-code`?")),
+            ("codecs", Some("did you mean `codex`?")),
+            ("cl", None),
+            ("aider", None),
+        ] {
+            assert_eq!(did_you_mean(name, &known).as_deref(), hint, "{name}");
         }
     }
 

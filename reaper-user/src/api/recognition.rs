@@ -12,6 +12,7 @@ use reaper_host::facts::{ScriptPaths, scan_pids};
 use reaper_host::source::procfs::Procfs;
 use reaper_model::event::{Image, ProcEntry, ProcessKey};
 use reaper_model::ruleset::{self, Action, Mismatch, Nearness, Rule};
+use reaper_model::value::did_you_mean;
 
 /// Longest command line in the response, in bytes.
 const COMMAND_MAX: usize = 8192;
@@ -46,7 +47,14 @@ pub fn read_process(pid: u32, scripts: ScriptPaths) -> Result<ProcEntry, ErrorRe
     }
 }
 
-/// Returns a program's first matching boundary, server or agent rule.
+/// Returns the error for a name that no agent has.
+pub fn unknown_agent(name: &str, known: &[&str]) -> String {
+    let hint = did_you_mean(name, known);
+    let hint = hint.unwrap_or_else(|| "`reaper agents` lists all agents".into());
+    format!("no agent is named {name:?}: {hint}")
+}
+
+/// Returns the first boundary, server or agent rule that matches a program.
 pub(super) fn first_match<'r>(rules: &'r [Rule], image: &Image) -> Option<&'r Rule> {
     let mut of_program = rules.iter().filter(|rule| rule.action.is_of_program());
     of_program.find(|rule| rule.mismatch(image).is_none())

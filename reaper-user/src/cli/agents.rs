@@ -74,9 +74,8 @@ pub(super) fn run(args: &AgentsArgs) -> Result<(), Failure> {
         .iter()
         .find(|name| !all.agents.iter().any(|a| a.name == **name))
     {
-        return Err(Failure::Refused(format!(
-            "there is no agent {name:?}; `reaper agents` lists them"
-        )));
+        let known: Vec<&str> = all.agents.iter().map(|agent| &*agent.name).collect();
+        return Err(Failure::Refused(recognition::unknown_agent(name, &known)));
     }
     let is_wanted = |agent: &AgentInfo| args.names.is_empty() || args.names.contains(&agent.name);
     all.agents.retain(is_wanted);

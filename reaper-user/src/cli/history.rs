@@ -16,8 +16,9 @@ use super::client::{BOLD, DIM, client};
 use super::hint::hints;
 use super::keep_advice::keep_advice;
 use super::show::{count, fit, time, width, wrap};
-use super::{Failure, ServiceArgs, pager, parse_pid, parse_time, sockets};
+use super::{Failure, ServiceArgs, load, pager, parse_pid, parse_time, sockets};
 use crate::api::History;
+use crate::api::recognition::unknown_agent;
 use crate::export::{
     self, ExitInfo, FreedMemory, KeepAdvice, ProcessCounts, duration, exit_code_text, freed,
     message, outcome_reason_text, printable, reason_text, write_object,
@@ -26,6 +27,7 @@ use crate::journal::history::{
     HistoryError, HistoryOutcome, HistoryProcess, HistoryQuery, HistorySession, read,
 };
 use crate::journal::{DIRECTORY, path};
+use reaper_model::rules::built_in;
 
 /// Longest command line or name, in characters.
 const COMMAND_MAX: usize = 256;
@@ -131,9 +133,21 @@ fn nothing_found(args: &HistoryArgs, absent: &[u32]) -> String {
     match given.is_empty() {
         true => format!("the journal has no sessions{own} yet"),
         false => format!(
-            "no session{own} in the journal matches {}",
-            given.join(" and ")
+            "no session{own} in the journal matches {}{}",
+            given.join(" and "),
+            args.agent.as_deref().map(agent_hint).unwrap_or_default()
         ),
+    }
+}
+
+/// Returns the hint for a name that no agent has; empty for other names.
+fn agent_hint(agent: &str) -> String {
+    // The hint is only lost if the config cannot be read.
+    let rules = load(None).map_or_else(|_| built_in(), |config| config.rules);
+    let known = rules.agent_names();
+    match known.contains(&agent) {
+        true => String::new(),
+        false => format!("; {}", unknown_agent(agent, &known)),
     }
 }
 

@@ -59,6 +59,10 @@ const ALIVE: &[Entry<'static>] = &[
     ("the config again", &["config", "reload"]),
     ("a session that is open", &["history"]),
     ("no such session", &["history", "--agent", "codex"]),
+    ("no such agent", &["history", "--agent", "claud"]),
+    ("no such agent", &["tree", "--agent", "claud-code"]),
+    ("no such agent", &["agents", "cladue-code"]),
+    ("no such agent", &["agents", "nothing-similar"]),
     ("all agents", &["agents"]),
 ];
 

@@ -166,10 +166,12 @@ fn rule_that_can_never_apply_gives_a_warning() {
     const NO_SCRIPT: Option<&str> =
         Some("it has `script`, but its `exe` is no interpreter that reaper knows");
     const NO_AGENT: Option<&str> = Some("`agent` names no agent that is enabled");
+    const MISTYPED: Option<&str> =
+        Some("`agent` names no agent that is enabled: did you mean `claude`?");
     let cases = [
         ("agent = 'claude'", None),
         ("agent = ['claude', 'x']", None),
-        ("agent = 'cluade'", NO_AGENT),
+        ("agent = 'cluade'", MISTYPED),
         ("agent = 'kept'", NO_AGENT),
         ("comm = 'p'\nnot_comm = ['p', 'q']", DENIES),
         ("comm = ['p', 'q']\nnot_comm = 'p'", None),

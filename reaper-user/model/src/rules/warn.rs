@@ -4,11 +4,13 @@
 use super::Rules;
 use super::read::RuleEntry;
 use crate::ruleset::{Action, Condition, Field, Matcher, Pattern, Rule, When};
+use crate::value::did_you_mean;
 
 /// Returns warnings about a file's rules, each with its byte offset.
 pub fn warnings(rules: &Rules) -> Vec<(usize, String)> {
     let all = rules.in_force.rules();
     let mut warnings = Vec::new();
+    let agents = rules.in_force.agent_names();
     let enabled = rules.user_rules.iter().filter(|entry| entry.enabled);
     for RuleEntry { rule, offset, .. } in enabled {
         let name = &rule.name;
@@ -19,13 +21,24 @@ pub fn warnings(rules: &Rules) -> Vec<(usize, String)> {
                 "`{name}` replaces the built-in {that} of the same name: rename it to keep both"
             ));
         }
-        let agents = all.iter().filter(|other| other.action.opens_session());
-        let is_agent = |name: &str| agents.clone().any(|agent| *agent.name == *name);
         let wanted = &rule.when.agents;
-        if !wanted.is_empty() && !wanted.iter().any(|agent| is_agent(agent)) {
+        let unknown = wanted.iter().filter(|agent| !agents.contains(&&***agent));
+        let unknown: Vec<&str> = unknown.map(|agent| &**agent).collect();
+        let mut hints = unknown
+            .iter()
+            .filter_map(|agent| Some((*agent, did_you_mean(agent, &agents)?)));
+        if !wanted.is_empty() && unknown.len() == wanted.len() {
+            let hint = hints.next().map(|(_, hint)| format!(": {hint}"));
+            let hint = hint.unwrap_or_default();
             warn(format!(
-                "`{name}` can never apply: `agent` names no agent that is enabled"
+                "`{name}` can never apply: `agent` names no agent that is enabled{hint}"
             ));
+        } else {
+            for (agent, hint) in hints {
+                warn(format!(
+                    "`agent` of `{name}` has {agent:?}, and no agent of that name is enabled: {hint}"
+                ));
+            }
         }
         let impossible = rule.matchers.iter().map(Matcher::impossible);
         if let Some([why, ..]) = impossible.collect::<Option<Vec<_>>>().as_deref() {

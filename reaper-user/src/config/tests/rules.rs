@@ -236,7 +236,11 @@ fn unreachable_rules_are_warned_of() {
         ),
         (
             rule("a", "agent = ['cluade-code']\ncomm = 'x'"),
-            "`a` can never apply: `agent` names no agent that is enabled",
+            "`a` can never apply: `agent` names no agent that is enabled: did you mean `claude-code`?",
+        ),
+        (
+            rule("a", "agent = ['codex', 'cluade-code', 'x']\ncomm = 'x'"),
+            "`agent` of `a` has \"cluade-code\", and no agent of that name is enabled: did you mean `claude-code`?",
         ),
         (
             rule("a", "comm = 'x'\nnot_comm = ['x', 'y']"),

@@ -8,6 +8,7 @@ use crate::api::messages::{
     WaitSnapshot,
 };
 use crate::api::peer::Peer;
+use crate::api::recognition::unknown_agent;
 use crate::config::Mode;
 use crate::export::{EvidenceRef, SessionRef};
 use reaper_model::Model;
@@ -70,8 +71,8 @@ impl<'a> View<'a> {
         agent: Option<&str>,
         all: bool,
     ) -> Result<TreeSnapshot, ErrorResponse> {
-        if let Some(agent) = agent.filter(|agent| !self.is_agent(agent)) {
-            let message = format!("no agent is named {agent:?}; `reaper agents` lists all agents");
+        if let Some(agent) = agent.filter(|agent| !self.agent_names().contains(agent)) {
+            let message = unknown_agent(agent, &self.agent_names());
             return Err(ErrorResponse::new("not_found", message));
         }
         let wanted = |session: &&Session| agent.is_none_or(|agent| *session.agent == *agent);
@@ -103,14 +104,12 @@ impl<'a> View<'a> {
         Ok(TreeSnapshot { groups })
     }
 
-    /// Returns whether a rule for agents or servers, or an open session, has this name.
-    fn is_agent(&self, name: &str) -> bool {
-        self.model.rules.session_rule(name).is_some()
-            || self
-                .model
-                .sessions
-                .iter()
-                .any(|session| *session.agent == *name)
+    /// Returns the names of the rules for agents and servers, and of open sessions.
+    fn agent_names(&self) -> Vec<&str> {
+        let open = self.model.sessions.iter();
+        let mut names = self.model.rules.agent_names();
+        names.extend(open.map(|session| &*session.agent));
+        names
     }
 
     /// Returns a session with the visible members of it and of nested sessions. Each is followed by its children that
