@@ -41,7 +41,9 @@ pub fn read_process(pid: u32, scripts: ScriptPaths) -> Result<ProcEntry, ErrorRe
             Err(ErrorResponse::new("failed", what))
         }
         None => {
-            let what = format!("there is no process {pid}");
+            let what = format!(
+                "there is no process {pid}: it has exited, or the pid is wrong; name a running one"
+            );
             Err(ErrorResponse::new("not_found", what))
         }
     }

@@ -96,7 +96,8 @@ impl View<'_> {
     pub(super) fn explain(&self, pid: u32) -> Result<ExplainSnapshot, ErrorResponse> {
         let Some(node) = self.model.tree.by_pid(pid) else {
             let message = format!(
-                "there is no process {pid}, and this service has no record of one; `reaper history {pid}` searches earlier boots too"
+                "there is no process {pid}, and this service has no record of one; check the pid, or search earlier boots with \
+                 `reaper history {pid}`"
             );
             return Err(ErrorResponse::new("not_found", message));
         };

@@ -54,7 +54,7 @@ pub(super) fn parse_request(
         ("GET", ["v1", "keeps"]) => RequestKind::Keeps,
         ("POST", ["v1", "keeps"]) => keep(body, peer)?,
         ("DELETE", ["v1", "keeps", word]) => RequestKind::Unkeep {
-            target: target(pid(word)?, peer)?,
+            target: target(pid(word)?, peer, "`reaper keep --list` lists what is kept")?,
         },
         (method @ ("GET" | "POST"), ["v1", "scan"]) => {
             let reap = method == "POST";
@@ -116,14 +116,14 @@ fn keep(body: &[u8], peer: Peer) -> ApiResult<RequestKind> {
         return Err(ErrorResponse::new("bad_request", what));
     }
     Ok(RequestKind::Keep {
-        target: target(order.pid, peer)?,
+        target: target(order.pid, peer, "`reaper tree` lists what can be kept")?,
         lasts: order.for_s.map(Duration::from_secs),
         tree: order.tree,
     })
 }
 
-/// Reads a process that the peer may signal. Refuses others.
-fn target(pid: u32, peer: Peer) -> ApiResult<SignalTarget> {
+/// Reads a process and checks that the peer may signal it. `others` says how to find others.
+fn target(pid: u32, peer: Peer, others: &str) -> ApiResult<SignalTarget> {
     match SignalTarget::read(pid) {
         Ok(Some(target)) if peer.may_signal(&target) => Ok(target),
         Ok(Some(_)) => {
@@ -134,7 +134,7 @@ fn target(pid: u32, peer: Peer) -> ApiResult<SignalTarget> {
         }
         Ok(None) => Err(ErrorResponse::new(
             "not_found",
-            format!("there is no process {pid}: it has exited, or the pid is wrong"),
+            format!("there is no process {pid}: it has exited, or the pid is wrong; {others}"),
         )),
         Err(error) => {
             let error = error.advised_or("try again");
