@@ -7,6 +7,7 @@ mod docs;
 mod escaped;
 mod explain;
 pub mod hostile;
+mod journal;
 mod judgement;
 mod keeper;
 mod lines;
@@ -90,6 +91,7 @@ pub fn privileged() -> Vec<Trial> {
     trials.extend(agents::privileged());
     trials.extend(snapshots::privileged());
     trials.extend(judgement::privileged());
+    trials.extend(journal::privileged());
     trials
 }
 

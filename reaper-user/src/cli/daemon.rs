@@ -1,6 +1,7 @@
 //! `reaper daemon`: starts the service and connects its parts.
 
 mod mode;
+mod scope_journal;
 
 use std::io::{self, IsTerminal};
 use std::path::{self, Path, PathBuf};
@@ -115,6 +116,9 @@ pub(super) struct DaemonArgs {
     #[arg(long, value_name = "FILE")]
     bpf_object: Option<PathBuf>,
     /// Keep the journal in this directory, even if the config says `journal = false` [default: /var/lib/reaper].
+    ///
+    /// With --scope PID, the default is the runtime directory. A later daemon removes the journal of a process that has
+    /// exited.
     #[arg(long, value_name = "DIR", conflicts_with = "no_journal")]
     journal_dir: Option<PathBuf>,
     /// Keep no journal.
@@ -154,6 +158,9 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     // Taken before anything is touched that another daemon may use.
     let _lock = lock::take(directory, scope_name.as_deref())
         .map_err(|failure| suggest_user(failure, &args))?;
+    if config.journal {
+        scope_journal::remove_past(directory);
+    }
     let journal = journal_options(&config, scope_name.as_deref());
     // Known before the source opens, because the mode decides whether the probes may send signals.
     let newer = journal
@@ -322,6 +329,12 @@ fn load_config(args: &DaemonArgs) -> Result<Config, Failure> {
     }
     match &args.journal_dir {
         Some(directory) => config.journal_dir = absolute("--journal-dir", directory)?,
+        None if scope_journal::has_process(&args.scope)
+            && config.journal_dir == Config::default().journal_dir =>
+        {
+            let directory = args.runtime_dir.as_deref().unwrap_or(&config.runtime_dir);
+            config.journal_dir = absolute("--runtime-dir", directory)?;
+        }
         None if args.user && config.journal => user::place_journal_dir(&mut config)?,
         None => {}
     }

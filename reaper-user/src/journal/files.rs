@@ -59,10 +59,8 @@ pub(super) fn prepare(path: &Path) -> io::Result<Option<&'static str>> {
         Ok(meta) if meta.nlink() > 1 => return Ok(Some("more than one hard link")),
         Ok(_) => {}
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            // SQLite would apply a removed database's leftover log to the new one.
-            for name in SUFFIXES {
-                remove(&with_suffix(path, name))?;
-            }
+            // SQLite would apply the leftover log of a removed database to the new one.
+            remove_all(path)?;
         }
         Err(error) => return Err(error),
     }
@@ -171,6 +169,14 @@ pub(super) fn set_aside(path: &Path) -> io::Result<PathBuf> {
         }
     }
     Ok(aside)
+}
+
+/// Removes a database, if it exists, and the files beside it.
+pub(super) fn remove_all(path: &Path) -> io::Result<()> {
+    remove(path)?;
+    SUFFIXES
+        .iter()
+        .try_for_each(|name| remove(&with_suffix(path, name)))
 }
 
 /// Removes a file, if it exists.

@@ -72,6 +72,21 @@ pub fn path(directory: &Path, scope: Option<&str>) -> PathBuf {
     })
 }
 
+/// Returns the scope of the database with this path, by its name; `None` for that of the whole host.
+pub fn scope_of(path: &Path) -> Option<String> {
+    let name = path.file_name()?.to_str()?;
+    let scope = name.strip_prefix("journal-")?.strip_suffix(".db")?;
+    Some(scope.into())
+}
+
+/// Removes a database with the files beside it.
+///
+/// # Errors
+/// A file cannot be removed.
+pub fn remove(path: &Path) -> std::io::Result<()> {
+    files::remove_all(path)
+}
+
 /// Returns the paths of the databases of all scopes in a directory, which may not exist.
 ///
 /// # Errors

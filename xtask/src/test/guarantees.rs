@@ -88,6 +88,7 @@ const SHOWN: &[(&str, &[&str])] = &[
     ("cli::kept-by-user", &["kept"]),
     ("cli::keep", &["kept"]),
     ("cli::history-of-a-session", &["journal"]),
+    ("cli::journal-of", &["journal"]),
     ("cli::doctor", &["fallback"]),
     ("cli::unprivileged-service", &["fallback"]),
     ("cli::without-pidfds", &["fallback"]),

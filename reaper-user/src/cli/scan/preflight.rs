@@ -43,12 +43,18 @@ pub(super) fn check_no_daemon(config: &Config) -> Result<(), Failure> {
 /// A journal cannot be read, so that a kept process may be missing.
 pub(super) fn kept(config: &Config) -> anyhow::Result<Vec<ProcessKey>> {
     let hosts = geteuid().is_root() || config.journal_dir != Config::default().journal_dir;
-    let directory = if hosts {
-        Some(config.journal_dir.clone())
-    } else {
-        user::state_dir()
+    // The journals of services that watch one process are in the runtime directory.
+    let directories = match hosts {
+        true => [
+            Some(config.journal_dir.clone()),
+            Some(config.runtime_dir.clone()),
+        ],
+        false => [user::state_dir(), user::runtime_dir()],
     };
-    directory.map_or(Ok(Vec::new()), |directory| kept_in(&directory))
+    let mut directories: Vec<_> = directories.into_iter().flatten().collect();
+    directories.dedup();
+    let kept: anyhow::Result<Vec<_>> = directories.iter().map(|path| kept_in(path)).collect();
+    Ok(kept?.concat())
 }
 
 fn kept_in(directory: &Path) -> anyhow::Result<Vec<ProcessKey>> {
