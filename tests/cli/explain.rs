@@ -31,6 +31,7 @@ pub fn privileged() -> Vec<Trial> {
         trial("cli", "keep-expires", keep_expires),
         trial("cli", "stopped-service", stopped_service),
         trial("cli", "history-of-a-session", history_of_a_session),
+        trial("cli", "history-of-an-own-exit", history_of_an_own_exit),
         trial("cli", "closed-once", closed_once),
         trial("cli", "closed-with-kept-members", closed_with_kept),
         trial(
@@ -440,6 +441,33 @@ fn history_of_a_session() {
         ask_json(&world, &["history", &leaf])["processes"][0]["process.pid"].to_string(),
         leaf
     );
+}
+
+/// A process that exits without a signal of the service is explained from the journal too.
+fn history_of_an_own_exit() {
+    let mut world = World::new(true);
+    world.start_daemon(CONFIG, &JOURNAL);
+    world.launch("claude", "agent", "agent", &["orphan=double+sleep".into()]);
+    world.await_processes("agent", 1);
+    let orphan = world.await_processes("orphan", 1)[0];
+    world.await_event("a decision", |e| e.is("decision", orphan));
+    world.kill("orphan");
+    world.await_event("its exit", |e| e.is("exit", orphan));
+    world.stop();
+    world.restart_daemon(&[]);
+    assert_contains(
+        &explain(&world, orphan),
+        &[
+            "Ended ",
+            " ago by SIGKILL, which this service did not send.",
+        ],
+    );
+    let history = ask(&world, &["history", &orphan.pid.to_string()]).out;
+    assert_contains(
+        &history,
+        &["  exited      SIGKILL, which the service did not send"],
+    );
+    world.assert_alive(&["agent", "canary"]);
 }
 
 /// A session closes once, after its agent's exit, even if a rule reaped a member before.

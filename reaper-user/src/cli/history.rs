@@ -469,7 +469,14 @@ fn write_process(
             details,
         )
     });
-    let mut lines: Vec<_> = decisions.chain(outcomes).collect();
+    let exit = process.own_exit().map(|(time, exit)| {
+        let how = match &exit.signal {
+            Some(_) => format!("{}, which the service did not send", how(exit)),
+            None => format!("by itself: {}", how(exit)),
+        };
+        (time, PLAIN, "exited".to_owned(), how)
+    });
+    let mut lines: Vec<_> = decisions.chain(outcomes).chain(exit).collect();
     // The sort is stable: an outcome stays behind a decision of the same time.
     lines.sort_by_key(|(time, ..)| *time);
     for (time, style, word, why) in &lines {
@@ -557,6 +564,8 @@ mod tests {
             comm: "sh\u{1b}".into(),
             exe: String::new(),
             args: args.iter().map(|arg| arg.to_string()).collect(),
+            exited_at: None,
+            exit: ExitInfo::default(),
             decisions,
             outcomes,
             keep_rule: None,
@@ -676,6 +685,8 @@ To keep such a process: REAPER_KEEP=1, `reaper keep PID`, or the rule from `reap
             comm: "x".repeat(15),
             exe: String::new(),
             args: vec!["y".repeat(300)],
+            exited_at: None,
+            exit: ExitInfo::default(),
             decisions: Vec::new(),
             outcomes: vec![outcome("uninterruptible_sleep")],
             keep_rule: None,

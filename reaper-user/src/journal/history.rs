@@ -101,6 +101,12 @@ pub struct HistoryProcess {
     /// Command line, with secrets redacted.
     #[serde(rename = "process.command_args")]
     pub args: Vec<String>,
+    /// Time of its exit; `None` if it is alive, or its exit is not recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exited_at: Option<Timestamp>,
+    /// Exit status.
+    #[serde(flatten)]
+    pub exit: ExitInfo,
     /// Decisions about it, the oldest first.
     pub decisions: Vec<HistoryDecision>,
     /// Results of the signals to it, the oldest first.
@@ -115,6 +121,13 @@ impl HistoryProcess {
     pub fn start_in(&self, boot_id: &str) -> Option<u64> {
         let rest = self.entity_id.strip_prefix(boot_id)?.strip_prefix('-')?;
         rest.split('-').next()?.parse().ok()
+    }
+
+    /// Returns when and how it exited, if the service neither signalled it nor was to do so.
+    pub fn own_exit(&self) -> Option<(Timestamp, &ExitInfo)> {
+        let at = self.exited_at?;
+        let was_due = self.is_reaped() && !self.decisions.iter().any(HistoryDecision::would_reap);
+        (self.outcomes.is_empty() && !was_due).then_some((at, &self.exit))
     }
 
     /// Returns whether its last decision was to reap it.
@@ -462,7 +475,7 @@ fn processes(
     pids: &[u32],
 ) -> rusqlite::Result<Vec<HistoryProcess>> {
     let mut statement = connection.prepare_cached(
-        "SELECT p.id, boot.uuid, p.pid, p.start, p.uid, p.comm, p.exe, p.args
+        "SELECT p.id, boot.uuid, p.pid, p.start, p.uid, p.comm, p.exe, p.args, p.exited, p.exit_code, p.exit_signal
          FROM process p JOIN boot ON boot.id = p.boot
          WHERE p.session = ?1 AND (?2 IS NULL OR p.uid = ?2)
              AND (?3 IS NULL OR p.pid IN (SELECT value FROM json_each(?3)))",
@@ -479,6 +492,12 @@ fn processes(
             comm: row.get(5)?,
             exe: row.get(6)?,
             args: args(row.get(7)?),
+            exited_at: row.get::<_, Option<i64>>(8)?.map(time),
+            exit: ExitInfo {
+                code: row.get(9)?,
+                signal: row.get(10)?,
+                core_dumped: None,
+            },
             decisions: decisions(connection, id)?,
             outcomes: outcomes(connection, id)?,
             keep_rule: None,

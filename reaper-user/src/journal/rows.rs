@@ -1,28 +1,53 @@
 //! Converts records to rows.
 
+use hashbrown::HashSet;
 use rusqlite::{Transaction, params};
 
 use super::keeps::int;
 use crate::export::names::{outcome_name, outcome_reason};
 use crate::export::{
-    EventBody, EventRecord, ExitInfo, FreedMemory, ProcessRef, ResumedRoot, SessionRef,
+    EventBody, EventRecord, ExitInfo, FreedMemory, Lifecycle, ProcessRef, ResumedRoot, SessionRef,
     command_args, wall_time,
 };
 use crate::reap::ReapOutcome;
 use reaper_model::event::ProcessKey;
 
-/// Returns whether the journal stores a record: changes of sessions, decisions and outcomes.
-pub(super) fn is_journaled(record: &EventRecord) -> bool {
-    matches!(
-        record.body,
-        EventBody::SessionOpen { .. }
+/// Limit of processes in [`Journaled`]. All are forgotten at the limit, and their exits are not stored.
+const DECIDED_MAX: usize = 65_536;
+
+/// Selects the records that the journal stores: changes of sessions, decisions, outcomes, and exits of the processes that
+/// were decided about. Exits of all members would be most of the records.
+#[derive(Default)]
+pub(super) struct Journaled {
+    /// Processes that were decided about and have not exited.
+    decided: HashSet<ProcessKey>,
+}
+
+impl Journaled {
+    /// Returns whether the journal stores the next record.
+    pub(super) fn includes(&mut self, record: &EventRecord) -> bool {
+        match &record.body {
+            EventBody::Decision { process, .. } => {
+                if self.decided.len() == DECIDED_MAX {
+                    self.decided.clear();
+                }
+                self.decided.insert(process.key);
+                true
+            }
+            EventBody::Lifecycle {
+                process,
+                event: Lifecycle::Exit { .. },
+                ..
+            } => self.decided.remove(&process.key),
+            EventBody::SessionOpen { .. }
             | EventBody::SessionResume { .. }
             | EventBody::SessionRelaunch { .. }
             | EventBody::SessionRootExit { .. }
             | EventBody::SessionClose { .. }
-            | EventBody::Decision { .. }
-            | EventBody::Outcome { .. }
-    )
+            | EventBody::Outcome { .. } => true,
+            _ => false,
+        }
+    }
 }
 
 /// Writer of the records of a batch.
@@ -34,7 +59,7 @@ pub(super) struct RowWriter<'a> {
 type Result<T> = rusqlite::Result<T>;
 
 impl RowWriter<'_> {
-    /// Writes a record, if [`is_journaled`]. A record that was written before adds no row. Nor does a decision or
+    /// Writes a record, if [`Journaled`] includes it. A record that was written before adds no row. Nor does a decision or
     /// outcome that equals the latest one of its process.
     pub(super) fn write(&self, record: &EventRecord) -> Result<()> {
         let time = wall(record.boot_ns);
@@ -160,6 +185,25 @@ impl RowWriter<'_> {
                         duration.map(int),
                         memory.map(|memory| int(memory.rss)),
                         memory.map(|memory| int(memory.swap))
+                    ],
+                )
+            }
+            EventBody::Lifecycle {
+                process,
+                event: Lifecycle::Exit { exit_status, .. },
+                ..
+            } => {
+                let exit = ExitInfo::from(*exit_status);
+                self.execute(
+                    "UPDATE process SET exited = ?4, exit_code = ?5, exit_signal = ?6
+                     WHERE (boot, pid, start) = (?1, ?2, ?3)",
+                    params![
+                        self.boot,
+                        process.key.pid,
+                        int(process.key.start),
+                        time,
+                        exit.code,
+                        exit.signal
                     ],
                 )
             }

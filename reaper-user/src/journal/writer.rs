@@ -13,7 +13,7 @@ use super::keep_writer::{ANSWER_TIMEOUT, KeepWriter};
 use super::keeps::{JournalKeep, KeepUpdate};
 use super::message::{JournalCounters, KeepChange, Message};
 use super::prune::{self, INTERVAL};
-use super::rows::{RowWriter, is_journaled};
+use super::rows::{Journaled, RowWriter};
 use super::store::{Store, is_corruption, is_transient};
 use super::{JournalError, JournalOptions};
 use crate::export::{Consumer, EventBody, EventRecord};
@@ -125,6 +125,7 @@ impl Journal {
         Feed {
             sender: self.sender.clone(),
             shared: Arc::clone(&self.shared),
+            journaled: Journaled::default(),
             room: WAITING_MAX,
             unreported_drops: 0,
             full: false,
@@ -151,6 +152,7 @@ impl Journal {
 pub struct Feed {
     sender: Sender<Message>,
     shared: Arc<JournalCounters>,
+    journaled: Journaled,
     /// Limit of waiting records.
     pub(super) room: usize,
     /// Number of dropped records that the stream has not reported yet.
@@ -163,7 +165,8 @@ impl Consumer for Feed {
     /// Queues the records that a journal keeps. Returns a record with the number of dropped records: after the first
     /// drop, when there is room again, and at the end.
     fn on_records(&mut self, records: &[EventRecord]) -> Option<EventRecord> {
-        let kept = records.iter().filter(|record| is_journaled(record));
+        let kept = records.iter();
+        let kept = kept.filter(|record| self.journaled.includes(record));
         let mut kept: Vec<EventRecord> = kept.cloned().collect();
         let was_full = self.full;
         if !kept.is_empty() {

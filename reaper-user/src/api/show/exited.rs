@@ -29,7 +29,7 @@ pub(in crate::api) struct Exited {
     leftover: Option<String>,
     /// Time of the last signal, and its name.
     signal: Option<(Timestamp, String)>,
-    /// Time of the exit, and the status. The journal has it only as an outcome.
+    /// Time of the exit, and the status. From the journal only if no signal was sent.
     exit: Option<(Timestamp, ExitInfo)>,
     enforce: bool,
     honors_keep: bool,
@@ -95,6 +95,7 @@ impl Exited {
         process: HistoryProcess,
         start_ns: u64,
     ) -> Exited {
+        let exit = process.own_exit().map(|(at, status)| (at, status.clone()));
         Exited {
             process,
             start_ns,
@@ -108,7 +109,7 @@ impl Exited {
             }),
             leftover: None,
             signal: None,
-            exit: None,
+            exit,
             enforce: true,
             honors_keep: true,
         }
@@ -229,6 +230,8 @@ fn history_process(recent: &RecentProcess) -> HistoryProcess {
         comm: String::from_utf8_lossy(&process.image.comm).into(),
         exe: String::from_utf8_lossy(&process.image.exe).into(),
         args: command_args(&process.image),
+        exited_at: None,
+        exit: ExitInfo::default(),
         decisions: decisions.collect(),
         outcomes: outcomes.collect(),
         keep_rule: keep_rule(&process.image),

@@ -225,6 +225,48 @@ fn history_of_a_pid_and_of_the_newest_sessions() {
 }
 
 #[test]
+fn exit_of_a_process_that_was_decided_about_is_stored() {
+    let world = World::new();
+    let now = sys::boot_time();
+    let killed = ExitStatus::Signalled {
+        signal: 9,
+        core: false,
+    };
+    let member = |pid| process(pid, 100, 1000);
+    world.store(&[
+        opened(now, 100, 1000),
+        decided(now, member(101), "keep"),
+        decided(now, member(102), "reap"),
+        decided(now, member(103), "keep"),
+        exited(now + 1_000_000, member(101), ExitStatus::Exited(3)),
+        exited(now + 1_000_000, member(102), killed),
+        // No decision, so no row.
+        exited(now + 1_000_000, member(104), ExitStatus::Exited(0)),
+    ]);
+    let session = &world.all()[0];
+    let exits = session.processes.iter();
+    let mut exits: Vec<_> = exits
+        .map(|p| (p.pid, p.exit.code, p.own_exit().map(|(at, _)| at)))
+        .collect();
+    exits.sort_unstable();
+    let at = session.opened_at + Duration::from_millis(1);
+    // It is unknown whether the service has sent the signal to 102.
+    let expected = [
+        (101, Some(3), Some(at)),
+        (102, None, None),
+        (103, None, None),
+    ];
+    assert_eq!(exits, expected);
+    let signal = &session.processes[1].exit.signal;
+    assert_eq!(session.processes[1].pid, 102);
+    assert_eq!(signal.as_deref(), Some("SIGKILL"));
+    assert_eq!(
+        world.number("SELECT count(*) FROM process WHERE pid = 104"),
+        0
+    );
+}
+
+#[test]
 fn reaped_process_has_a_rule_that_keeps_it() {
     let world = World::new();
     let mut records = lifecycle(sys::boot_time(), 100, 1000);

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use super::history::{self, HistoryQuery, HistorySession};
 use super::*;
 use crate::export::{
-    Consumer, DecisionNames, EventBody, EventRecord, FreedMemory, ProcessRef, SessionRef,
+    Consumer, DecisionNames, EventBody, EventRecord, FreedMemory, Lifecycle, ProcessRef, SessionRef,
 };
 use reaper_host::source::procfs::ProcessMemory;
 use reaper_host::sys;
@@ -206,6 +206,18 @@ fn outcome(time: u64, process: ProcessRef) -> EventRecord {
         signal: Some("SIGTERM"),
         duration: Some(1_200_000),
         memory: Some(ProcessMemory { rss: 4096, swap: 0 }),
+    };
+    record(time, body)
+}
+
+fn exited(time: u64, process: ProcessRef, exit_status: ExitStatus) -> EventRecord {
+    let body = EventBody::Lifecycle {
+        process,
+        provenance: Provenance::Kernel,
+        event: Lifecycle::Exit {
+            exit_status,
+            peak_rss: 0,
+        },
     };
     record(time, body)
 }
