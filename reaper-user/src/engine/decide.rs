@@ -211,7 +211,9 @@ impl Engine {
                 if !self.ingest.reaper.claim(&self.model, key, &decision) {
                     return;
                 }
-                let observed = self.settings.mode == Mode::Observe;
+                // A keep that ends leads to the same decision again.
+                let observed =
+                    self.settings.mode == Mode::Observe && self.ingest.would_reap.insert(key);
                 self.count.would_have_reaped += u64::from(observed);
                 let process = ProcessRef::new(&self.model, node);
                 self.claimed.insert(key, process);

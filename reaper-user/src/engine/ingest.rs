@@ -31,6 +31,8 @@ pub struct Ingest {
     pub queued: Queue,
     /// Last decisions about living members.
     pub decided: HashMap<ProcessKey, (Verdict, Reason)>,
+    /// Living members that count as processes that would have been reaped, in observe mode.
+    pub would_reap: HashSet<ProcessKey>,
     /// Sessions whose root has exited and that another agent may continue.
     pub awaiting_successor: Vec<SessionId>,
     /// Orphans whose adopter is not known yet.
@@ -68,6 +70,7 @@ impl Ingest {
             emits_discovered: false,
             queued: Queue::default(),
             decided: HashMap::new(),
+            would_reap: HashSet::new(),
             awaiting_successor: Vec::new(),
             without_adopter: Vec::new(),
             new_images: Vec::new(),

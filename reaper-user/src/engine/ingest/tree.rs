@@ -131,6 +131,7 @@ impl Ingest {
                         .push((process, session, exit_status, signal));
                 }
                 // Otherwise the process was kept, or waited for its decision.
+                self.would_reap.remove(&node.key);
                 let was_kept_or_undecided = self
                     .decided
                     .remove(&node.key)

@@ -46,6 +46,8 @@ struct Mentioned {
     command: String,
     /// Whether an outcome follows after its exit. `None` if no decision was shown.
     is_claimed: Option<bool>,
+    /// Whether it counts as one that would have been reaped.
+    is_observed: bool,
 }
 
 impl Memory {
@@ -151,6 +153,10 @@ impl Memory {
         let Some(session) = &process.session else {
             return;
         };
+        let mentioned = self.processes.entry(process.key).or_default();
+        if std::mem::replace(&mut mentioned.is_observed, true) {
+            return;
+        }
         let root = self.sessions.get(&session.first_root);
         let root = root.map(|open| &*open.command);
         self.observed.add(process, &session.agent, root);

@@ -119,3 +119,23 @@ impl Agent {
         format!("{total} would have been reaped: {names}")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_commands_are_counted_together() {
+        let agent = Agent {
+            name: "claude-code".into(),
+            pid: 42,
+            command: String::new(),
+            processes: vec![("vite".into(), 1), ("sleep 60".into(), 2)],
+            others: 1,
+        };
+        assert_eq!(
+            agent.text(),
+            "4 processes would have been reaped: 2 of sleep 60, vite, 1 other"
+        );
+    }
+}
