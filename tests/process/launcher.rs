@@ -35,8 +35,6 @@ fn discard_zombies() {
 /// `spawn`, ROLE and HOW ([`ProcessContext::spawn`]). At the end of the input it kills all its descendants and exits.
 pub fn launcher(s: &ProcessContext) -> ! {
     nix::unistd::setsid().expect("setsid");
-    // As below a login. Only root may set it, and a kernel without audit has no such file.
-    let _ = std::fs::write("/proc/self/loginuid", "61000");
     discard_zombies();
     if s.args.is_empty() {
         nix::sys::prctl::set_child_subreaper(true).expect("become a subreaper");

@@ -142,8 +142,9 @@ fn too_many_markers(rules: &[Rule]) -> Option<Problem> {
     // One bit is for `REAPER_KEEP=1`, three are for the variables of multiplexers.
     let most = MARKERS_MAX - 4;
     (count > most).then(|| {
-        let what =
-            format!("the rules use {count} different `environment` globs: write at most {most}");
+        let what = format!(
+            "the rules and the built-in ones use {count} different `environment` globs: at most {most} are possible"
+        );
         (0, what)
     })
 }

@@ -408,7 +408,7 @@ fn explanation_sentences_match_the_decision() {
         (
             found("reap", "to be reaped: orphaned shell of a tool"),
             "To be reaped: orphaned shell of a tool.".into(),
-            "`reaper scan --reap` ends it. The service does so by itself only on recorded evidence.".into(),
+            "`reaper scan --reap` ends it. On its own, the service may need more evidence: see `reaper scan --help`.".into(),
         ),
         (
             found("keep", "kept: REAPER_KEEP=1 (CLAUDECODE in its environment)"),

@@ -137,7 +137,7 @@ fn bad_values() {
     );
     wrong(
         "[[keep]]\nname = 'x'\nuid = '0'",
-        "r.toml:3:7: `uid`: write \"other\", \"same\" or a number",
+        "r.toml:3:7: `uid`: write \"other\", \"other-login\", \"same\" or a number",
     );
     wrong(
         "runtime_dir = 'run'",
