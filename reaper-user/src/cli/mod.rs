@@ -43,6 +43,7 @@ mod tree;
 #[cfg_attr(target_os = "macos", path = "unpin/darwin.rs")]
 mod unpin;
 mod user;
+mod version;
 #[cfg(target_os = "linux")]
 mod wait;
 
@@ -70,7 +71,13 @@ use user::ConfigOwner;
 /// When an agent exits or crashes, the shells, servers, test runs and browsers that it started keep running. The kernel reports each
 /// fork, exec and exit to reaper. So reaper knows the process tree of each agent, and ends its orphans as soon as the agent exits.
 #[derive(Parser)]
-#[command(name = "reaper", version, after_long_help = EXAMPLES, max_term_width = MAX_WIDTH)]
+#[command(
+    name = "reaper",
+    version,
+    long_version = version::long(),
+    after_long_help = EXAMPLES,
+    max_term_width = MAX_WIDTH
+)]
 struct Cli {
     /// When to use colours: auto, always or never [default: auto].
     #[arg(

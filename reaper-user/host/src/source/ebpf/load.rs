@@ -22,6 +22,14 @@ use crate::sys;
 /// Object file of the probes, built by `cargo xtask build-ebpf`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("reaper.bpf.o");
 
+/// Returns the SHA-256 hash of the object file, as recorded when it was built.
+pub fn object_sha256() -> Option<&'static str> {
+    let record = include_str!("reaper.bpf.toolchain");
+    record
+        .lines()
+        .find_map(|line| line.strip_prefix("sha256: "))
+}
+
 /// Maps that are pinned, for the next service to resume: name, kind, and sizes of keys and values.
 pub(super) const MAPS: [(&str, MapType, u32, u32); 9] = [
     ("EVENTS", MapType::RingBuf, 0, 0),
@@ -357,5 +365,17 @@ fn check_abi(object: &[u8]) -> Result<(), EbpfError> {
             found: u16::from_le_bytes([low, high]),
         }),
         _ => Err(EbpfError::invalid_object(ABI_SECTION)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recorded_hash_is_that_of_the_object() {
+        let hash = Sha256::digest(OBJECT);
+        let digits: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(object_sha256(), Some(digits.as_str()));
     }
 }

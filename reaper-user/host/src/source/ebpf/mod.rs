@@ -39,6 +39,7 @@ use ring::Ring;
 use state::{KernelMaps, MemberMap};
 
 pub use error::{EbpfError, PinError};
+pub use load::object_sha256;
 
 /// Checks that the probes can be loaded on this host. Passes them through the verifier and drops them again.
 ///
