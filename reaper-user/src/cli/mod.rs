@@ -6,6 +6,7 @@ mod agent_add;
 mod agents;
 mod client;
 mod color;
+mod completions;
 mod config_check;
 mod config_init;
 mod config_show;
@@ -340,6 +341,12 @@ Examples:
   sudo reaper unpin
   sudo reaper unpin --pin-dir /sys/fs/bpf/reaper")]
     Unpin(UnpinArgs),
+    /// Print completions for a shell.
+    #[command(after_long_help = completions::HELP)]
+    Completions {
+        /// Shell to complete in.
+        shell: clap_complete::Shell,
+    },
     /// Root of the demo's process tree (internal).
     #[command(hide = true)]
     DemoAgent,
@@ -498,6 +505,7 @@ fn run(command: Command) -> Result<u8, Failure> {
         }
         Command::Config(ConfigCommand::Reload(service)) => client::reload(&service).map(|()| 0),
         Command::Config(ConfigCommand::Show(args)) => config_show::run(&args).map(|()| 0),
+        Command::Completions { shell } => completions::run(shell).map(|()| 0),
         Command::DemoAgent => demo::agent().map(|()| 0),
     }
 }
@@ -589,8 +597,7 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 #[cfg(test)]
 mod tests;
 
-/// Returns the definition of all commands and options.
-#[cfg(test)]
-pub(crate) fn command() -> clap::Command {
+/// Returns the definition of all commands and options, from which man pages and completions are made.
+pub fn command() -> clap::Command {
     <Cli as clap::CommandFactory>::command()
 }
