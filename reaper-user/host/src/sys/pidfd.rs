@@ -108,7 +108,7 @@ impl Pidfd {
     /// Returns the inode number of the pidfd if it is unique, as in pidfs; `None` before Linux 6.9.
     pub fn unique_inode(&self) -> Option<u64> {
         let of = nix::sys::statfs::fstatfs(&self.0).ok()?;
-        (of.filesystem_type().0 == PIDFS).then(|| self.inode())?
+        (of.filesystem_type().0 as u32 == PIDFS).then(|| self.inode())?
     }
 
     /// Returns the exit status, once the process has been waited for, if the kernel still has it. `None` otherwise, and
@@ -133,8 +133,10 @@ impl Pidfd {
             mask,
             ..Info::default()
         };
+        // The type of requests depends on the C library.
+        let request = PIDFD_GET_INFO as libc::Ioctl;
         // SAFETY: the request number contains the size of `Info`, and the kernel writes no more than that.
-        let answer = unsafe { libc::ioctl(self.0.as_raw_fd(), PIDFD_GET_INFO, &raw mut info) };
+        let answer = unsafe { libc::ioctl(self.0.as_raw_fd(), request, &raw mut info) };
         (answer == 0 && info.mask & mask != 0).then_some(info)
     }
 }
@@ -211,8 +213,7 @@ const _: () = assert!(size_of::<SignalInfo>() == size_of::<libc::siginfo_t>());
 const INFO_CREDS: u64 = 1 << 1;
 const INFO_EXIT: u64 = 1 << 3;
 /// `PID_FS_MAGIC` of include/uapi/linux/magic.h.
-const PIDFS: nix::libc::__fsword_t = 0x5049_4446;
+const PIDFS: u32 = 0x5049_4446;
 /// `_IOWR(0xFF, 11, struct pidfd_info)`.
-const PIDFD_GET_INFO: libc::c_ulong =
-    3 << 30 | (size_of::<Info>() as libc::c_ulong) << 16 | 0xFF << 8 | 11;
+const PIDFD_GET_INFO: u32 = 3 << 30 | (size_of::<Info>() as u32) << 16 | 0xFF << 8 | 11;
 const _: () = assert!(size_of::<Info>() == 64);

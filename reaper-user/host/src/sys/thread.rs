@@ -27,22 +27,22 @@ pub fn prioritise() {
 /// are killed wake up to exit and would preempt the thread. The kernel reserves 5 % for other threads (sched(7)).
 /// Threads that the thread starts do not inherit the priority.
 pub fn raise_priority() {
-    let lowest = libc::sched_param { sched_priority: 1 };
-    let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
-    // SAFETY: the structure is only read, for the calling thread.
-    if unsafe { libc::sched_setscheduler(0, policy, &raw const lowest) } == 0 {
+    if set_scheduler(libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, 1) {
         return;
     }
-    // SAFETY: as above. Threads started by this one do not inherit the nice value set below.
-    unsafe {
-        let ordinary = libc::sched_param { sched_priority: 0 };
-        let policy = libc::SCHED_OTHER | libc::SCHED_RESET_ON_FORK;
-        libc::sched_setscheduler(0, policy, &raw const ordinary);
-    }
+    // Threads started by this one do not inherit the nice value set below.
+    set_scheduler(libc::SCHED_OTHER | libc::SCHED_RESET_ON_FORK, 0);
     // On Linux this sets the priority of the calling thread only.
     if let Err(error) = setpriority_process(None, -20) {
         tracing::debug!("cannot raise priority: {error}");
     }
+}
+
+/// Sets policy and priority of the calling thread (sched_setscheduler(2)), and returns whether that was permitted. The
+/// function of that name in musl only fails, because POSIX defines it for a process.
+fn set_scheduler(policy: libc::c_int, priority: libc::c_int) -> bool {
+    // SAFETY: the kernel only reads the structure, which consists of the priority.
+    unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, policy, &raw const priority) == 0 }
 }
 
 /// Returns the calling thread's id (gettid(2)).
