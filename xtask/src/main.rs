@@ -5,6 +5,7 @@
 mod agents;
 mod bench;
 mod demo_svg;
+mod dist;
 #[cfg(test)]
 mod docs;
 mod docs_output;
@@ -67,6 +68,8 @@ enum Command {
     DemoSvg(demo_svg::Args),
     /// Run a small tree under a daemon that observes, and refresh the output in README.md
     DocsOutput(docs_output::Args),
+    /// Build packages: .deb, .rpm, and a tarball with a static program
+    Dist(dist::Args),
     /// Run the tests of real process trees on other kernels, in virtual machines
     Vm(vm::Args),
     /// Put small faults into the model and reap/, and count those that the unit tests find
@@ -91,6 +94,7 @@ fn main() -> ExitCode {
         Command::AgentsProcess { role } => agents::drive::process::run_role(&role),
         Command::DemoSvg(args) => demo_svg::draw(args),
         Command::DocsOutput(args) => docs_output::refresh(args),
+        Command::Dist(args) => dist::dist(&args),
         Command::Vm(args) => vm::vm(&args, None),
         Command::Mutants(args) => mutants::mutants(&args),
         Command::Tidy => tidy::tidy(),

@@ -2,7 +2,7 @@
 //!
 //! It links nothing and compiles no C code, so it needs no linker and no headers of those systems.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::Result;
@@ -30,29 +30,42 @@ pub fn targets() -> Result<()> {
 
 /// Type-checks all targets, or reports why this machine cannot.
 pub fn check(tally: &mut Tally) {
-    match library() {
+    match standard_library(&TARGETS) {
         Ok(rustc) => tally.step("type-checking other systems", type_check(rustc)),
         Err(error) => tally.leave_out(&format!("type-checking other systems: {error:#}")),
     }
 }
 
-/// Makes the standard library of the targets available.
+/// Makes the standard library of targets available.
 ///
-/// Returns `None` if rustup has installed it, otherwise a compiler that comes with the sources of the library.
+/// Returns `None` if rustup has installed it, otherwise a compiler that comes with the sources of the library: see
+/// [`build_library`].
 ///
 /// # Errors
 /// Neither is available.
-fn library() -> Result<Option<PathBuf>> {
+pub fn standard_library(targets: &[&str]) -> Result<Option<PathBuf>> {
     let Some(mut rustup) = rustup() else {
         return compiler_with_sources().map(Some);
     };
     // Downloads only what is missing.
-    let added = run(rustup.args(["target", "add"]).args(TARGETS));
+    let added = run(rustup.args(["target", "add"]).args(targets));
     added.map(|()| None).or_else(|error| {
         say(format_args!("{error:#}: building the library from sources"));
         let rustc = compiler_with_sources().map(Some);
         rustc.map_err(|also| also.context(error))
     })
+}
+
+/// Makes a cargo command build the standard library with this compiler, from the sources that it comes with.
+pub fn build_library<'a>(cargo: &'a mut Command, rustc: &Path) -> &'a mut Command {
+    cargo
+        .env("RUSTC", rustc)
+        // Allows `-Zbuild-std` in a stable compiler.
+        .env("RUSTC_BOOTSTRAP", "1")
+        .env_remove("RUSTC_WRAPPER")
+        // Two compilers cannot share build artifacts.
+        .env("CARGO_TARGET_DIR", target_dir().join("targets"))
+        .arg("-Zbuild-std")
 }
 
 /// Checks all targets in one call, so that build scripts and macros are built once.
@@ -67,15 +80,7 @@ fn type_check(rustc: Option<PathBuf>) -> Result<()> {
     what.extend(targets.iter().map(String::as_str));
     match rustc {
         None => cargo.arg("clippy").args(what).args(["--", "-Dwarnings"]),
-        Some(rustc) => cargo
-            .env("RUSTC", rustc)
-            // Allows `-Zbuild-std` in a stable compiler.
-            .env("RUSTC_BOOTSTRAP", "1")
-            .env_remove("RUSTC_WRAPPER")
-            // Two compilers cannot share build artifacts.
-            .env("CARGO_TARGET_DIR", target_dir().join("targets"))
-            .args(["check", "-Zbuild-std"])
-            .args(what),
+        Some(rustc) => build_library(cargo.arg("check"), &rustc).args(what),
     };
     run(&mut cargo)
 }

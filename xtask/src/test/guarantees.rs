@@ -146,6 +146,7 @@ const SHOWN: &[(&str, &[&str])] = &[
     ("demo_svg::", &["tools"]),
     ("docs::", &["tools"]),
     ("docs_output::", &["tools"]),
+    ("dist::", &["tools"]),
     ("ebpf::", &["tools"]),
     ("mutants::", &["tools"]),
     ("tally::", &["tools"]),

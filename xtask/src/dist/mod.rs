@@ -1,0 +1,251 @@
+//! `cargo xtask dist`: builds packages with cargo and with the packaging tools of Debian.
+//!
+//! The program in the `.deb` and the `.rpm` uses the C library of the host, because users may come from a name service
+//! such as LDAP. The tarball has a static program for hosts with another C library or an older one.
+
+mod build;
+mod check;
+mod deb;
+mod rpm;
+mod sbom;
+mod stage;
+mod tarball;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use sha2::{Digest, Sha256};
+
+use crate::shell::{find_program, hex, install, output, say, target_dir, workspace};
+use build::Documents;
+
+const EXAMPLES: &str = "\
+Examples:
+  # Packages for this machine's processor, in target/dist
+  cargo xtask dist
+  # For both processors
+  cargo xtask dist --arch x86_64 --arch aarch64
+  # Also install, upgrade, remove and purge them in a directory with a small Debian
+  cargo xtask dist --check
+  # Check the packaging quickly, with programs that are not optimised
+  cargo xtask dist --check --profile dev";
+
+/// Debian packages of the programs that every call needs.
+const TOOLS: &[(&str, &str)] = &[
+    ("dpkg-deb", "dpkg"),
+    ("gzip", "gzip"),
+    ("readelf", "binutils"),
+    ("rpmbuild", "rpm"),
+    ("tar", "tar"),
+];
+
+/// Directory of the files that only packages need.
+const PACKAGING: &str = "reaper-user/packaging";
+
+#[derive(clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Args {
+    /// Directory for the packages [default: dist in the target directory]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Processor to build for; can be repeated [default: that of this machine]
+    #[arg(long, value_enum)]
+    arch: Vec<Arch>,
+    /// Cargo profile of the programs
+    #[arg(long, value_name = "NAME", default_value = "release")]
+    profile: String,
+    /// Check the packages; those of this machine's processor are installed in a directory with a small Debian
+    #[arg(long)]
+    check: bool,
+}
+
+/// Processor of a package.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Arch {
+    #[value(name = "x86_64")]
+    X86_64,
+    #[value(name = "aarch64")]
+    Aarch64,
+}
+
+impl Arch {
+    /// Returns the name in Rust's targets and in RPM.
+    fn name(self) -> &'static str {
+        match self {
+            Arch::X86_64 => "x86_64",
+            Arch::Aarch64 => "aarch64",
+        }
+    }
+
+    fn in_debian(self) -> &'static str {
+        match self {
+            Arch::X86_64 => "amd64",
+            Arch::Aarch64 => "arm64",
+        }
+    }
+
+    fn of_host() -> Arch {
+        match std::env::consts::ARCH {
+            "aarch64" => Arch::Aarch64,
+            _ => Arch::X86_64,
+        }
+    }
+
+    fn is_host(self) -> bool {
+        self.name() == std::env::consts::ARCH
+    }
+}
+
+/// Programs and documents of one processor, and what identifies them.
+#[derive(Clone)]
+struct Release {
+    version: String,
+    /// Time of the commit, in seconds since 1970. No file in a package is newer, so that a build can be repeated.
+    time: u64,
+    arch: Arch,
+    /// Program that uses the host's C library.
+    program: PathBuf,
+    /// Program that contains all that it needs.
+    static_program: PathBuf,
+    documents: Documents,
+    /// Bill of materials, in CycloneDX JSON.
+    sbom: String,
+    /// Level of xz: packages of a development build are only for checks.
+    compression: u8,
+    /// Directory for temporary files.
+    work: PathBuf,
+    out: PathBuf,
+}
+
+/// Packages of one release.
+struct Packages {
+    deb: PathBuf,
+    rpm: PathBuf,
+    tarball: PathBuf,
+    sbom: PathBuf,
+}
+
+/// Builds all packages, and with `--check` checks them.
+///
+/// # Errors
+/// A build, a tool or a check fails.
+pub fn dist(args: &Args) -> Result<()> {
+    require(TOOLS, "to build packages")?;
+    let out = args.out.clone();
+    let out = out.unwrap_or_else(|| target_dir().join("dist"));
+    let out = std::path::absolute(out)?;
+    fs::create_dir_all(&out).with_context(|| out.display().to_string())?;
+    let arches = match &args.arch[..] {
+        [] => &[Arch::of_host()],
+        some => some,
+    };
+    let mut files = Vec::new();
+    for &arch in arches {
+        let release = Release::build(arch, &args.profile, &out)?;
+        let packages = release.pack(&release.version)?;
+        if args.check {
+            check::check(&release, &packages)?;
+        }
+        let Packages {
+            deb,
+            rpm,
+            tarball,
+            sbom,
+        } = packages;
+        files.extend([deb, rpm, tarball, sbom]);
+    }
+    let sums = sums(&files)?;
+    let path = out.join("SHA256SUMS");
+    fs::write(&path, &sums).with_context(|| path.display().to_string())?;
+    say(format_args!("packages in {}:", out.display()));
+    print!("{sums}");
+    Ok(())
+}
+
+impl Release {
+    fn build(arch: Arch, profile: &str, out: &Path) -> Result<Release> {
+        let time = commit_time()?;
+        let work = target_dir().join("dist-work").join(arch.name());
+        stage::renew(&work)?;
+        Ok(Release {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            time,
+            arch,
+            documents: Documents::write(&work.join("documents"), &day(time)?)?,
+            program: build::program(&format!("{}-unknown-linux-gnu", arch.name()), arch, profile)?,
+            static_program: build::program(
+                &format!("{}-unknown-linux-musl", arch.name()),
+                arch,
+                profile,
+            )?,
+            sbom: sbom::sbom(arch, time)?,
+            compression: if profile == "dev" { 1 } else { 6 },
+            work,
+            out: out.to_owned(),
+        })
+    }
+
+    /// Builds all packages with this version.
+    fn pack(&self, version: &str) -> Result<Packages> {
+        let sbom = format!("reaper-{version}-{}.cdx.json", self.arch.name());
+        let sbom = self.out.join(sbom);
+        fs::write(&sbom, &self.sbom).with_context(|| sbom.display().to_string())?;
+        Ok(Packages {
+            deb: deb::build(self, version)?,
+            rpm: rpm::build(self, version)?,
+            tarball: tarball::build(self, version)?,
+            sbom,
+        })
+    }
+}
+
+/// Installs the packages of missing programs.
+fn require(programs: &[(&str, &str)], why: &str) -> Result<()> {
+    let missing = programs
+        .iter()
+        .filter(|(program, _)| find_program(program).is_none());
+    let mut packages: Vec<&str> = missing.map(|(_, package)| *package).collect();
+    packages.dedup();
+    match packages.is_empty() {
+        true => Ok(()),
+        false => install(&packages, why),
+    }
+}
+
+/// Returns the path of a file for packages.
+fn packaging(name: &str) -> PathBuf {
+    workspace().join(PACKAGING).join(name)
+}
+
+/// Returns the time of the commit, or of now without git.
+fn commit_time() -> Result<u64> {
+    let mut git = Command::new("git");
+    git.args(["-c", "safe.directory=*", "log", "-1", "--format=%ct"]);
+    let time = output(git.current_dir(workspace()));
+    let time = time.or_else(|_| output(Command::new("date").arg("+%s")))?;
+    time.trim().parse().context("time of the commit")
+}
+
+/// Returns the day of a time, as in 2026-11-25.
+fn day(time: u64) -> Result<String> {
+    format_time(time, "+%Y-%m-%d")
+}
+
+fn format_time(time: u64, format: &str) -> Result<String> {
+    let mut date = Command::new("date");
+    date.args(["--utc", &format!("--date=@{time}"), format]);
+    Ok(output(date.env("LC_ALL", "C"))?.trim().to_owned())
+}
+
+/// Returns the content of SHA256SUMS, in the format of `sha256sum`.
+fn sums(files: &[PathBuf]) -> Result<String> {
+    let mut text = String::new();
+    for file in files {
+        let bytes = fs::read(file).with_context(|| file.display().to_string())?;
+        let name = file.file_name().unwrap_or_default().display();
+        text += &format!("{}  {name}\n", hex(&Sha256::digest(&bytes)));
+    }
+    Ok(text)
+}
