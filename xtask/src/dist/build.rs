@@ -4,9 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
-use super::Arch;
+use super::{Arch, DEVELOPMENT};
 use crate::shell::{cargo, executables, find_program, install, line, output, read_executables};
 use crate::shell::{run, target_dir, workspace};
 use crate::targets::{build_library, standard_library};
@@ -21,6 +21,8 @@ pub const SHELLS: [(&str, &str); 3] = [
 /// Man pages and completions.
 #[derive(Clone)]
 pub struct Documents {
+    /// Development build of the program, for this host.
+    pub reaper: PathBuf,
     /// Names and texts of the man pages.
     pub man: Vec<(String, Vec<u8>)>,
     /// Completions, in the order of [`SHELLS`].
@@ -33,8 +35,8 @@ impl Documents {
     /// # Errors
     /// The build fails, or a file cannot be written or read.
     pub fn write(directory: &Path, day: &str) -> Result<Documents> {
-        let build = ["build", "--package=reaper-user", "--bin=reaper"];
-        let built = executables(&[&build[..], &["--example=man"]].concat())?;
+        // With the whole workspace, features and so artifacts are those of the tests.
+        let built = executables(&["build", "--workspace", "--bin=reaper", "--example=man"])?;
         let find = |name: &str| {
             let found = built
                 .iter()
@@ -58,6 +60,7 @@ impl Documents {
             Ok(script.into_bytes())
         });
         Ok(Documents {
+            reaper: reaper.clone(),
             man,
             completions: completions.collect::<Result<_>>()?,
         })
@@ -78,11 +81,16 @@ pub fn program(target: &str, arch: Arch, profile: &str) -> Result<PathBuf> {
     if !is_plain {
         cargo.args(["--target", target]);
         if let Some(rustc) = standard_library(&[target])? {
+            ensure!(
+                !target.ends_with("-musl"),
+                "{target}: the standard library of static programs comes only from rustup: \
+                 see https://rustup.rs"
+            );
             build_library(&mut cargo, &rustc);
         }
         set_c_compiler(&mut cargo, target, arch)?;
     }
-    if profile != "dev"
+    if profile != DEVELOPMENT
         && let Some(commit) = modified_commit()
     {
         cargo.env("REAPER_COMMIT", commit);

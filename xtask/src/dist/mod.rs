@@ -44,6 +44,9 @@ const TOOLS: &[(&str, &str)] = &[
 /// Directory of the files that only packages need.
 const PACKAGING: &str = "reaper-user/packaging";
 
+/// Cargo profile of programs that are only for checks.
+const DEVELOPMENT: &str = "dev";
+
 #[derive(clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Args {
@@ -59,6 +62,18 @@ pub struct Args {
     /// Check the packages; those of this machine's processor are installed in a directory with a small Debian
     #[arg(long)]
     check: bool,
+}
+
+impl Args {
+    /// Returns the arguments with which `cargo xtask test` checks the packaging.
+    pub fn of_tests() -> Args {
+        Args {
+            out: Some(target_dir().join("dist-check")),
+            arch: Vec::new(),
+            profile: DEVELOPMENT.to_owned(),
+            check: true,
+        }
+    }
 }
 
 /// Processor of a package.
@@ -169,19 +184,23 @@ impl Release {
         let time = commit_time()?;
         let work = target_dir().join("dist-work").join(arch.name());
         stage::renew(&work)?;
+        let documents = Documents::write(&work.join("documents"), &day(time)?)?;
+        let program = |libc: &str| {
+            let target = format!("{}-unknown-linux-{libc}", arch.name());
+            build::program(&target, arch, profile)
+        };
         Ok(Release {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             time,
             arch,
-            documents: Documents::write(&work.join("documents"), &day(time)?)?,
-            program: build::program(&format!("{}-unknown-linux-gnu", arch.name()), arch, profile)?,
-            static_program: build::program(
-                &format!("{}-unknown-linux-musl", arch.name()),
-                arch,
-                profile,
-            )?,
+            program: match profile == DEVELOPMENT && arch.is_host() {
+                true => documents.reaper.clone(),
+                false => program("gnu")?,
+            },
+            static_program: program("musl")?,
+            documents,
             sbom: sbom::sbom(arch, time)?,
-            compression: if profile == "dev" { 1 } else { 6 },
+            compression: if profile == DEVELOPMENT { 1 } else { 6 },
             work,
             out: out.to_owned(),
         })

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::shell::{as_root, cargo, find_program, in_ci, install};
 use crate::tally::{Tally, counted};
-use crate::{ebpf, targets, tidy, vm};
+use crate::{dist, ebpf, targets, tidy, vm};
 pub use binaries::Binaries;
 
 const EXAMPLES: &str = "\
@@ -130,6 +130,18 @@ fn all(full: bool) -> Result<()> {
     tally.stage(
         "type check for macOS and for Linux on aarch64",
         targets::check,
+    );
+    tally.stage(
+        "packages, installed in a directory with a small Debian",
+        |t| {
+            if in_ci() || full {
+                t.step("dist --check", dist::dist(&dist::Args::of_tests()));
+            } else {
+                t.leave_out(
+                    "packages (CI checks them; call `cargo xtask dist --check --profile dev`)",
+                );
+            }
+        },
     );
     tally.stage("the checked-in BPF object against its sources", |t| {
         if in_ci() || full {
