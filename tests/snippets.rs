@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 /// Programs in shell snippets that do not belong to this project. Their arguments are not checked.
-const OTHER_PROGRAMS: &str = "cargo cp curl git jq mount npm rm systemctl touch";
+const OTHER_PROGRAMS: &str = "cargo cp curl git jq mount npm podman rm systemctl touch";
 
 /// A block or span of code.
 pub struct Snippet {

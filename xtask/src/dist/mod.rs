@@ -6,6 +6,7 @@
 mod build;
 mod check;
 mod deb;
+mod image;
 mod rpm;
 mod sbom;
 mod stage;
@@ -62,6 +63,9 @@ pub struct Args {
     /// Check the packages; those of this machine's processor are installed in a directory with a small Debian
     #[arg(long)]
     check: bool,
+    /// Also build a container image, with podman
+    #[arg(long)]
+    image: bool,
 }
 
 impl Args {
@@ -72,6 +76,7 @@ impl Args {
             arch: Vec::new(),
             profile: DEVELOPMENT.to_owned(),
             check: true,
+            image: false,
         }
     }
 }
@@ -170,6 +175,9 @@ pub fn dist(args: &Args) -> Result<()> {
             sbom,
         } = packages;
         files.extend([deb, rpm, tarball, sbom]);
+        if args.image {
+            files.push(image::build(&release)?);
+        }
     }
     let sums = sums(&files)?;
     let path = out.join("SHA256SUMS");

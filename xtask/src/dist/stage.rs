@@ -121,7 +121,10 @@ impl Stage {
 }
 
 /// Returns the config of packages: that of `reaper config init`, in observe mode.
-fn config() -> Result<String> {
+///
+/// # Errors
+/// The example cannot be read, or has another default mode.
+pub fn config() -> Result<String> {
     let path = workspace().join("reaper-user/src/config/example.toml");
     let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
     let (from, to) = MODE;
