@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Arch, DEVELOPMENT};
+use super::Arch;
 use crate::shell::{cargo, executables, find_program, install, line, output, read_executables};
 use crate::shell::{run, target_dir, workspace};
 use crate::targets::{build_library, standard_library};
@@ -67,11 +67,11 @@ impl Documents {
     }
 }
 
-/// Builds `reaper` for a target.
+/// Builds `reaper` for a target. `commit` replaces the commit that the build script finds.
 ///
 /// # Errors
 /// The standard library or the C compiler of the target is not available, or the build fails.
-pub fn program(target: &str, arch: Arch, profile: &str) -> Result<PathBuf> {
+pub fn program(target: &str, arch: Arch, profile: &str, commit: Option<&str>) -> Result<PathBuf> {
     let mut cargo = cargo();
     cargo.args(["build", "--locked", "--package=reaper-user", "--bin=reaper"]);
     cargo.args(["--profile", profile]);
@@ -90,9 +90,7 @@ pub fn program(target: &str, arch: Arch, profile: &str) -> Result<PathBuf> {
         }
         set_c_compiler(&mut cargo, target, arch)?;
     }
-    if profile != DEVELOPMENT
-        && let Some(commit) = modified_commit()
-    {
+    if let Some(commit) = commit {
         cargo.env("REAPER_COMMIT", commit);
     }
     println!("$ {}", line(&cargo));
@@ -180,7 +178,7 @@ fn musl_headers(arch: Arch, compiler: &str) -> Result<String> {
 }
 
 /// Returns the commit with a remark if the checkout differs from it. The build script finds a clean one itself.
-fn modified_commit() -> Option<String> {
+pub fn modified_commit() -> Option<String> {
     let git = |arguments: &[&str]| {
         let mut git = Command::new("git");
         git.args(["-c", "safe.directory=*"]).args(arguments);

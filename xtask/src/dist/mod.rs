@@ -161,9 +161,11 @@ pub fn dist(args: &Args) -> Result<()> {
         [] => &[Arch::of_host()],
         some => some,
     };
+    let is_release = args.profile != DEVELOPMENT;
+    let commit = is_release.then(build::modified_commit).flatten();
     let mut files = Vec::new();
     for &arch in arches {
-        let release = Release::build(arch, &args.profile, &out)?;
+        let release = Release::build(arch, &args.profile, commit.as_deref(), &out)?;
         let packages = release.pack(&release.version)?;
         if args.check {
             check::check(&release, &packages)?;
@@ -188,14 +190,14 @@ pub fn dist(args: &Args) -> Result<()> {
 }
 
 impl Release {
-    fn build(arch: Arch, profile: &str, out: &Path) -> Result<Release> {
+    fn build(arch: Arch, profile: &str, commit: Option<&str>, out: &Path) -> Result<Release> {
         let time = commit_time()?;
         let work = target_dir().join("dist-work").join(arch.name());
         stage::renew(&work)?;
         let documents = Documents::write(&work.join("documents"), &day(time)?)?;
         let program = |libc: &str| {
             let target = format!("{}-unknown-linux-{libc}", arch.name());
-            build::program(&target, arch, profile)
+            build::program(&target, arch, profile, commit)
         };
         Ok(Release {
             version: env!("CARGO_PKG_VERSION").to_owned(),

@@ -59,6 +59,13 @@ struct Kind {
     kind: Option<String>,
 }
 
+impl Package {
+    /// Returns the name of the package in the bill. Its id may contain a path of this host.
+    fn reference(&self) -> String {
+        format!("{}@{}", self.name, self.version)
+    }
+}
+
 /// Part of Cargo.lock.
 #[derive(Deserialize)]
 struct Lock {
@@ -86,7 +93,7 @@ pub fn sbom(arch: Arch, time: u64) -> Result<String> {
     let mut bill = bill(&metadata, &lock, &time)?;
     if let Some(sqlite) = metadata.packages.iter().find(|p| p.name == SQLITE) {
         let version = sqlite_version(Path::new(&sqlite.manifest_path))?;
-        add_sqlite(&mut bill, &sqlite.id, &version);
+        add_sqlite(&mut bill, &sqlite.reference(), &version);
     }
     Ok(format!("{bill:#}\n"))
 }
@@ -111,9 +118,15 @@ fn bill(metadata: &Metadata, lock: &Lock, time: &str) -> Result<Value> {
             false => components.push(component),
         }
     }
-    let dependencies = linked
+    let references: BTreeMap<&str, String> = metadata
+        .packages
         .iter()
-        .map(|(id, needs)| json!({ "ref": id, "dependsOn": needs }));
+        .map(|package| (&*package.id, package.reference()))
+        .collect();
+    let dependencies = linked.iter().map(|(id, needs)| {
+        let needs: Vec<&String> = needs.iter().filter_map(|id| references.get(id)).collect();
+        json!({ "ref": references.get(id), "dependsOn": needs })
+    });
     Ok(json!({
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",
@@ -148,13 +161,11 @@ fn linked(metadata: &Metadata) -> Result<BTreeMap<&str, BTreeSet<&str>>> {
 }
 
 fn component(package: &Package, checksum: Option<&str>) -> Value {
-    let Package {
-        id, name, version, ..
-    } = package;
+    let Package { name, version, .. } = package;
     let is_program = name == ROOT;
     let mut component = json!({
         "type": if is_program { "application" } else { "library" },
-        "bom-ref": id,
+        "bom-ref": package.reference(),
         "name": if is_program { "reaper" } else { name },
         "version": version,
     });
@@ -243,7 +254,7 @@ mod tests {
         let lock = "[[package]]\nname = \"a\"\nversion = \"2.0.0\"\nchecksum = \"00ff\"\n";
         let lock = toml::from_str(lock).unwrap();
         let mut bill = bill(&metadata, &lock, "2026-11-25T00:00:00Z").unwrap();
-        add_sqlite(&mut bill, "a", "3.50.0");
+        add_sqlite(&mut bill, "a@2.0.0", "3.50.0");
         assert_eq!(bill["metadata"]["component"]["name"], "reaper");
         let [a, sqlite] = &bill["components"].as_array().unwrap()[..] else {
             panic!("{:#}", bill["components"]);
@@ -255,8 +266,8 @@ mod tests {
         assert_eq!(
             bill["dependencies"],
             json!([
-                { "ref": "a", "dependsOn": ["sqlite@3.50.0"] },
-                { "ref": "u", "dependsOn": ["a"] },
+                { "ref": "a@2.0.0", "dependsOn": ["sqlite@3.50.0"] },
+                { "ref": "reaper-user@1.0.0", "dependsOn": ["a@2.0.0"] },
                 { "ref": "sqlite@3.50.0", "dependsOn": [] },
             ])
         );
