@@ -189,7 +189,7 @@ fn tarball(release: &Release, packages: &Packages) -> Result<()> {
     let mut tar = Command::new("tar");
     tar.arg("--extract").arg("--file").arg(&packages.tarball);
     run(tar.args(["--strip-components=1", "--directory"]).arg(&root))?;
-    let program = root.join("reaper");
+    let program = root.join("bin/reaper");
     let mut readelf = Command::new("readelf");
     let headers = output(
         readelf
@@ -210,7 +210,7 @@ fn tarball(release: &Release, packages: &Packages) -> Result<()> {
     ] {
         let mut command = if release.arch.is_host() {
             let mut chroot = as_root("chroot")?;
-            chroot.arg(&root).arg("/reaper");
+            chroot.arg(&root).arg("/bin/reaper");
             chroot
         } else if arguments == ["--version"] {
             let qemu = format!("qemu-{}-static", release.arch.name());

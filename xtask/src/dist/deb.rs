@@ -22,11 +22,7 @@ const SCRIPTS: [&str; 3] = ["postinst", "prerm", "postrm"];
 pub fn build(release: &Release, version: &str) -> Result<PathBuf> {
     let arch = release.arch.in_debian();
     let version = format!("{version}-{REVISION}");
-    let stage = Stage::common(
-        release.work.join("deb"),
-        release,
-        "usr/share/zsh/vendor-completions",
-    )?;
+    let stage = Stage::common(release.work.join("deb"), release, "zsh/vendor-completions")?;
     stage.copy(
         "usr/share/doc/reaper/copyright",
         &packaging("deb/copyright"),

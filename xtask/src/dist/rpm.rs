@@ -15,11 +15,7 @@ use crate::shell::{run, workspace};
 /// A file cannot be read or written, or rpmbuild fails.
 pub fn build(release: &Release, version: &str) -> Result<PathBuf> {
     let arch = release.arch.name();
-    let stage = Stage::common(
-        release.work.join("rpm"),
-        release,
-        "usr/share/zsh/site-functions",
-    )?;
+    let stage = Stage::common(release.work.join("rpm"), release, "zsh/site-functions")?;
     for license in ["LICENSE-APACHE", "LICENSE-MIT"] {
         let place = format!("usr/share/licenses/reaper/{license}");
         stage.copy(&place, &workspace().join(license))?;

@@ -30,7 +30,7 @@ impl Stage {
     }
 
     /// Creates a directory with the files that `.deb` and `.rpm` have in common. `zsh` is the directory of zsh's
-    /// completions, which differs between distributions.
+    /// completions below `/usr/share`, which differs between distributions.
     ///
     /// # Errors
     /// A file cannot be read or written.
@@ -46,23 +46,29 @@ impl Stage {
             let place = format!("usr/share/man/man1/{name}.gz");
             stage.add(&place, &compressed(text)?)?;
         }
-        let directories = [
-            "usr/share/bash-completion/completions",
-            "usr/share/fish/vendor_completions.d",
-            zsh,
-        ];
-        for ((directory, (_, name)), script) in directories
-            .iter()
-            .zip(SHELLS)
-            .zip(&release.documents.completions)
-        {
-            stage.add(&format!("{directory}/{name}"), script)?;
-        }
+        stage.completions("usr/share", zsh, release)?;
         stage.add(
             "usr/share/doc/reaper/reaper.cdx.json",
             release.sbom.as_bytes(),
         )?;
         Ok(stage)
+    }
+
+    /// Adds the completions of all shells below a directory; those of zsh below `zsh` there.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn completions(&self, directory: &str, zsh: &str, release: &Release) -> Result<()> {
+        let places = [
+            "bash-completion/completions",
+            "fish/vendor_completions.d",
+            zsh,
+        ];
+        let scripts = SHELLS.iter().zip(&release.documents.completions);
+        for (place, ((_, name), script)) in places.iter().zip(scripts) {
+            self.add(&format!("{directory}/{place}/{name}"), script)?;
+        }
+        Ok(())
     }
 
     /// Writes a file with mode 0644.

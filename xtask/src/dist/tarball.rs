@@ -1,11 +1,12 @@
 //! Tarball with the static program, for hosts without a package manager or with another C library.
+//!
+//! It can be unpacked over `/usr/local`. The program is in `bin` there too: the built-in rule `reaper-run` knows it by that path.
 
 use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::Result;
 
-use super::build::SHELLS;
 use super::stage::Stage;
 use super::{Release, packaging};
 use crate::shell::{run, workspace};
@@ -18,18 +19,17 @@ pub fn build(release: &Release, version: &str) -> Result<PathBuf> {
     let name = format!("reaper-{version}-{}-linux", release.arch.name());
     let parent = release.work.join("tarball");
     let stage = Stage::create(parent.join(&name))?;
-    stage.program("reaper", &release.static_program, release.arch)?;
-    stage.copy("reaper.service", &packaging("reaper.service"))?;
-    stage.add("reaper.cdx.json", release.sbom.as_bytes())?;
+    stage.program("bin/reaper", &release.static_program, release.arch)?;
+    let doc = |file: &str| format!("share/doc/reaper/{file}");
+    stage.copy(&doc("reaper.service"), &packaging("reaper.service"))?;
+    stage.add(&doc("reaper.cdx.json"), release.sbom.as_bytes())?;
     for file in ["README.md", "LICENSE-APACHE", "LICENSE-MIT"] {
-        stage.copy(file, &workspace().join(file))?;
+        stage.copy(&doc(file), &workspace().join(file))?;
     }
     for (page, text) in &release.documents.man {
-        stage.add(&format!("man/man1/{page}"), text)?;
+        stage.add(&format!("share/man/man1/{page}"), text)?;
     }
-    for ((shell, file), script) in SHELLS.iter().zip(&release.documents.completions) {
-        stage.add(&format!("completions/{shell}/{file}"), script)?;
-    }
+    stage.completions("share", "zsh/site-functions", release)?;
     stage.finish()?;
     let tarball = release.out.join(format!("{name}.tar.gz"));
     let mut tar = Command::new("tar");
