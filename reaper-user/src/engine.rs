@@ -31,7 +31,9 @@ pub mod reload;
 mod requests;
 mod restore;
 mod scan;
+mod service_manager;
 mod signal;
+mod stop;
 mod succession;
 mod tally;
 #[cfg(all(test, target_os = "linux"))]
@@ -68,6 +70,8 @@ use reaper_model::event::{Event, ProcessKey};
 use reaper_model::session::SessionId;
 use reaper_model::{Model, Output, Scope};
 use reload::{ConfigLoader, Reloading};
+use service_manager::ServiceMessages;
+pub use stop::Stop;
 use succession::Successions;
 use tally::Tally;
 
@@ -145,6 +149,7 @@ pub struct Engine {
     /// Reason and losses of the next gap, which were noticed while the current one was open.
     next_gap: Option<(&'static str, Lost)>,
     failover: Failover,
+    service_messages: ServiceMessages,
     /// Time up to which all events have been applied, in ns since boot.
     complete_until: u64,
     /// Whether the model may be out of date because events were lost.
@@ -219,6 +224,7 @@ impl Engine {
             gap: None,
             next_gap: None,
             failover: Failover::default(),
+            service_messages: ServiceMessages::default(),
             complete_until: 0,
             has_losses: false,
             ready: false,
@@ -243,15 +249,16 @@ impl Engine {
             probes.keep_pinned();
         }
         engine.ready = true;
+        engine.notify_ready();
         sys::trim();
         Ok(engine)
     }
 
     /// Leaves the pinned probes active for the next service, or gives up all claims and unpins the probes.
     ///
-    /// The probes stay active if `leave_pinned` is set. They also do in enforce mode if due members have no decision
-    /// yet: the next service evaluates them. Returns the directory of the pins, `None` if no probes stay active.
-    fn leave(&mut self) -> Option<String> {
+    /// The probes stay active with `leave_pinned`. They also do in enforce mode if due members have no decision yet:
+    /// the next service evaluates them. Returns the directory of the pins, `None` if no probes stay active.
+    fn leave(&mut self, leave_pinned: bool) -> Option<String> {
         let pinned = self.pinned();
         let undecided = match self.settings.mode {
             Mode::Enforce => self.undecided(),
@@ -268,7 +275,7 @@ impl Engine {
                 "the service stopped before it decided whether to reap {undecided} processes of agents that have exited; {suffix}"
             );
         }
-        if let Some(pinned) = pinned.filter(|_| self.settings.leave_pinned || undecided > 0) {
+        if let Some(pinned) = pinned.filter(|_| leave_pinned || undecided > 0) {
             self.sync_maps();
             // The probes must not try to wake a reader that is gone.
             let announced = self.source.announce_idle(false);

@@ -10,13 +10,15 @@ use nix::unistd::Pid;
 
 use super::{Bpffs, PinnedWorld, Rng, SurvivalScenario, listed};
 use crate::cli::{OBJECT, reaper};
-use crate::daemon;
+use crate::daemon::{self, Event};
 use crate::trees::OWN_RULES;
 use crate::world::World;
 
 pub const SCENARIOS: &[SurvivalScenario] = &[
     ("leave-pinned", leave_pinned),
     ("clean-stop-unpins", clean_stop_unpins),
+    ("handed-over-in-escalation", handed_over),
+    ("stopped-in-escalation", stopped),
     ("killed-while-arming", killed_while_arming),
     ("upgrade-while-it-forks", upgrade),
     ("unpin", unpin),
@@ -68,6 +70,42 @@ fn clean_stop_unpins() {
         !events.iter().any(|e| e.event == "session.resume"),
         "a session was resumed"
     );
+}
+
+/// A service is stopped by SIGUSR2 between SIGTERM and SIGKILL, as for a restart. The next one sends SIGKILL.
+fn handed_over() {
+    let mut test = in_escalation();
+    let events = test.world.stop_by(Signal::SIGUSR2);
+    let end = events.last().expect("a summary");
+    assert!(end.pin_dir.is_some(), "the pins are gone: {end:?}");
+    test.world.assert_alive(&["stubborn"]);
+    test.world.restart_daemon(&[]);
+    test.await_only(&[]);
+    test.end(&[]);
+    let killed = |e: &Event| e.signal.as_deref() == Some("SIGKILL");
+    assert!(test.stream().iter().any(killed), "SIGKILL was not sent");
+}
+
+/// A service that is stopped between SIGTERM and SIGKILL first sends SIGKILL, and then removes the pins.
+fn stopped() {
+    let mut test = in_escalation();
+    let events = test.world.stop_by(Signal::SIGTERM);
+    test.await_only(&[]);
+    let end = events.last().expect("a summary");
+    assert_eq!((&end.pin_dir, end.failed), (&None, Some(0)));
+    assert!(!test.pins.dir().exists(), "left: {:?}", test.pins.dir());
+}
+
+/// Returns a world in which a process that ignores SIGTERM has had it.
+fn in_escalation() -> PinnedWorld {
+    let config = OWN_RULES.replace("200ms", "3s");
+    let mut test = PinnedWorld::new(&config, &[]);
+    test.agent("agent", &["stubborn=ignore-term"], &["stubborn"]);
+    test.world.kill("agent");
+    let stubborn = test.world.process("stubborn");
+    test.world
+        .await_event("SIGTERM", |e| e.is("signal", stubborn));
+    test
 }
 
 /// A service starts after others were stopped or killed at a random moment of their start.

@@ -43,7 +43,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::export::{ConfigFile, FreedMemory, KeepAdvice};
+use crate::export::{ConfigFile, FreedMemory, KeepAdvice, counted, memory_text};
 use crate::journal::history::HistoryOutcome;
 
 /// File name of the socket in the runtime directory, for a service without `--scope`.
@@ -202,6 +202,34 @@ pub struct Status {
     /// Directory of the pins; absent if tracking ends with the service.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pin_dir: Option<String>,
+}
+
+impl Status {
+    /// Returns whether the service works, and what it has achieved.
+    pub fn summary(&self) -> String {
+        let sessions = counted(self.sessions_open, "open session", "open sessions");
+        let state = match (&self.gap, &*self.mode) {
+            (Some(_), _) => "Events are missing, so nothing new is decided",
+            (None, "observe") => "Observing only",
+            (None, _) => "Reaping",
+        };
+        let done = match &*self.mode {
+            "observe" => {
+                let would = counted(self.would_have_reaped, "process", "processes");
+                format!("{would} would have been reaped")
+            }
+            _ => {
+                let reaped = counted(self.reaped, "process", "processes");
+                let FreedMemory { rss, swap, .. } = self.memory;
+                format!("{reaped} reaped, {} freed", memory_text(rss, swap))
+            }
+        };
+        let failed = match self.failed {
+            0 => String::new(),
+            failed => format!(", {failed} failed"),
+        };
+        format!("{state}: {sessions}, {done}{failed}")
+    }
 }
 
 /// Refusal of a config file that was read again.

@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::engine::{
     check_open_files, in_thread, kernel, names, open_source, options, runtime, settings,
-    stop_signal, with_writer,
+    stop_signals, with_writer,
 };
 use super::user::{self, ConfigOwner};
 use super::{Failure, absolute, load_for, lock, scope, sockets};
@@ -23,14 +23,16 @@ use crate::api::peer::Peer;
 use crate::api::server::{self, Backend, Socket};
 use crate::config::{Config, EventScope, KernelReap, Mode};
 use crate::engine::reload::LoadedConfig;
-use crate::engine::{Engine, EngineSettings, KeepStore};
+use crate::engine::{Engine, EngineSettings, KeepStore, Stop};
 use crate::export::{Detail, Format, Sink, StreamOutput};
 use crate::journal::{self, Journal, JournalError, NewerSchema};
 use crate::leftovers::Scanner;
+use reaper_host::kernel::Kernel;
 use reaper_host::source::kind::SourceChoice;
 use reaper_host::source::probes::{PinOptions, ProbeOptions};
 use reaper_host::source::{Source, SourceError};
 use reaper_host::sys;
+use reaper_host::sys::notify::Notifier;
 use reaper_host::sys::pidfd;
 
 pub(super) const HELP: &str = "\
@@ -466,7 +468,7 @@ fn watch(
 ) -> Result<(), Failure> {
     runtime()?.block_on(async {
         // In a terminal, the service stops when the terminal closes.
-        let stop = stop_signal(io::stdout().is_terminal())?;
+        let stop = stop_signals(io::stdout().is_terminal())?;
         let unread = needs_reader.then(|| sys::unread(io::stdout()));
         let unread = unread.transpose();
         let unread = unread.map_err(Failure::system("cannot wait for the reader of stdout"))?;
@@ -477,7 +479,7 @@ fn watch(
                     signal = stop => signal,
                     () = unread => {
                         tracing::warn!("stdout was closed by its reader; the service stops");
-                        "stdout_closed"
+                        Stop::because("stdout_closed")
                     }
                 },
             }
@@ -497,7 +499,10 @@ fn watch(
                 }
             });
         }
-        Engine::start(kernel(&settings)?, source, settings, sink)?
+        let notifier = Notifier::connect()
+            .map_err(Failure::system("cannot start the thread that informs the service manager"))?;
+        let kernel = Kernel { notifier, ..kernel(&settings)? };
+        Engine::start(kernel, source, settings, sink)?
             .run(stop, request_receiver)
             .await?;
         Ok(())

@@ -13,11 +13,11 @@ use nix::sys::signal::Signal;
 use tokio::time::{Instant, sleep};
 
 use super::engine::{
-    check_open_files, in_thread, kernel, open_source, runtime, settings, stop_signal, with_writer,
+    check_open_files, in_thread, kernel, open_source, runtime, settings, stop_signals, with_writer,
 };
 use super::{Failure, scope};
 use crate::config::Config;
-use crate::engine::Engine;
+use crate::engine::{Engine, Stop};
 use crate::export::{Detail, Format, Sink, StreamOutput};
 use crate::reap;
 use reaper_host::kernel::ProcessHandle;
@@ -128,9 +128,9 @@ fn introduce(pid: u32) {
 }
 
 /// Kills the agent and waits until its tree is gone. Returns why the demo ends.
-async fn wait(agent: &mut Agent, survivors: &mut LeftBehind) -> &'static str {
-    let Ok(stop) = stop_signal(true) else {
-        return "no signal handler";
+async fn wait(agent: &mut Agent, survivors: &mut LeftBehind) -> Stop {
+    let Ok(stop) = stop_signals(true) else {
+        return Stop::because("no signal handler");
     };
     let run = async {
         // Gives the engine time to read the pre-existing processes.
@@ -142,11 +142,11 @@ async fn wait(agent: &mut Agent, survivors: &mut LeftBehind) -> &'static str {
         }
         // Gives the engine time to confirm the exits.
         sleep(Duration::from_millis(100)).await;
-        "the demo is over"
+        Stop::because("the demo is over")
     };
     tokio::select! {
-        reason = run => reason,
-        reason = stop => reason,
+        stop = run => stop,
+        stop = stop => stop,
     }
 }
 

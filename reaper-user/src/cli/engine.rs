@@ -4,11 +4,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::Failure;
 use crate::config::{Config, EventScope};
-use crate::engine::EngineSettings;
+use crate::engine::{EngineSettings, Stop};
 use crate::export::{Sink, StreamOutput, Writer};
 use crate::reap::Times;
 use reaper_host::kernel::Kernel;
@@ -158,21 +158,55 @@ pub(super) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     runtime.map_err(Failure::system("cannot start the event loop of the engine"))
 }
 
-/// Returns a future that resolves to the name of the signal that stops the service.
+/// Returns a future that resolves when a signal stops the service.
 ///
-/// SIGINT and SIGTERM do, with `at_hangup` also SIGHUP.
-pub(super) fn stop_signal(at_hangup: bool) -> Result<impl Future<Output = &'static str>, Failure> {
-    let mut interrupt =
-        signal(SignalKind::interrupt()).map_err(Failure::system("cannot catch SIGINT"))?;
-    let mut terminate =
-        signal(SignalKind::terminate()).map_err(Failure::system("cannot catch SIGTERM"))?;
-    let mut hangup =
-        signal(SignalKind::hangup()).map_err(Failure::system("cannot catch SIGHUP"))?;
+/// SIGINT and SIGTERM do, with `at_hangup` also SIGHUP. SIGUSR2 also does, and hands over to the next service. A second
+/// signal stops the service at once.
+pub(super) fn stop_signals(at_hangup: bool) -> Result<impl Future<Output = Stop>, Failure> {
+    let mut signals = StopSignals::catch(at_hangup)?;
     Ok(async move {
-        tokio::select! {
-            _ = interrupt.recv() => "SIGINT",
-            _ = terminate.recv() => "SIGTERM",
-            _ = hangup.recv(), if at_hangup => "SIGHUP",
+        let (reason, hands_over) = signals.next().await;
+        Stop {
+            reason,
+            hands_over,
+            at_once: Box::pin(async move {
+                signals.next().await;
+            }),
         }
     })
+}
+
+/// Caught signals that stop the service.
+struct StopSignals {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Signal,
+    hand_over: Signal,
+    /// Whether SIGHUP stops the service.
+    at_hangup: bool,
+}
+
+impl StopSignals {
+    fn catch(at_hangup: bool) -> Result<StopSignals, Failure> {
+        let catch = |kind, name: &str| {
+            signal(kind).map_err(Failure::system(&format!("cannot catch {name}")))
+        };
+        Ok(StopSignals {
+            interrupt: catch(SignalKind::interrupt(), "SIGINT")?,
+            terminate: catch(SignalKind::terminate(), "SIGTERM")?,
+            hangup: catch(SignalKind::hangup(), "SIGHUP")?,
+            hand_over: catch(SignalKind::user_defined2(), "SIGUSR2")?,
+            at_hangup,
+        })
+    }
+
+    /// Waits for a signal. Returns its name, and whether it hands over to the next service.
+    async fn next(&mut self) -> (&'static str, bool) {
+        tokio::select! {
+            _ = self.interrupt.recv() => ("SIGINT", false),
+            _ = self.terminate.recv() => ("SIGTERM", false),
+            _ = self.hangup.recv(), if self.at_hangup => ("SIGHUP", false),
+            _ = self.hand_over.recv() => ("SIGUSR2", true),
+        }
+    }
 }

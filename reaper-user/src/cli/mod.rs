@@ -577,14 +577,16 @@ fn log_to_stderr(probes: bool) {
     let wanted = Targets::new()
         .with_default(LevelFilter::WARN)
         .with_target("reaper_ebpf", level);
+    let for_journal = export::journald::is_journal(io::stderr());
     let lines = tracing_subscriber::fmt::layer()
-        .with_writer(|| export::Log)
-        .with_target(false);
-    let lines = lines.with_ansi(export::colors_on_stderr());
-    tracing_subscriber::registry()
-        .with(wanted)
-        .with(lines)
-        .init();
+        .with_writer(export::MakeLog { for_journal })
+        .with_target(false)
+        .with_ansi(export::colors_on_stderr());
+    let log = tracing_subscriber::registry().with(wanted);
+    match for_journal {
+        true => log.with(lines.with_level(false).without_time()).init(),
+        false => log.with(lines).init(),
+    }
 }
 
 /// Returns whether the reader of the output has closed it, as `head` does.

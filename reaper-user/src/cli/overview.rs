@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind};
 
 use super::client::{BOLD, DIM};
 use super::show::{width, wrap};
-use super::{Failure, ServiceArgs, client, status};
+use super::{Failure, ServiceArgs, client};
 use crate::api::Status;
 use crate::api::client::ClientError;
 use crate::export::{print, printable};
@@ -59,7 +59,7 @@ pub(super) fn run(json: bool) -> Result<(), Failure> {
     let (state, next) = match client::client(&service).get("/v1/status") {
         Ok(response) => {
             let status: Status = response.read()?;
-            (status::summary(&status) + ".", WITH_SERVICE)
+            (status.summary() + ".", WITH_SERVICE)
         }
         Err(ClientError::NoService { source, .. }) if is_absent(&source) => {
             ("No service is running.".into(), WITHOUT_SERVICE)

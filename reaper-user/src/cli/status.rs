@@ -19,7 +19,7 @@ pub(super) fn run(service: &ServiceArgs) -> Result<(), Failure> {
 
 fn table(status: &Status, width: Option<usize>) -> String {
     let mut out = String::new();
-    for line in wrap(&summary(status), 0, width).lines() {
+    for line in wrap(&status.summary(), 0, width).lines() {
         out += &format!("{BOLD}{line}{BOLD:#}\n");
     }
     out.push('\n');
@@ -28,32 +28,6 @@ fn table(status: &Status, width: Option<usize>) -> String {
         out += &row(name, &value, NAMES, width);
     }
     out
-}
-
-/// Returns whether the service works, and what it has achieved.
-pub(super) fn summary(status: &Status) -> String {
-    let sessions = count(status.sessions_open, "open session", "open sessions");
-    let state = match (&status.gap, &*status.mode) {
-        (Some(_), _) => "Events are missing, so nothing new is decided",
-        (None, "observe") => "Observing only",
-        (None, _) => "Reaping",
-    };
-    let done = match &*status.mode {
-        "observe" => {
-            let would = count(status.would_have_reaped, "process", "processes");
-            format!("{would} would have been reaped")
-        }
-        _ => {
-            let reaped = count(status.reaped, "process", "processes");
-            let FreedMemory { rss, swap, .. } = status.memory;
-            format!("{reaped} reaped, {} freed", memory_text(rss, swap))
-        }
-    };
-    let failed = match status.failed {
-        0 => String::new(),
-        failed => format!(", {failed} failed"),
-    };
-    format!("{state}: {sessions}, {done}{failed}")
 }
 
 fn rows(status: &Status) -> Vec<(&'static str, String)> {

@@ -9,7 +9,7 @@ use tokio::task::yield_now;
 use super::idle_timer::{IdleTimer, sleep_until};
 use super::reconcile::Reconciled;
 use super::scan::{ScanResult, ScanScope, Scanner};
-use super::{Engine, EngineError};
+use super::{Engine, EngineError, Stop};
 use crate::api::messages::EngineRequest;
 use crate::export::{EventBody, Totals};
 use reaper_host::advice::Advised as _;
@@ -22,8 +22,6 @@ const ROUNDS_MAX: usize = 64;
 const DRAINS_MAX: usize = 10;
 /// Limit of rounds of writing memberships while new processes appear.
 const SEED_ROUNDS_MAX: usize = 100;
-/// Limit of the time that a stopping service spends on decisions about due members, in nanoseconds.
-const FINISH_MAX_NS: u64 = 2_000_000_000;
 
 impl Engine {
     /// Reads all running processes and the state that an earlier service left. Events that arrive meanwhile wait in the
@@ -89,14 +87,14 @@ impl Engine {
         Ok(())
     }
 
-    /// Runs until `stop` completes, and answers requests meanwhile. Then evaluates and signals due members for up to
-    /// two seconds. Returns the totals. The summary in the stream contains the reason that `stop` returned.
+    /// Runs until `stop` completes, and answers requests meanwhile. Then ends what is due, within limits, unless the
+    /// next service does. Returns the totals. The summary in the stream contains the reason that `stop` returned.
     ///
     /// # Errors
     /// The source or a file descriptor cannot be polled.
     pub async fn run(
         mut self,
-        stop: impl Future<Output = &'static str>,
+        stop: impl Future<Output = Stop>,
         mut requests: mpsc::Receiver<EngineRequest>,
     ) -> Result<Totals, EngineError> {
         let mut events = sys::readable(&self.source)?;
@@ -104,7 +102,7 @@ impl Engine {
         let clock = Arc::clone(&self.kernel.clock);
         let mut idle_timer = IdleTimer::new(clock.monotonic());
         tokio::pin!(stop);
-        let reason = loop {
+        let stop = loop {
             if self.failover.must_register(clock.monotonic()) {
                 match sys::readable(&self.source) {
                     Ok(new) => {
@@ -123,24 +121,18 @@ impl Engine {
                 idle_timer.on_records(1, clock.monotonic());
             }
             // Checked here as well as by the timer branch: a busy ring could prevent that branch from being polled.
-            if self
-                .ingest
-                .reaper
-                .next_deadline()
-                .is_some_and(|at| at <= clock.monotonic())
-            {
-                let procfs = &self.kernel.processes;
-                self.ingest.reaper.tick(|key| {
-                    let state = procfs.state(key.pid).unwrap_or('?');
-                    (state, procfs.rss_bytes(key.pid).unwrap_or(0))
-                });
+            let escalation = self.ingest.reaper.next_deadline();
+            if escalation.is_some_and(|at| at <= clock.monotonic()) {
+                self.advance_escalations();
                 idle_timer.on_records(self.settle(), clock.monotonic());
             }
+            self.notify_alive();
             if idle_timer.has_expired(clock.monotonic()) {
                 self.look_for_skips();
                 idle_timer.on_poll(self.settle(), clock.monotonic());
                 self.find_adopters();
                 if idle_timer.goes_idle() {
+                    self.notify_status();
                     if let Err(error) = self.source.announce_idle(true) {
                         self.on_source_failure(&error);
                         idle_timer.on_records(1 + self.settle(), clock.monotonic());
@@ -156,11 +148,12 @@ impl Engine {
                 self.deferred.next(),
                 self.successions.next().filter(|_| self.gap.is_none()),
                 self.failover.next(),
+                self.service_messages.next_alive,
             ];
             let deadline = timers.into_iter().flatten().min();
             tokio::select! {
                 biased;
-                reason = &mut stop => break reason,
+                stop = &mut stop => break stop,
                 ready = events.readable() => {
                     ready?.clear_ready();
                     let read = self.settle();
@@ -190,10 +183,16 @@ impl Engine {
                 }
             }
         };
-        self.finish_due().await;
+        // Each descriptor can be registered once.
+        drop((events, confirm));
+        self.notify_stopping(stop.reason);
+        let hands_over = self.settings.leave_pinned || stop.hands_over;
+        if !hands_over || self.pinned().is_none() {
+            self.finish_due(stop.at_once, &mut requests).await?;
+        }
         self.stopping = true;
         self.settle();
-        let armed = self.leave();
+        let armed = self.leave(hands_over);
         self.on_reap_events();
         let count = Totals {
             sessions: self.ingest.sessions_opened,
@@ -203,26 +202,20 @@ impl Engine {
         };
         self.emit(EventBody::Summary {
             count,
-            reason,
+            reason: stop.reason,
             pin_dir: armed,
         });
         self.ingest.out.flush();
         Ok(count)
     }
 
-    /// Evaluates and signals due members, and waits for the facts that this needs. The limit is [`FINISH_MAX_NS`].
-    async fn finish_due(&mut self) {
-        let clock = Arc::clone(&self.kernel.clock);
-        let end = clock.monotonic() + FINISH_MAX_NS;
-        self.settle();
-        while self.undecided() > 0 && self.deferred.is_reading() && clock.monotonic() < end {
-            tokio::select! {
-                biased;
-                () = self.deferred.facts.ready() => {}
-                () = sleep_until(&*clock, Some(end)) => {}
-            }
-            self.settle();
-        }
+    /// Sends the signals and makes the checks of the escalations whose deadline has passed.
+    pub(super) fn advance_escalations(&mut self) {
+        let procfs = &self.kernel.processes;
+        self.ingest.reaper.tick(|key| {
+            let state = procfs.state(key.pid).unwrap_or('?');
+            (state, procfs.rss_bytes(key.pid).unwrap_or(0))
+        });
     }
 
     /// Drains, decides and signals until no work is queued, for at most [`ROUNDS_MAX`] rounds. Then writes the kernel's
@@ -323,7 +316,7 @@ impl Engine {
 
     /// Finishes the claims of processes whose pidfds report the exit. An exit without a record, even after a drain, is
     /// applied to the model as inferred.
-    fn on_pidfds_readable(&mut self) {
+    pub(super) fn on_pidfds_readable(&mut self) {
         loop {
             let (ready, unrecorded) = self.ingest.reaper.confirm_exits();
             if ready == 0 {

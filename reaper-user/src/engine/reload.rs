@@ -12,6 +12,7 @@ use crate::config::Config;
 use crate::export::EventBody;
 use crate::reap::Times;
 use reaper_host::advice::Advised as _;
+use reaper_host::kernel::ServiceState;
 use reaper_model::ruleset::NameTable;
 
 /// Config, with the name table for the probes that follows from it.
@@ -45,7 +46,10 @@ impl Engine {
         let (done, read) = oneshot::channel();
         let thread = std::thread::Builder::new().name("reload".into());
         match thread.spawn(move || drop(done.send(load()))) {
-            Ok(_) => self.reloading = Some(Reloading { read, sender }),
+            Ok(_) => {
+                self.reloading = Some(Reloading { read, sender });
+                self.kernel.notifier.send(ServiceState::Reloading);
+            }
             Err(error) => {
                 let message = format!(
                     "cannot start a thread to read the config: {}; the old config stays in force",
@@ -86,6 +90,7 @@ impl Engine {
         self.emit(EventBody::ConfigReload { applied, message });
         // The probes must use the new rules before the reload is reported as done.
         let read = self.settle();
+        self.notify_ready();
         if let Some(Reloading { sender, .. }) = self.reloading.take() {
             // The client may have disconnected.
             let _ = sender.send(EngineReply::Reload(result));

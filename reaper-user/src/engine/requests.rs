@@ -128,6 +128,11 @@ impl Engine {
         Some(RefusedReload { error, ..refused })
     }
 
+    /// Returns the status that a user may see. The API's thread fills in start time, uptime and zombies.
+    pub(super) fn status_for(&self, peer: Peer) -> Status {
+        self.status(&View::new(&self.model, peer).in_mode(self.settings.mode))
+    }
+
     /// Returns the status. The API's thread fills in start time, uptime, zombies and a refused config.
     fn status(&self, view: &View<'_>) -> Status {
         let count = &self.count;

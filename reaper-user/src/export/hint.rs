@@ -23,11 +23,20 @@ pub struct Hints {
     observes: bool,
     /// Option that names the socket of the service, with a space before it; empty if commands find it without.
     socket: String,
+    /// Whether the systemd journal gets the hints. It adds the time itself.
+    for_journal: bool,
     /// First roots of the sessions with a hint.
     given: HashSet<ProcessKey>,
 }
 
 impl Hints {
+    pub fn new(for_journal: bool) -> Hints {
+        Hints {
+            for_journal,
+            ..Hints::default()
+        }
+    }
+
     /// Writes a hint after the line of a record, if it is the first in its session about a process that was reaped. In
     /// observe mode: about one that would be.
     pub fn write_after(&mut self, out: &mut impl Write, record: &EventRecord) -> io::Result<()> {
@@ -63,11 +72,15 @@ impl Hints {
         if !self.given.insert(session.first_root) {
             return Ok(());
         }
-        let (time, pid) = (time_of_day_in_seconds(record.boot_ns), process.key.pid);
+        let pid = process.key.pid;
+        let time = match self.for_journal {
+            true => String::new(),
+            false => time_of_day_in_seconds(record.boot_ns) + "  ",
+        };
         let socket = printable(&self.socket, usize::MAX);
         writeln!(
             out,
-            "{DIM}{time}  hint  to keep one: REAPER_KEEP=1; more ways: reaper explain {pid}{socket}{DIM:#}"
+            "{DIM}{time}hint  to keep one: REAPER_KEEP=1; more ways: reaper explain {pid}{socket}{DIM:#}"
         )
     }
 }

@@ -11,8 +11,9 @@ mod tests;
 
 use std::io::{self, Write};
 
+use super::clock::{time_of_day, time_of_day_in_seconds};
 use super::record::{EventBody, EventRecord, ProcessRef};
-use layout::{Line, Subject};
+use layout::{Line, LineStart, Subject};
 use memory::Memory;
 use reaper_host::source::procfs::{ProcessReading, Procfs};
 use reaper_model::event::ProcessKey;
@@ -34,6 +35,8 @@ pub enum Detail {
 /// Writer of lines for people.
 pub struct LineWriter {
     detail: Detail,
+    /// Whether the systemd journal gets the lines. Then they have a priority instead of a time.
+    pub(super) for_journal: bool,
     memory: Memory,
     /// Boundaries that are shown once they have lived for [`BOUNDARY_NS`], with that time in ns since boot.
     boundaries: Vec<(u64, ProcessKey, Line)>,
@@ -45,6 +48,7 @@ impl LineWriter {
     pub fn new(detail: Detail) -> LineWriter {
         LineWriter {
             detail,
+            for_journal: false,
             memory: Memory::default(),
             boundaries: Vec::new(),
             comm_of: |key| match Procfs::default().read(key.pid) {
@@ -76,7 +80,7 @@ impl LineWriter {
             return Ok(());
         }
         for line in self.lines(record) {
-            line.write(out, at, self.detail, width)?;
+            line.write(out, &self.start(at), width)?;
         }
         Ok(())
     }
@@ -92,9 +96,9 @@ impl LineWriter {
         width: Option<usize>,
     ) -> io::Result<()> {
         let due = self.boundaries.extract_if(.., |(due, ..)| *due <= now);
-        for (due, key, line) in due {
+        for (due, key, line) in due.collect::<Vec<_>>() {
             if (self.comm_of)(key).is_some() {
-                line.write(out, due, self.detail, width)?;
+                line.write(out, &self.start(due), width)?;
             }
         }
         Ok(())
@@ -103,6 +107,15 @@ impl LineWriter {
     /// Returns when to call [`LineWriter::write_due`] next, in ns since boot.
     pub fn next_due(&self) -> Option<u64> {
         self.boundaries.iter().map(|(due, ..)| *due).min()
+    }
+
+    /// Returns the start of a line with this time in ns since boot.
+    fn start(&self, boot_ns: u64) -> LineStart {
+        match self.detail {
+            _ if self.for_journal => LineStart::Priority,
+            Detail::Summary => LineStart::Time(time_of_day_in_seconds(boot_ns)),
+            Detail::Steps | Detail::Lifecycle => LineStart::Time(time_of_day(boot_ns)),
+        }
     }
 
     /// Returns the lines of a record: usually one, or none if the record is not shown.

@@ -9,6 +9,7 @@ mod config_file;
 mod consumer;
 mod encode;
 mod hint;
+pub(crate) mod journald;
 mod json;
 mod keep_advice;
 mod leftover;
@@ -46,7 +47,7 @@ pub use sink::{Format, Sink, StreamOutput, Writer};
 pub use terminal::for_terminal;
 pub(crate) use terminal::message;
 pub use terminal::{
-    LEAST, Log, colors_on_stderr, print, print_error, set_colors, stdout, width,
+    LEAST, MakeLog, colors_on_stderr, print, print_error, set_colors, stderr, stdout, width,
     without_error_codes, wrap, write_message,
 };
 pub use text::{

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use super::consumer::Consumer;
 use super::hint::Hints;
+use super::journald;
 use super::line::{Detail, LineWriter};
 use super::line_file::{LineFile, LineFileState};
 use super::recent::Recent;
@@ -74,11 +75,15 @@ impl StreamOutput {
         let name = "stdout".to_owned();
         Ok(match format {
             Format::Json => StreamOutput::lines(name, LineFile::stdout()?),
-            Format::Lines(detail) => StreamOutput {
-                encoder: Encoder::Lines(Box::new(LineWriter::new(detail))),
-                width,
-                ..StreamOutput::json(name, Box::new(super::terminal::stdout()))
-            },
+            Format::Lines(detail) => {
+                let mut lines = LineWriter::new(detail);
+                lines.for_journal = journald::is_journal(io::stdout());
+                StreamOutput {
+                    encoder: Encoder::Lines(Box::new(lines)),
+                    width,
+                    ..StreamOutput::json(name, Box::new(super::terminal::stdout()))
+                }
+            }
         })
     }
 
@@ -105,7 +110,7 @@ impl StreamOutput {
     /// Adds hints between the lines for people, which name commands that query this service.
     pub fn with_hints(self) -> StreamOutput {
         StreamOutput {
-            hints: Some(Hints::default()),
+            hints: Some(Hints::new(journald::is_journal(io::stdout()))),
             ..self
         }
     }

@@ -10,7 +10,10 @@ use std::io::{self, BufWriter, Stderr, Stdout, Write};
 use anstream::adapter::strip_str;
 use anstream::{AutoStream, ColorChoice};
 use terminal_size::{Width, terminal_size_of};
+use tracing::{Level, Metadata};
+use tracing_subscriber::fmt::MakeWriter;
 
+use super::journald;
 use super::text::{is_unprintable, printable};
 
 /// Smallest width of wrapped text and of a last column, in characters. A narrower terminal wraps it itself.
@@ -80,7 +83,7 @@ pub fn print_error(text: &str) {
 }
 
 /// Returns unbuffered standard error for text with colours. It escapes and removes colours as [`stdout`] does.
-fn stderr() -> TerminalWriter<AutoStream<Stderr>> {
+pub fn stderr() -> TerminalWriter<AutoStream<Stderr>> {
     TerminalWriter(anstream::stderr())
 }
 
@@ -117,13 +120,43 @@ pub(crate) use message;
 
 /// Writes one line to standard error, for [`message`].
 pub fn write_message(message: Arguments<'_>) {
+    let prefix = match journald::is_journal(io::stderr()) {
+        true => journald::prefix(Level::ERROR),
+        false => "",
+    };
     let line = printable(&without_error_codes(&message.to_string()), usize::MAX);
     // A failure cannot be reported anywhere.
-    let _ = io::stderr().write_all(for_stderr(&line).as_bytes());
+    let _ = io::stderr().write_all(for_stderr(&format!("{prefix}{line}")).as_bytes());
 }
 
 /// Standard error for the log. Each call of `write` is one line, which is how `tracing_subscriber::fmt` calls it.
-pub struct Log;
+pub struct Log {
+    /// Start of the line, for the systemd journal.
+    prefix: &'static str,
+}
+
+/// Creates a [`Log`] for each line of the log.
+pub struct MakeLog {
+    /// Whether the systemd journal gets the lines. Then they begin with a priority.
+    pub for_journal: bool,
+}
+
+impl MakeWriter<'_> for MakeLog {
+    type Writer = Log;
+
+    fn make_writer(&self) -> Log {
+        Log { prefix: "" }
+    }
+
+    fn make_writer_for(&self, metadata: &Metadata<'_>) -> Log {
+        match self.for_journal {
+            true => Log {
+                prefix: journald::prefix(*metadata.level()),
+            },
+            false => self.make_writer(),
+        }
+    }
+}
 
 impl<W: Write> Write for TerminalWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -145,6 +178,7 @@ impl Write for Log {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let line = bytes.strip_suffix(b"\n").unwrap_or(bytes);
         let line = without_error_codes(&escaped(line, false));
+        let line = format!("{}{line}", self.prefix);
         io::stderr().write_all(for_stderr(&line).as_bytes())?;
         Ok(bytes.len())
     }

@@ -19,6 +19,7 @@ pub use clock::{Clock, Sleep, SystemClock};
 pub use signals::{Signals, WatchedHandle};
 
 pub use crate::source::ProcessTable;
+pub use crate::sys::notify::ServiceState;
 pub use crate::sys::process_handle::ProcessHandle;
 
 use crate::facts::{FactPool, FactReader};
@@ -27,6 +28,7 @@ use crate::source::procfs::Procfs;
 use crate::source::scan::interval::ScanOptions;
 use crate::source::{Source, SourceError, selection};
 use crate::sys::exit_poll::ExitPoll;
+use crate::sys::notify::Notifier;
 use reaper_model::ruleset::Ruleset;
 
 /// Function that starts a reader of the facts that the rules need.
@@ -52,10 +54,12 @@ pub struct Kernel {
     pub start_facts: StartFacts,
     /// Opens the next source after the current one has failed.
     pub open_fallback: OpenFallback,
+    /// Sender of messages to the service manager.
+    pub notifier: Notifier,
 }
 
 impl Kernel {
-    /// Returns the real kernel. `ring_size` (bytes) and `scan` are options of the fallback source.
+    /// Returns the real kernel, without a service manager. `ring_size` (bytes) and `scan` are options of the fallback source.
     ///
     /// # Errors
     /// As `epoll_create1(2)`.
@@ -69,6 +73,7 @@ impl Kernel {
                 let (source, rejected) = selection::open_fallback(failed, ring_size, scan)?;
                 Ok((source as Box<dyn Source>, rejected))
             }),
+            notifier: Notifier::default(),
         })
     }
 }

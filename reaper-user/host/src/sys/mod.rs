@@ -22,6 +22,7 @@ pub mod kinfo;
 mod memory;
 #[cfg(target_os = "linux")]
 pub(crate) mod netlink;
+pub mod notify;
 pub mod owner;
 #[cfg_attr(target_os = "macos", path = "darwin/paths.rs")]
 pub mod paths;

@@ -1,5 +1,6 @@
 //! Runs the engine on a simulated kernel.
 
+mod service;
 mod sim;
 
 use std::path::Path;
@@ -119,7 +120,7 @@ fn run_until(
         happen(&sim);
         let stop = async {
             let _ = stopped.await;
-            "test"
+            Stop::because("test")
         };
         let (_sender, requests) = mpsc::channel(1);
         let run = engine.run(stop, requests);
@@ -255,7 +256,7 @@ fn exited_process_of_another_user_is_not_found() {
         let (stop, stopped) = oneshot::channel::<()>();
         let stop_engine = async {
             let _ = stopped.await;
-            "test"
+            Stop::because("test")
         };
         let ask = async {
             while !matches!(explain(0).await, EngineReply::ExplainExited(_)) {}

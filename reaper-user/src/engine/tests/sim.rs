@@ -96,6 +96,7 @@ impl SimKernel {
             signals: Arc::new(SimSignals(Arc::clone(self))),
             start_facts: Box::new(move |_| Box::new(SimFacts(Arc::clone(&facts), Vec::new()))),
             open_fallback: Box::new(|_| Err(ScanError::Wait(nix::Error::EMFILE).into())),
+            notifier: reaper_host::sys::notify::Notifier::default(),
         };
         (kernel, Box::new(SimSource(Arc::clone(self))))
     }

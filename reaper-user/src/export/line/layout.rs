@@ -4,8 +4,9 @@ use std::io::{self, Write};
 
 use anstyle::{AnsiColor, Style};
 
-use super::Detail;
-use crate::export::clock::{time_of_day, time_of_day_in_seconds};
+use tracing::Level;
+
+use crate::export::journald;
 use crate::export::text::printable;
 
 pub(super) const PLAIN: Style = Style::new();
@@ -21,6 +22,14 @@ const COMMAND_MAX: usize = 48;
 const COMMAND_LEAST: usize = 12;
 /// Maximum number of characters of an agent's name.
 const AGENT_MAX: usize = 16;
+
+/// Start of a line.
+pub(super) enum LineStart {
+    /// Time of day.
+    Time(String),
+    /// Priority for the systemd journal, which adds the time itself.
+    Priority,
+}
 
 /// A line before it is laid out. Its texts are not escaped.
 pub(super) struct Line {
@@ -43,19 +52,26 @@ pub(super) struct Subject {
 }
 
 impl Line {
-    /// Writes the line, with a time in ns since boot. It takes several rows if it is longer than `width` columns.
+    /// Writes the line. It takes several rows if it is longer than `width` columns.
     pub(super) fn write(
         &self,
         out: &mut impl Write,
-        boot_ns: u64,
-        detail: Detail,
+        start: &LineStart,
         width: Option<usize>,
     ) -> io::Result<()> {
-        let time = match detail {
-            Detail::Summary => time_of_day_in_seconds(boot_ns),
-            Detail::Steps | Detail::Lifecycle => time_of_day(boot_ns),
-        };
         let (style, event) = (self.style, self.event);
+        let time = match start {
+            LineStart::Time(time) => {
+                write!(out, "{DIM}{time}{DIM:#}  ")?;
+                time.len() + 2
+            }
+            // The journal removes the priority, which must be at the start.
+            LineStart::Priority if style == BAD => {
+                write!(out, "{}", journald::prefix(Level::WARN))?;
+                0
+            }
+            LineStart::Priority => 0,
+        };
         // A line break in the name of a rule or agent, a scope or a reason would forge a line.
         let detail = printable(&self.detail, usize::MAX);
         let Some(Subject {
@@ -64,26 +80,21 @@ impl Line {
             command,
         }) = &self.subject
         else {
-            let taken = time.len() + 2 + event.len() + 2;
-            let indent = time.len() + 2;
-            let detail = wrapped(&detail, taken, indent, width);
-            writeln!(out, "{DIM}{time}{DIM:#}  {style}{event}{style:#}  {detail}")?;
+            let detail = wrapped(&detail, time + event.len() + 2, time, width);
+            writeln!(out, "{style}{event}{style:#}  {detail}")?;
             return self.more.iter().try_for_each(|row| {
-                let row = wrapped(&printable(row, usize::MAX), indent, indent, width);
-                writeln!(out, "{:indent$}{row}", "")
+                let row = wrapped(&printable(row, usize::MAX), time, time, width);
+                writeln!(out, "{:time$}{row}", "")
             });
         };
         let agent = printable(agent, AGENT_MAX);
         let head = format!("{agent:<12} ");
-        let taken = time.len() + 2 + head.chars().count() + 10 + 1 + 7 + 2;
+        let taken = time + head.chars().count() + 10 + 1 + 7 + 2;
         let pid = match pid {
             0 => "-".to_owned(),
             pid => pid.to_string(),
         };
-        write!(
-            out,
-            "{DIM}{time}{DIM:#}  {head}{style}{event:<10}{style:#} {pid:>7}  "
-        )?;
+        write!(out, "{head}{style}{event:<10}{style:#} {pid:>7}  ")?;
         if command.is_empty() {
             return writeln!(out, "{}", wrapped(&detail, taken, taken, width));
         }
@@ -158,7 +169,8 @@ mod tests {
             };
             let mut out = Vec::new();
             let mut plain = anstream::StripStream::new(&mut out);
-            line.write(&mut plain, 0, Detail::Summary, width).unwrap();
+            line.write(&mut plain, &LineStart::Time("14:23:21".into()), width)
+                .unwrap();
             String::from_utf8(out).unwrap()[8..].to_owned()
         };
         let long = "x".repeat(60);
@@ -189,5 +201,24 @@ mod tests {
             let fits = |row: &str| row.chars().count() <= width.unwrap_or(usize::MAX);
             assert!(line.lines().all(fits), "{line}");
         }
+    }
+
+    #[test]
+    fn line_for_the_journal_has_a_priority_instead_of_a_time() {
+        let text = |style, more: &[&str]| {
+            let line = Line {
+                style,
+                event: "gap",
+                subject: None,
+                detail: "3 events lost".into(),
+                more: more.iter().map(ToString::to_string).collect(),
+            };
+            let mut out = Vec::new();
+            let mut plain = anstream::StripStream::new(&mut out);
+            line.write(&mut plain, &LineStart::Priority, None).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        assert_eq!(text(BAD, &[]), "<4>gap  3 events lost\n");
+        assert_eq!(text(GOOD, &["more"]), "gap  3 events lost\nmore\n");
     }
 }
