@@ -94,11 +94,9 @@ fn service_manager_learns_the_state_of_the_engine() {
         text,
         "Reaping: 1 open session, 0 processes reaped, 0 B RSS freed"
     );
-    let alive = states.iter().filter(|state| **state == ServiceState::Alive);
-    assert_eq!(
-        alive.count(),
-        1,
-        "half of the interval has passed once: {states:?}"
+    assert!(
+        states.contains(&ServiceState::Alive),
+        "half of the interval has passed: {states:?}"
     );
     let last = ServiceState::Stopping("Stopping (test)".into());
     assert_eq!(states.last(), Some(&last));
