@@ -3,6 +3,8 @@
 #[cfg(test)]
 pub mod allocations;
 #[cfg(target_os = "linux")]
+pub(crate) mod bpf;
+#[cfg(target_os = "linux")]
 pub mod bpffs;
 #[cfg_attr(target_os = "macos", path = "darwin/cgroup.rs")]
 pub mod cgroup;

@@ -12,11 +12,10 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use aya::maps::{MapData, MapInfo};
-use aya::programs::ProgramInfo;
 use aya::programs::links::{FdLink, PinnedLink};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -25,7 +24,7 @@ use reaper_common::ABI_VERSION;
 use super::error::PinError;
 use super::load::{LoadedObject, MAPS, program_pin};
 use crate::source::probes::PinOptions;
-use crate::sys::{self, bpffs};
+use crate::sys::{self, bpf, bpffs};
 
 const MAPS_PREFIX: &str = "maps-";
 const PROBES_PREFIX: &str = "probes-";
@@ -234,10 +233,7 @@ impl PinDir {
     /// Returns file descriptors of the pinned probes. Leaves out those that cannot be opened.
     pub(super) fn probe_fds(&self, loaded: &LoadedObject<'_>, identity: &str) -> Vec<OwnedFd> {
         let probes = self.probes(identity);
-        let fd = |hook: &str| {
-            let program = ProgramInfo::from_pin(probes.join(program_pin(hook))).ok()?;
-            program.fd().ok()?.as_fd().try_clone_to_owned().ok()
-        };
+        let fd = |hook: &str| bpf::open_pin(&probes.join(program_pin(hook))).ok();
         loaded.hooks().filter_map(fd).collect()
     }
 
@@ -350,10 +346,11 @@ fn with_prefix(scope: &Path, prefix: &str) -> Result<Vec<PathBuf>, PinError> {
 /// Returns the ids of the maps that the pinned probe of a hook uses; `None` if no probe is attached.
 fn maps_of(probes: &Path, hook: &str) -> Option<Vec<u32>> {
     let link = PinnedLink::from_pin(probes.join(hook)).ok()?;
-    let program = ProgramInfo::from_pin(probes.join(program_pin(hook))).ok()?;
+    let program = bpf::open_pin(&probes.join(program_pin(hook))).ok()?;
+    let program = bpf::program_info(program).ok()?;
     // An object that is not a link has no program id.
-    let attached = FdLink::from(link).info().ok()?.program_id() == program.id();
-    program.map_ids().ok()?.filter(|_| attached)
+    let attached = FdLink::from(link).info().ok()?.program_id() == program.id;
+    attached.then_some(program.map_ids)
 }
 
 /// Removes the pins of a scope, and returns the number of files. Removes the directory too, unless it has other
