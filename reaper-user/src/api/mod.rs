@@ -197,6 +197,12 @@ pub struct Status {
     /// Memory of the reaped processes.
     #[serde(flatten)]
     pub memory: FreedMemory,
+    /// Capabilities that the service holds and can use.
+    #[serde(default)]
+    pub capabilities: Vec<String>,
+    /// Capabilities that the service lacks, each with what it lacks without.
+    #[serde(default)]
+    pub missing_capabilities: Vec<String>,
     /// Number of zombies whose parent is a member. They hold no memory and are not in the other counts.
     pub zombies: u64,
     /// Directory of the pins; absent if tracking ends with the service.

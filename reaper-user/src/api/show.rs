@@ -28,6 +28,8 @@ use crate::export::{
 use reaper_host::facts::ScriptPaths;
 use reaper_host::source::procfs::{Procfs, Zombie};
 use reaper_host::sys;
+use reaper_host::sys::host::Host;
+use reaper_host::sys::privileges::{self, Privilege};
 use reaper_model::activity::Activity;
 use reaper_model::conversation::Conversations;
 use reaper_model::facts::{Fact, Facts, InheritedFacts, LocalSockets, Stdio};
@@ -36,8 +38,8 @@ use reaper_model::facts::{Fact, Facts, InheritedFacts, LocalSockets, Stdio};
 const SHORT: usize = 256;
 const LONG: usize = 8192;
 
-/// Adds the start time, the uptime, the number of zombies whose parent is in `members`, and a refused config. `began` is in
-/// ns since boot.
+/// Adds the start time, the uptime, the capabilities, the number of zombies whose parent is in `members`, and a refused
+/// config. `began` is in ns since boot.
 pub(super) fn status(
     status: Status,
     began: u64,
@@ -50,7 +52,13 @@ pub(super) fn status(
     let left = zombies
         .iter()
         .filter(|zombie| members.contains(&zombie.parent));
+    // Before the drop at the start, the service had those that it no longer needs.
+    let held = Host::read().capabilities;
+    let missing = privileges::missing(held).filter(|privilege| privilege.is_kept);
+    let missing = missing.map(|Privilege { name, loss, .. }| format!("{name}: {loss}"));
     Status {
+        capabilities: held.names().map(str::to_owned).collect(),
+        missing_capabilities: missing.collect(),
         zombies: left.count() as u64,
         since: date(began),
         uptime_s: seconds_since(began),

@@ -32,8 +32,10 @@ use reaper_host::source::kind::SourceChoice;
 use reaper_host::source::probes::{PinOptions, ProbeOptions};
 use reaper_host::source::{Source, SourceError};
 use reaper_host::sys;
+use reaper_host::sys::host::Capabilities;
 use reaper_host::sys::notify::Notifier;
 use reaper_host::sys::pidfd;
+use reaper_host::sys::privileges::{self, Privilege};
 
 pub(super) const HELP: &str = "\
 Signals only members of the sessions of recognised agents, and leftovers: processes that an agent left behind before the \
@@ -149,10 +151,13 @@ pub(super) struct DaemonArgs {
 
 pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     check_open_files()?;
+    sys::lower_oom_score();
     let mut config = load_config(&args)?;
     if let Some(platform) = mode::NEVER_RUN {
         tracing::warn!("{}", mode::warning(platform, config.mode));
     }
+    // All that this program ever has.
+    let held = sys::host::Host::read().capabilities;
     let mut scope = scope::parse(&args.scope)?;
     let scope_name = scope::name(&args.scope, &scope);
     let outputs = outputs(args.events.as_deref(), args.json, detail(&args, &config))?;
@@ -189,6 +194,8 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
         ..options(&config, &scope)
     };
     let (source, rejected) = open_source(&config, &options)?;
+    // Before any other thread starts: each thread has its own capabilities.
+    drop_privileges(args.events.is_some());
     // Opened after the source: a daemon that cannot run leaves no journal behind.
     let (journal, newer) = match (newer, journal) {
         (None, Some(options)) => open_journal(options),
@@ -201,9 +208,8 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
     if let Some(reason) = &mode_reason {
         tracing::error!("this service sends no signals and writes no journal: {reason}");
     }
-    let host = sys::host::Host::read();
     // With --user, or with neither probes nor CAP_KILL, only the processes of this user are tracked.
-    if args.user || source.probes().is_none() && !host.capabilities.has("CAP_KILL") {
+    if args.user || source.probes().is_none() && !held.has("CAP_KILL") {
         scope.uid = Some(nix::unistd::getuid().as_raw());
     }
     if let Some(lacks) = source.kind().limitation() {
@@ -214,8 +220,8 @@ pub(super) fn run(args: DaemonArgs) -> Result<(), Failure> {
         };
         tracing::warn!("event source {}: {lacks}{advice}", source.name());
     }
-    if config.mode == Mode::Enforce && scope.uid.is_none() {
-        warn_of_missing(&host);
+    if scope.uid.is_none() {
+        warn_of_missing(held);
     }
     let (requests, request_receiver) = mpsc::channel(server::QUEUE);
     let unsure = match &journal {
@@ -393,20 +399,21 @@ fn suggest_user(failure: Failure, args: &DaemonArgs) -> Failure {
     }
 }
 
-/// Warns of missing capabilities that reaping needs but watching does not.
-fn warn_of_missing(host: &sys::host::Host) {
-    for (capability, without) in [
-        ("CAP_KILL", "processes of other users cannot be signalled"),
-        (
-            "CAP_SYS_PTRACE",
-            "programs of other users cannot be read, so their processes are kept",
-        ),
-    ] {
-        if !host.capabilities.has(capability) {
-            tracing::warn!(
-                "without {capability}, {without}; run the service as root or with {capability}"
-            );
+/// Warns of each missing capability, with its purpose. Those to load probes are not among them: without them, no probe
+/// is in use, and the reason was logged. Real-time priority is not either, as the service works without it.
+fn warn_of_missing(held: Capabilities) {
+    let needed = ["CAP_KILL", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"];
+    for Privilege { name, loss, .. } in privileges::missing(held) {
+        if needed.contains(name) {
+            tracing::warn!("without {name}, {loss}; run the service as root or with {name}");
         }
+    }
+}
+
+/// Drops the capabilities that only the start needs. Only logs a failure.
+fn drop_privileges(writes_file: bool) {
+    if let Err(error) = privileges::drop_unneeded(writes_file) {
+        tracing::warn!("cannot drop the capabilities that only the start needs: {error}");
     }
 }
 

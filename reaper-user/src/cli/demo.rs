@@ -70,6 +70,7 @@ pub(super) fn run(json: bool) -> Result<u8, Failure> {
         ..ProbeOptions::default()
     };
     check_open_files()?;
+    reaper_host::sys::lower_oom_score();
     pidfd::probe().context("cannot run the demo")?;
     let (source, _) = open_source(&config, &options)?;
     let mut agent = Agent::start()?;

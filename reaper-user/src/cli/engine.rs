@@ -137,7 +137,7 @@ pub(super) fn in_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {
     let work = move || {
-        sys::prioritise();
+        sys::raise_priority();
         work()
     };
     let thread = std::thread::Builder::new()

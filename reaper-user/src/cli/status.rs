@@ -121,6 +121,11 @@ fn rows(status: &Status) -> Vec<(&'static str, String)> {
         });
         rows.push(("stream", format!("{dropped} dropped{error}")));
     }
+    // A user's own service needs none.
+    let is_own = status.scope.iter().any(|scope| scope.starts_with("uid:"));
+    let missing = status.missing_capabilities.iter().filter(|_| !is_own);
+    let names = ["lacks"].into_iter().chain(std::iter::repeat(""));
+    rows.extend(names.zip(missing.cloned()));
     let pinned = status.pin_dir.clone();
     let pinned = pinned.unwrap_or_else(|| "nothing: tracking ends with the service".into());
     rows.push(("pinned", pinned));
@@ -173,6 +178,8 @@ mod tests {
                 rss: 1_200_000_000,
                 ..FreedMemory::default()
             },
+            capabilities: Vec::new(),
+            missing_capabilities: Vec::new(),
             zombies: 0,
             pin_dir: None,
         }

@@ -128,7 +128,8 @@ impl Engine {
         Some(RefusedReload { error, ..refused })
     }
 
-    /// Returns the status that a user may see. The API's thread fills in start time, uptime and zombies.
+    /// Returns the status that a user may see. The API's thread fills in start time, uptime, capabilities and
+    /// zombies.
     pub(super) fn status_for(&self, peer: Peer) -> Status {
         self.status(&View::new(&self.model, peer).in_mode(self.settings.mode))
     }
@@ -169,6 +170,8 @@ impl Engine {
             failed: count.failed,
             would_have_reaped: count.would_have_reaped,
             memory: count.memory,
+            capabilities: Vec::new(),
+            missing_capabilities: Vec::new(),
             zombies: 0,
             pin_dir: self.pinned(),
         }

@@ -21,10 +21,14 @@ pub(super) const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 const FIRST_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
 
 /// Capabilities that the service can use, with their numbers in include/uapi/linux/capability.h.
-const CAPABILITIES: [(&str, u32); 6] = [
+const CAPABILITIES: [(&str, u32); 10] = [
+    ("CAP_DAC_OVERRIDE", 1),
+    ("CAP_DAC_READ_SEARCH", 2),
     ("CAP_KILL", 5),
+    ("CAP_NET_ADMIN", 12),
     ("CAP_SYS_PTRACE", 19),
     ("CAP_SYS_ADMIN", 21),
+    ("CAP_SYS_NICE", 23),
     ("CAP_SYS_RESOURCE", 24),
     ("CAP_PERFMON", 38),
     ("CAP_BPF", 39),
@@ -38,8 +42,24 @@ impl Capabilities {
     /// Returns whether the set has the capability of this name, such as `CAP_KILL`. Knows only those that the service
     /// can use, and returns false for any other.
     pub fn has(self, name: &str) -> bool {
+        Capabilities::bit(name).is_some_and(|bit| self.0 >> bit & 1 == 1)
+    }
+
+    /// Returns the names of those that the service can use.
+    pub fn names(self) -> impl Iterator<Item = &'static str> {
+        let names = CAPABILITIES.iter().map(|(name, _)| *name);
+        names.filter(move |name| self.has(name))
+    }
+
+    /// Returns the number of a capability that the service can use.
+    pub(super) fn bit(name: &str) -> Option<u32> {
         let known = CAPABILITIES.iter().find(|(known, _)| *known == name);
-        known.is_some_and(|(_, bit)| self.0 >> bit & 1 == 1)
+        known.map(|(_, bit)| *bit)
+    }
+
+    #[cfg(test)]
+    pub(super) fn from_bits(bits: u64) -> Capabilities {
+        Capabilities(bits)
     }
 
     /// Returns whether they suffice to load the probes.
@@ -105,7 +125,12 @@ impl Host {
     /// Reads the facts from `proc`, `sys`, `run` and other files below `root`. A missing file makes its fact unknown.
     pub fn read_at(root: &Path) -> Host {
         let bytes = |path: &str| std::fs::read(root.join(path)).unwrap_or_default();
-        let (status, limits) = (bytes("proc/self/status"), bytes("proc/self/limits"));
+        // Capabilities belong to a thread, and those of the main thread may be others.
+        let status = match bytes("proc/thread-self/status") {
+            own if !own.is_empty() => own,
+            _ => bytes("proc/self/status"),
+        };
+        let limits = bytes("proc/self/limits");
         let first = |file, name| words(field(file, name).unwrap_or_default()).next();
         let effective = first(&status, b"CapEff:").and_then(|hex| str::from_utf8(hex).ok());
         let release = bytes("proc/sys/kernel/osrelease");

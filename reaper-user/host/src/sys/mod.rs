@@ -30,6 +30,7 @@ pub mod owner;
 pub mod paths;
 #[cfg_attr(target_os = "macos", path = "darwin/pidfd.rs")]
 pub mod pidfd;
+pub mod privileges;
 #[cfg_attr(target_os = "macos", path = "darwin/proc.rs")]
 mod proc;
 pub mod proc_file;
@@ -55,7 +56,8 @@ pub use ready::{readable, unread, wait_for};
 #[cfg(target_os = "linux")]
 pub use thread::{await_probes, many_files};
 pub use thread::{
-    prioritise, raise_open_files, raise_priority, runnable_per_processor, sleep_number, thread_id,
+    lower_oom_score, raise_open_files, raise_priority, runnable_per_processor, sleep_number,
+    thread_id,
 };
 
 /// Clock since boot, including time suspended.

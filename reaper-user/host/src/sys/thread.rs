@@ -14,14 +14,8 @@ const CROWD_MAX: u32 = 30;
 /// Maximum run time of a probe. It takes less than 1 µs, but a hypervisor can preempt its processor.
 const PROBE_MAX: Duration = Duration::from_millis(20);
 
-/// Raises the priority of the calling thread, and makes the process one of the last that the OOM killer chooses.
-/// Failures are ignored: they make the service slower, not wrong. See [`raise_priority`].
-pub fn prioritise() {
-    raise_priority();
-    low_oom_score();
-}
-
-/// Gives the calling thread the lowest real-time priority, or a nice value of -20 if that is not permitted.
+/// Gives the calling thread the lowest real-time priority, or a nice value of -20 if that is not permitted. Failures are
+/// ignored: they make the service slower, not wrong.
 ///
 /// Used by the engine's thread and by one that it waits for. A nice value alone does not suffice: the processes that
 /// are killed wake up to exit and would preempt the thread. The kernel reserves 5 % for other threads (sched(7)).
@@ -85,8 +79,8 @@ fn runnable(loadavg: &str) -> Option<u32> {
     runnable.parse().ok()
 }
 
-/// Makes the process one of the last that the OOM killer chooses.
-fn low_oom_score() {
+/// Makes the process one of the last that the OOM killer chooses. Failures are ignored.
+pub fn lower_oom_score() {
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", "-900") {
         tracing::debug!("cannot lower the OOM score: {error}");
     }

@@ -53,7 +53,7 @@ pub(super) fn checks(host: &Host, pidfds: Result<(), PidfdUnavailable>) -> Vec<C
                         "{user} has no capabilities on the host, only in its user namespace"
                     ),
                 },
-                advice("CAP_BPF, CAP_PERFMON, CAP_KILL and CAP_SYS_PTRACE"),
+                advice("CAP_BPF, CAP_PERFMON, CAP_KILL, CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"),
             ),
         Check::new(
             "pidfds",
@@ -75,6 +75,19 @@ pub(super) fn checks(host: &Host, pidfds: Result<(), PidfdUnavailable>) -> Vec<C
                 "programs of {others} are known only if a probe has reported them; otherwise the processes are kept"
             ),
             advice("CAP_SYS_PTRACE"),
+        ),
+        check(
+            "read others",
+            caps.has("CAP_DAC_READ_SEARCH") || caps.has("CAP_DAC_OVERRIDE"),
+            &["CAP_DAC_READ_SEARCH", "CAP_DAC_OVERRIDE"],
+        )
+        .or(
+            format!("sockets and files of {others} cannot be read, so their processes are kept"),
+            advice("CAP_DAC_READ_SEARCH"),
+        ),
+        one("real-time priority", "CAP_SYS_NICE").or(
+            "signals can be late on a busy host",
+            advice("CAP_SYS_NICE"),
         ),
         Check::new("user namespace", first, place(namespace.is_initial, namespace.inode)).or(
             "capabilities in another user namespace do not apply to the host",
@@ -124,7 +137,14 @@ mod tests {
             ),
         ] {
             for check in checks(&host, Ok(())) {
-                if ["load probes", "signal others", "look at others"].contains(&check.name) {
+                if [
+                    "load probes",
+                    "signal others",
+                    "look at others",
+                    "read others",
+                ]
+                .contains(&check.name)
+                {
                     assert_eq!(check.ok, ok, "{check:?}");
                     let advice = check.advice.as_deref();
                     assert_eq!(advice.is_some(), expected.is_some(), "{check:?}");

@@ -7,6 +7,8 @@ use reaper_common::ABI_VERSION;
 
 use super::btf::BtfError;
 use crate::advice::Advised as _;
+use crate::sys::host::Host;
+use crate::sys::privileges;
 
 /// Reason why the probes cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -16,7 +18,9 @@ pub enum EbpfError {
     Btf(#[source] BtfError),
     /// The user lacks the capabilities to load programs.
     #[error(
-        "not permitted to load the kernel probes: run as root of the host, or with CAP_BPF, CAP_PERFMON, CAP_KILL and CAP_SYS_PTRACE"
+        "not permitted to load the kernel probes{}: run as root of the host, or with CAP_BPF, CAP_PERFMON, CAP_KILL, \
+         CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH",
+        without()
     )]
     NotPermitted(#[source] BoxError),
     /// Loading is denied although the user is root and has the capabilities.
@@ -123,6 +127,17 @@ pub enum PinError {
         /// Directory of the pins.
         path: PathBuf,
     },
+}
+
+/// Returns ` without CAP_PERFMON`, with each capability that loading needs and this process lacks.
+fn without() -> String {
+    let missing = privileges::missing(Host::read().capabilities);
+    let missing = missing.filter(|missing| ["CAP_BPF", "CAP_PERFMON"].contains(&missing.name));
+    let names: Vec<_> = missing.map(|missing| missing.name).collect();
+    match names.is_empty() {
+        true => String::new(),
+        false => format!(" without {}", names.join(" and ")),
+    }
 }
 
 fn holder(pid: Option<u32>) -> String {

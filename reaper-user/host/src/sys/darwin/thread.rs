@@ -5,10 +5,8 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 /// Maximum number of open files without raising system limits (`OPEN_MAX` of sys/syslimits.h).
 const OPEN_MAX: u64 = 10240;
 
-/// Raises the priority of this process. See [`raise_priority`].
-pub fn prioritise() {
-    raise_priority();
-}
+/// Does nothing: macOS has no OOM killer that can be told.
+pub fn lower_oom_score() {}
 
 /// Raises the priority of this process. Failures are ignored: they make the service slower, not wrong.
 pub fn raise_priority() {
