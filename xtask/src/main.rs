@@ -17,6 +17,7 @@ mod tally;
 mod targets;
 mod test;
 mod tidy;
+mod units;
 mod vm;
 
 use std::process::ExitCode;
@@ -80,6 +81,8 @@ enum Command {
     Tidy,
     /// Type-check the service and its commands for macOS, and for Linux on aarch64
     Targets,
+    /// Check the unit files of systemd: no warnings, and a confined service
+    Units,
 }
 
 fn main() -> ExitCode {
@@ -99,6 +102,7 @@ fn main() -> ExitCode {
         Command::Mutants(args) => mutants::mutants(&args),
         Command::Tidy => tidy::tidy(),
         Command::Targets => targets::targets(),
+        Command::Units => units::check(),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

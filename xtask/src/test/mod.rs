@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::shell::{as_root, cargo, find_program, in_ci, install};
 use crate::tally::{Tally, counted};
-use crate::{dist, ebpf, targets, tidy, vm};
+use crate::{dist, ebpf, targets, tidy, units, vm};
 pub use binaries::Binaries;
 
 const EXAMPLES: &str = "\
@@ -143,6 +143,9 @@ fn all(full: bool) -> Result<()> {
             }
         },
     );
+    tally.stage("unit files of systemd", |t| {
+        t.step("units", units::check());
+    });
     tally.stage("the checked-in BPF object against its sources", |t| {
         if in_ci() || full {
             t.step("build-ebpf --check", ebpf::check());
