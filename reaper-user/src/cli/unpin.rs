@@ -43,7 +43,9 @@ impl From<PinError> for Failure {
     fn from(error: PinError) -> Failure {
         match error {
             PinError::Locked { .. } => Failure::Locked(error.to_string()),
-            PinError::NotBpffs { .. } => Failure::Usage(error.to_string()),
+            PinError::NotBpffs { .. } | PinError::PrivateMount { .. } => {
+                Failure::Usage(error.to_string())
+            }
             PinError::Io { ref source, .. } if source.kind() == ErrorKind::PermissionDenied => {
                 Failure::Other(anyhow!("{error}; run as root"))
             }

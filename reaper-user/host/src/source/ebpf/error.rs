@@ -118,6 +118,16 @@ pub enum PinError {
         /// Cause.
         source: io::Error,
     },
+    /// The BPF file system would disappear with the service.
+    #[error(
+        "only this service sees the BPF file system at {}, in its own mount namespace: mount it on the host, outside of the service \
+         (mount -t bpf bpf /sys/fs/bpf)",
+        path.display()
+    )]
+    PrivateMount {
+        /// A directory in it.
+        path: PathBuf,
+    },
     /// The directory of the pins is on another kind of file system.
     #[error(
         "{} is not in a BPF file system: mount one (mount -t bpf bpf /sys/fs/bpf), or set another `pin_dir`",

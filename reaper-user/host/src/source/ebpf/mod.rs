@@ -107,6 +107,13 @@ impl EbpfSource {
                 "cannot pin the probes: {error}; this service works, but when it stops or restarts, events are lost until the next \
                  one runs"
             );
+            if let Some(stale) = options.pin.as_ref().and_then(pins::find_stale) {
+                tracing::warn!(
+                    "the probes of an earlier service stay pinned in {} and record events for nothing: run `reaper unpin` on the \
+                     host, outside of this service",
+                    stale.display()
+                );
+            }
         }
         EbpfSource::new(loaded, ring, state, links)
     }

@@ -71,6 +71,18 @@ pub fn remove(dir: &Path) -> Result<Removed, PinError> {
     Ok(removed)
 }
 
+/// Returns the directory in which probes of an earlier service are still pinned, although they cannot be used. Also
+/// looks where the first process sees the pins.
+pub(super) fn find_stale(options: &PinOptions) -> Option<PathBuf> {
+    let path = options.dir.join(&options.name);
+    let has_probes =
+        |dir: &PathBuf| with_prefix(dir, PROBES_PREFIX).is_ok_and(|all| !all.is_empty());
+    [bpffs::of_init(&path), path.clone()]
+        .iter()
+        .any(has_probes)
+        .then_some(path)
+}
+
 /// Returns whether this is the name of a scope's directory, in any version.
 fn is_scope(name: &str) -> bool {
     name == "host" || name.starts_with("scope-")
@@ -118,7 +130,7 @@ impl PinDir {
     /// Removes directories that an earlier service left incomplete.
     ///
     /// # Errors
-    /// There is no writable BPF file system, or another service holds the lock.
+    /// There is no writable BPF file system, it would disappear with this process, or another service holds the lock.
     pub fn acquire(options: &PinOptions) -> Result<PinDir, PinError> {
         bpffs::mount_default_for(&options.dir);
         let path = options.dir.join(&options.name);
@@ -126,6 +138,11 @@ impl PinDir {
         if !bpffs::is(parent) {
             return Err(PinError::NotBpffs {
                 path: options.dir.clone(),
+            });
+        }
+        if bpffs::is_private(parent) {
+            return Err(PinError::PrivateMount {
+                path: parent.into(),
             });
         }
         fs::create_dir_all(&path).map_err(|e| io_error(&path, e))?;
