@@ -13,6 +13,7 @@ mod keeper;
 mod lines;
 mod readers;
 mod scan;
+mod service_files;
 mod service_requests;
 pub mod snapshots;
 mod socket;
@@ -47,6 +48,7 @@ pub fn trials() -> Vec<Trial> {
     let mut trials = config::trials();
     trials.extend(docs::trials());
     trials.extend(unpin::trials());
+    trials.extend(service_files::trials());
     trials.extend(service_requests::trials());
     trials.extend(hostile::trials());
     trials.extend(scan::trials());
@@ -78,6 +80,7 @@ pub fn privileged() -> Vec<Trial> {
         trial("cli", "demo", demo),
     ];
     trials.extend(unpin::privileged());
+    trials.extend(service_files::privileged());
     trials.extend(escaped::privileged());
     trials.extend(service_requests::privileged());
     trials.extend(hostile::privileged());

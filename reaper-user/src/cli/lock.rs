@@ -98,6 +98,13 @@ fn holder(mut file: File) -> String {
     }
 }
 
+/// Returns the daemon that watches the whole host, if one has its lock in this directory. `None` also if this user cannot
+/// determine it.
+pub(super) fn host_daemon(directory: &Path) -> Option<String> {
+    let daemon = held(&directory.join("daemon.lock"));
+    daemon.unwrap_or_default()
+}
+
 /// Returns a running daemon of any scope with its lock, if there is one in this directory.
 ///
 /// # Errors
@@ -113,26 +120,32 @@ pub(super) fn running_daemon(directory: &Path) -> std::io::Result<Option<(String
         if !name.starts_with(b"daemon") || !name.ends_with(b".lock") {
             continue;
         }
-        let mut options = File::options();
-        let file = match options.read(true).custom_flags(O_NOFOLLOW).open(&path) {
-            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-                match lock_holder(&path.metadata()?)? {
-                    Some(pid) => {
-                        return Ok(Some((format!("the reaper daemon with pid {pid}"), path)));
-                    }
-                    None => continue,
-                }
-            }
-            file => file?,
-        };
-        // A shared lock, so that two checks at the same time do not find each other.
-        match Flock::lock(file, FlockArg::LockSharedNonblock) {
-            Ok(_) => {}
-            Err((file, Errno::EWOULDBLOCK)) => return Ok(Some((holder(file), path))),
-            Err((_, errno)) => return Err(errno.into()),
+        if let Some(daemon) = held(&path)? {
+            return Ok(Some((daemon, path)));
         }
     }
     Ok(None)
+}
+
+/// Returns the daemon that holds a lock file.
+///
+/// # Errors
+/// The file cannot be read, or does not exist.
+fn held(path: &Path) -> std::io::Result<Option<String>> {
+    let mut options = File::options();
+    let file = match options.read(true).custom_flags(O_NOFOLLOW).open(path) {
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            let pid = lock_holder(&path.metadata()?)?;
+            return Ok(pid.map(|pid| format!("the reaper daemon with pid {pid}")));
+        }
+        file => file?,
+    };
+    // A shared lock, so that two checks at the same time do not find each other.
+    match Flock::lock(file, FlockArg::LockSharedNonblock) {
+        Ok(_) => Ok(None),
+        Err((file, Errno::EWOULDBLOCK)) => Ok(Some(holder(file))),
+        Err((_, errno)) => Err(errno.into()),
+    }
 }
 
 #[cfg(test)]

@@ -34,6 +34,7 @@ mod run;
 mod runs;
 mod scan;
 mod scope;
+mod service;
 mod show;
 mod sockets;
 mod status;
@@ -116,6 +117,9 @@ Examples:
 
   # Watch the whole host and reap
   sudo reaper daemon
+
+  # Install the service; it observes first
+  sudo reaper service install
 
   # Run a command and leave nothing behind; needs neither root nor a service
   reaper run -- npm test
@@ -233,6 +237,9 @@ Example:
         #[arg(long)]
         json: bool,
     },
+    /// Install the service, show its state and log, or remove it.
+    #[command(subcommand)]
+    Service(service::ServiceCommand),
     /// Show what the service watches, has done and has missed.
     #[command(after_long_help = "\
 Examples:
@@ -484,6 +491,7 @@ fn run(command: Command) -> Result<u8, Failure> {
         Command::Demo { json } => demo::run(json),
         Command::Doctor { config, json } => doctor(config.as_deref(), json),
         Command::Unpin(args) => unpin::run(args).map(|()| 0),
+        Command::Service(command) => service::run(&command),
         Command::Status(service) => status::run(&service).map(|()| 0),
         Command::Tree {
             agent,

@@ -142,12 +142,13 @@ fn freed(memory: &FreedMemory) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::api::RefusedConfig;
     use crate::export::ConfigFile;
 
-    fn status(mode: &str) -> Status {
+    /// Returns a status of a service in this mode.
+    pub fn status(mode: &str) -> Status {
         Status {
             version: "1.0".into(),
             pid: 7,

@@ -39,6 +39,14 @@ pub(super) fn run(args: UnpinArgs) -> Result<(), Failure> {
     written.map_err(Failure::stdout)
 }
 
+/// Removes everything that is pinned in a directory, and returns the number of pins.
+///
+/// # Errors
+/// As [`pins::remove`].
+pub(super) fn remove(directory: &Path) -> Result<usize, Failure> {
+    Ok(pins::remove(directory)?.entries)
+}
+
 impl From<PinError> for Failure {
     fn from(error: PinError) -> Failure {
         match error {

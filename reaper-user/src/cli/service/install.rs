@@ -1,0 +1,238 @@
+//! `reaper service install`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::Context as _;
+
+use super::files::{NewFile, Origin, is_newer, origin};
+use super::place::{LABEL, Manager, Place, UNIT};
+use super::plan::{Report, Step, carry_out};
+use super::{Failure, InstallArgs, control};
+use crate::cli::user::ConfigOwner;
+use crate::cli::{load_for, lock};
+use crate::config::Mode;
+use reaper_host::source::SourceKind;
+
+/// Version of this program.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// Directories whose programs stay where they are.
+const PROGRAM_DIRECTORIES: [&str; 3] = ["/usr/bin", "/usr/local/bin", "/bin"];
+
+pub(super) fn run(args: &InstallArgs) -> Result<(), Failure> {
+    let place = args.change.place()?;
+    let mode = match (args.enforce, args.observe) {
+        (true, _) => Mode::Enforce,
+        (_, true) => Mode::Observe,
+        _ => place.installed_mode().unwrap_or(Mode::Observe),
+    };
+    check(&place, args)?;
+    let steps = steps(&place, mode, args.change.force)?;
+    let mut report = carry_out(steps, args.change.dry_run)?;
+    describe(&mut report, &place, mode);
+    report.print(&args.change)
+}
+
+/// Checks that the service can run here.
+///
+/// # Errors
+/// The config is wrong, the probes cannot be used, or a daemon that was started by hand runs.
+fn check(place: &Place, args: &InstallArgs) -> Result<(), Failure> {
+    if !place.is_live() || args.change.dry_run {
+        return Ok(());
+    }
+    let owner = match place.is_own {
+        true => ConfigOwner::User,
+        false => ConfigOwner::Host,
+    };
+    let config = load_for(None, owner)?;
+    if place.is_own {
+        return Ok(());
+    }
+    #[cfg(target_os = "linux")]
+    if let Err(error) = SourceKind::Ebpf.probe() {
+        return Err(Failure::Usage(format!(
+            "nothing was installed, as the service needs the kernel probes: {error}; `reaper service install --user` needs none, \
+             and follows your own processes less exactly"
+        )));
+    }
+    let main = control::unit_state(place).pid;
+    let is_unit = |daemon: &String| main.is_some_and(|pid| daemon.ends_with(&format!(" {pid}")));
+    match lock::host_daemon(&config.runtime_dir).filter(|daemon| !is_unit(daemon)) {
+        None => Ok(()),
+        Some(daemon) => Err(Failure::Locked(format!(
+            "{daemon} runs already, and systemd has not started it: stop it, then install the service"
+        ))),
+    }
+}
+
+/// Returns the steps of the installation.
+///
+/// # Errors
+/// A file was edited by hand or is newer, and `force` is not set. Or this program cannot be read.
+fn steps(place: &Place, mode: Mode, force: bool) -> Result<Vec<Step>, Failure> {
+    let mut steps = Vec::new();
+    let unit = origin(&place.unit())?;
+    match place.packaged_unit() {
+        // A unit in /etc would hide that of the package.
+        Some(packaged) if unit == Origin::Absent => {
+            check_version(&packaged, None, force)?;
+        }
+        Some(packaged) if unit.seal().is_some() => {
+            return Err(Failure::Usage(format!(
+                "a package has installed {}, and {} hides it: remove the latter with `{}`, then install again",
+                packaged.display(),
+                place.unit().display(),
+                place.command("uninstall")
+            )));
+        }
+        _ => {
+            let program = program(place, force)?;
+            check_unchanged(&place.unit(), &unit, force)?;
+            let path = program.as_ref().map(|file| inside(place, &file.path));
+            let own = unit.seal().and_then(|seal| seal.program.clone());
+            let current = path.clone().map_or_else(this_program, Ok)?;
+            // Written by an earlier installation, which left it in place now.
+            let installed = path.is_some() || own.as_ref() == Some(&current);
+            steps.extend(program.map(Step::Write));
+            steps.push(Step::Write(place.unit_file(&current, installed, mode)));
+        }
+    }
+    if place.manager == Manager::Systemd {
+        let file = place.mode_file();
+        check_unchanged(&file, &origin(&file)?, force)?;
+        match mode {
+            Mode::Enforce => steps.push(Step::Write(place.mode_drop_in(mode))),
+            Mode::Observe => steps.push(Step::Remove(file)),
+        }
+    }
+    steps.extend(start(place));
+    Ok(steps)
+}
+
+/// Returns the steps that start the installed service.
+fn start(place: &Place) -> Vec<Step> {
+    let call = |words: &[&str]| Step::Call(place.control(words));
+    match (place.manager, place.is_live()) {
+        (Manager::Systemd, true) => vec![
+            call(&["daemon-reload"]),
+            call(&["enable", UNIT]),
+            call(&["restart", UNIT]),
+        ],
+        (Manager::Systemd, false) => {
+            let target = match place.packaged_unit() {
+                Some(packaged) => Path::new("/").join(inside(place, &packaged)),
+                None => Path::new("/").join(inside(place, &place.unit())),
+            };
+            vec![Step::Link(place.link(), target)]
+        }
+        (Manager::Launchd, true) => {
+            let domain = place.domain();
+            let job = format!("{domain}/{LABEL}");
+            let unit = place.unit().display().to_string();
+            vec![
+                Step::Try(place.control(&["bootout", &job])),
+                call(&["bootstrap", &domain, &unit]),
+            ]
+        }
+        (Manager::Launchd, false) => Vec::new(),
+    }
+}
+
+/// Returns a path below the root as the host sees it.
+fn inside(place: &Place, path: &Path) -> PathBuf {
+    let path = path.strip_prefix(&place.root).unwrap_or(path);
+    Path::new("/").join(path)
+}
+
+/// Returns the path of this program.
+fn this_program() -> Result<PathBuf, Failure> {
+    Ok(std::env::current_exe().context("cannot find this program (/proc/self/exe)")?)
+}
+
+/// Returns the program to install, `None` if this one can stay where it is.
+///
+/// # Errors
+/// The installed program is newer, and `force` is not set. Or this program cannot be read.
+fn program(place: &Place, force: bool) -> Result<Option<NewFile>, Failure> {
+    let this = this_program()?;
+    let path = place.at(place.program());
+    let stays = PROGRAM_DIRECTORIES
+        .iter()
+        .any(|dir| this.parent() == Some(Path::new(dir)));
+    if place.is_live() && (this == path || stays) {
+        return Ok(None);
+    }
+    let content = fs::read(&this).with_context(|| format!("cannot read {}", this.display()))?;
+    if fs::read(&path).is_ok_and(|installed| installed != content) {
+        check_version(&path, version_of(&path).as_deref(), force)?;
+    }
+    Ok(Some(NewFile {
+        path,
+        content,
+        mode: 0o755,
+    }))
+}
+
+/// Returns the version of an installed program; `None` if it does not run.
+fn version_of(program: &Path) -> Option<String> {
+    let mut command = Command::new(program);
+    let output = command
+        .arg("--version")
+        .stdin(Stdio::null())
+        .output()
+        .ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.split_whitespace().nth(1).map(str::to_owned)
+}
+
+/// Refuses to replace a newer version.
+fn check_version(path: &Path, version: Option<&str>, force: bool) -> Result<(), Failure> {
+    match version.filter(|version| is_newer(version, VERSION) && !force) {
+        None => Ok(()),
+        Some(version) => Err(Failure::Usage(format!(
+            "{} is version {version}, which is newer than this {VERSION}: run the newer one, or replace it with --force",
+            path.display()
+        ))),
+    }
+}
+
+/// Refuses to replace a file that was edited by hand, or that a newer version has written.
+fn check_unchanged(path: &Path, origin: &Origin, force: bool) -> Result<(), Failure> {
+    match origin {
+        Origin::Edited if !force => Err(Failure::Usage(format!(
+            "{} was edited by hand: put the changes into a drop-in (`systemctl edit {UNIT}`), then replace the file with --force",
+            path.display()
+        ))),
+        Origin::Own(seal) => check_version(path, Some(&seal.version), force),
+        Origin::Absent | Origin::Edited => Ok(()),
+    }
+}
+
+/// Adds the mode and the next commands to a report.
+fn describe(report: &mut Report, place: &Place, mode: Mode) {
+    if report.dry_run {
+        return;
+    }
+    let user = if place.is_own { " --user" } else { "" };
+    if !place.is_live() {
+        report
+            .notes
+            .push("the service starts with that system".into());
+        return;
+    }
+    report.notes.push(match mode {
+        Mode::Observe => "the service runs and observes: it sends no signals".into(),
+        Mode::Enforce => "the service runs and reaps what agents leave behind".to_owned(),
+    });
+    report
+        .notes
+        .push(format!("state:      reaper service status{user}"));
+    if mode == Mode::Observe {
+        let command = place.command("install --enforce");
+        report.notes.push(format!("to reap:    {command}"));
+    }
+    let command = place.command("uninstall");
+    report.notes.push(format!("to undo it: {command}"));
+}

@@ -1,0 +1,129 @@
+//! `reaper service uninstall`.
+
+use std::path::{Path, PathBuf};
+
+use super::files::{Origin, origin};
+use super::place::{LABEL, Manager, Place, UNIT};
+use super::plan::{Step, carry_out};
+use super::{Failure, UninstallArgs};
+use crate::cli::load_for;
+use crate::cli::user::{ConfigOwner, place_journal_dir, place_runtime_dir};
+use crate::config::Config;
+
+pub(super) fn run(args: &UninstallArgs) -> Result<(), Failure> {
+    let place = args.change.place()?;
+    let unit = origin(&place.unit())?;
+    let packaged = place.packaged_unit();
+    if unit == Origin::Absent && packaged.is_none() && !place.mode_file().exists() {
+        return Err(Failure::Usage(format!(
+            "nothing is installed: there is no {}",
+            place.unit().display()
+        )));
+    }
+    for path in [place.unit(), place.mode_file()] {
+        if origin(&path)? == Origin::Edited && !args.change.force {
+            return Err(Failure::Usage(format!(
+                "{} was edited by hand: save what you need of it, then remove it with --force",
+                path.display()
+            )));
+        }
+    }
+    let config = config(&place);
+    let program = unit.seal().and_then(|seal| seal.program.clone());
+    let steps = steps(&place, &config, program.as_deref(), args.purge);
+    let mut report = carry_out(steps, args.change.dry_run)?;
+    if let Some(packaged) = packaged {
+        let text = "a package has installed it: remove that package (apt remove reaper, dnf remove reaper)";
+        report.left.push(format!("{}: {text}", packaged.display()));
+    }
+    for (path, why) in kept(&place, &config) {
+        let stays = match why {
+            DROP_INS => !args.change.dry_run,
+            _ => !args.purge,
+        };
+        if stays && path.exists() {
+            report.left.push(format!("{}: {why}", path.display()));
+        }
+    }
+    report.print(&args.change)
+}
+
+/// Why other drop-ins stay.
+const DROP_INS: &str = "drop-ins that reaper did not write";
+
+/// Returns the config of the service. A wrong one is of no use, so the built-in config then names the directories.
+fn config(place: &Place) -> Config {
+    let owner = match place.is_own {
+        true => ConfigOwner::User,
+        false => ConfigOwner::Host,
+    };
+    let mut config = match place.is_live() {
+        true => load_for(None, owner).unwrap_or_default(),
+        false => Config::default(),
+    };
+    if place.is_own {
+        // Without them, there is nothing of this user to remove.
+        let _ = place_runtime_dir(&mut config);
+        let _ = place_journal_dir(&mut config);
+    }
+    config
+}
+
+/// Returns what a removal leaves, with the reasons.
+fn kept(place: &Place, config: &Config) -> Vec<(PathBuf, &'static str)> {
+    let drop_ins = place.mode_file();
+    let drop_ins = drop_ins.parent().unwrap_or(&drop_ins).to_owned();
+    vec![
+        (drop_ins, DROP_INS),
+        (
+            place.at(&config.journal_dir),
+            "history, and what users keep; --purge removes it",
+        ),
+        (config_directory(place), "the config; --purge removes it"),
+    ]
+}
+
+/// Returns the directory of the config.
+fn config_directory(place: &Place) -> PathBuf {
+    let owner = match place.is_own {
+        true => ConfigOwner::User,
+        false => ConfigOwner::Host,
+    };
+    let path = owner.path().unwrap_or_default();
+    place.at(path.parent().unwrap_or(&path))
+}
+
+/// Returns the steps of the removal. `program` is the one that was installed along with the unit.
+fn steps(place: &Place, config: &Config, program: Option<&Path>, purge: bool) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let job = format!("{}/{LABEL}", place.domain());
+    match (place.manager, place.is_live()) {
+        (Manager::Systemd, true) => {
+            steps.push(Step::Try(place.control(&["disable", "--now", UNIT])));
+            steps.push(Step::CheckStopped(config.runtime_dir.clone()));
+        }
+        (Manager::Launchd, true) => steps.push(Step::Try(place.control(&["bootout", &job]))),
+        (_, false) => {}
+    }
+    if place.is_live() && !place.is_own {
+        steps.push(Step::Unpin(config.pin_dir.clone()));
+    }
+    let mode_file = place.mode_file();
+    let drop_ins = mode_file.parent().map(Path::to_owned);
+    steps.extend([place.link(), place.unit(), mode_file].map(Step::Remove));
+    steps.extend(drop_ins.map(Step::Remove));
+    steps.extend(program.map(|program| Step::Remove(place.at(program))));
+    if place.manager == Manager::Systemd && place.is_live() {
+        steps.push(Step::Call(place.control(&["daemon-reload"])));
+        steps.push(Step::Try(place.control(&["reset-failed", UNIT])));
+    }
+    let runtime = place.at(&config.runtime_dir);
+    if place.is_live() {
+        steps.push(Step::RemoveAll(runtime));
+    }
+    if purge {
+        steps.push(Step::RemoveAll(place.at(&config.journal_dir)));
+        steps.push(Step::RemoveAll(config_directory(place)));
+    }
+    steps
+}
