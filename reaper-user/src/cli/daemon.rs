@@ -51,9 +51,10 @@ Event sources: BPF probes need privileges and a recent kernel. Without them, the
     it. Run `reaper doctor` to see what is available.
 
 Restarts: probes, maps and ring buffer are pinned on a bpffs. If the daemon is killed, the kernel continues to track \
-    processes, and the next daemon of the same scope picks up all events since then. A daemon that is stopped removes the \
-    pins, unless it was started with --leave-pinned. It also leaves them, with a warning, if it could not decide about all \
-    due processes within 2 s. `reaper unpin` removes them.
+    processes, and the next daemon of the same scope picks up all events since then. A daemon that is stopped first \
+    ends, for at most 10 s, what it has signalled, and removes the pins. A second signal stops it at once. With SIGUSR2 or \
+    --leave-pinned it leaves the pins, and the next daemon continues. It also leaves them, with a warning, if it could not decide \
+    about all due processes within 2 s. `reaper unpin` removes them.
 
 Examples:
   sudo reaper daemon --observe
