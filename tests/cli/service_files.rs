@@ -126,7 +126,7 @@ fn installed() {
         assert!(unit.lines().any(|found| found == line), "no {line}: {unit}");
     }
     assert!(!root.join(MODE).exists());
-    // What others have put there stays.
+    // A drop-in of the administrator stays.
     let other = "etc/systemd/system/reaper.service.d/mine.conf";
     fs::create_dir_all(root.join(other).parent().expect("a parent")).expect("a directory");
     fs::write(root.join(other), "[Service]\n").expect("write a drop-in");

@@ -9,9 +9,7 @@ use super::host::Capabilities;
 pub struct Privilege {
     /// Name, such as `CAP_KILL`.
     pub name: &'static str,
-    /// Use, in words that follow the name.
-    pub purpose: &'static str,
-    /// What the service lacks without it.
+    /// Effect of its absence.
     pub loss: &'static str,
     /// Whether the service keeps it after its start.
     pub is_kept: bool,
@@ -21,38 +19,32 @@ pub struct Privilege {
 pub const PRIVILEGES: [Privilege; 6] = [
     Privilege {
         name: "CAP_BPF",
-        purpose: "loads the probes and reads their maps",
         loss: "the probes cannot be used",
         // Before Linux 5.19, every call of bpf(2) may need it.
         is_kept: true,
     },
     Privilege {
         name: "CAP_PERFMON",
-        purpose: "attaches the probes",
         loss: "the probes cannot be used",
         is_kept: false,
     },
     Privilege {
         name: "CAP_KILL",
-        purpose: "signals processes of other users",
         loss: "processes of other users cannot be signalled",
         is_kept: true,
     },
     Privilege {
         name: "CAP_SYS_PTRACE",
-        purpose: "reads program, environment and open files of other users' processes",
         loss: "programs of other users cannot be read, so their processes are kept",
         is_kept: true,
     },
     Privilege {
         name: "CAP_DAC_READ_SEARCH",
-        purpose: "opens directories of other users in /proc and in homes",
         loss: "sockets and files of other users' processes cannot be read, so their processes are kept",
         is_kept: true,
     },
     Privilege {
         name: "CAP_SYS_NICE",
-        purpose: "gives the engine real-time priority",
         loss: "signals can be late on a busy host",
         is_kept: true,
     },
@@ -129,7 +121,7 @@ mod tests {
         assert_eq!(names(&broad), ["CAP_SYS_PTRACE", "CAP_SYS_NICE"]);
     }
 
-    /// On a thread of its own, because capabilities belong to a thread.
+    /// Uses its own thread, because capabilities belong to a thread.
     #[test]
     fn thread_keeps_only_the_capabilities_of_a_running_service() {
         let (before, after) = std::thread::spawn(|| {

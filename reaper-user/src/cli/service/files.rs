@@ -1,4 +1,4 @@
-//! Files that `service install` writes. Their last line, the seal, shows whether somebody has edited them since.
+//! Files that `service install` writes. Their last line, the seal, shows whether they were edited since.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
@@ -69,7 +69,7 @@ fn hash(text: &str, line: &str) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Reads who wrote a file.
+/// Reads the origin of a file from its seal.
 ///
 /// # Errors
 /// The file exists and cannot be read.

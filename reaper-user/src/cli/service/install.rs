@@ -13,7 +13,6 @@ use super::{Failure, InstallArgs, control};
 use crate::cli::user::ConfigOwner;
 use crate::cli::{load_for, lock};
 use crate::config::Mode;
-use reaper_host::source::SourceKind;
 
 /// Version of this program.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -50,13 +49,7 @@ fn check(place: &Place, args: &InstallArgs) -> Result<(), Failure> {
     if place.is_own {
         return Ok(());
     }
-    #[cfg(target_os = "linux")]
-    if let Err(error) = SourceKind::Ebpf.probe() {
-        return Err(Failure::Usage(format!(
-            "nothing was installed, as the service needs the kernel probes: {error}; `reaper service install --user` needs none, \
-             and follows your own processes less exactly"
-        )));
-    }
+    check_probes()?;
     let main = control::unit_state(place).pid;
     let is_unit = |daemon: &String| main.is_some_and(|pid| daemon.ends_with(&format!(" {pid}")));
     match lock::host_daemon(&config.runtime_dir).filter(|daemon| !is_unit(daemon)) {
@@ -65,6 +58,23 @@ fn check(place: &Place, args: &InstallArgs) -> Result<(), Failure> {
             "{daemon} runs already, and systemd has not started it: stop it, then install the service"
         ))),
     }
+}
+
+/// Checks that the probes can be used, which the unit requires.
+#[cfg(target_os = "linux")]
+fn check_probes() -> Result<(), Failure> {
+    reaper_host::source::SourceKind::Ebpf.probe().map_err(|error| {
+        Failure::Usage(format!(
+            "nothing was installed, as the service needs the kernel probes: {error}; `reaper service install --user` needs none, \
+             and follows your own processes less exactly"
+        ))
+    })
+}
+
+/// Returns success: the job of launchd uses the source that it finds.
+#[cfg(target_os = "macos")]
+fn check_probes() -> Result<(), Failure> {
+    Ok(())
 }
 
 /// Returns the steps of the installation.

@@ -31,14 +31,14 @@ pub(super) enum Step {
     RemoveAll(PathBuf),
 }
 
-/// What was done, or would be.
+/// Result of the steps, or of `--dry-run`.
 #[derive(Default, Serialize)]
 pub(super) struct Report {
     /// Whether nothing was changed.
     pub dry_run: bool,
     /// Steps, such as `wrote /etc/systemd/system/reaper.service`.
     pub done: Vec<String>,
-    /// What stays, with the reason.
+    /// Files and directories that stay, with the reasons.
     pub left: Vec<String>,
     /// Further lines: state and next commands.
     pub notes: Vec<String>,
