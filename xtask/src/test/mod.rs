@@ -163,6 +163,12 @@ fn all(full: bool) -> Result<()> {
             }
         },
     );
+    if full {
+        tally.stage("the installed service on a Debian with systemd", |t| {
+            let args = vm::Args::of_systemd();
+            t.step("vm --systemd", vm::vm(&args, Some(&binaries)));
+        });
+    }
     tally.conclude()
 }
 

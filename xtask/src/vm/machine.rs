@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 
 use super::kernel::Kernel;
 use super::report::{LEFT_OUT, Run};
-use crate::shell::{find_program, line, say};
+use crate::shell::{find_program, install, line, say};
 
 pub const QEMU: &str = "qemu-system-x86_64";
 
@@ -44,8 +44,8 @@ const LIFETIME: &str = "an emulated machine needs longer for so many processes t
 
 /// Accelerator of QEMU, and the factor for test time limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Accelerator {
-    option: &'static str,
+pub struct Accelerator {
+    pub option: &'static str,
     slowdown: u32,
 }
 
@@ -53,7 +53,7 @@ const KVM: Accelerator = Accelerator {
     option: "kvm",
     slowdown: 2,
 };
-const EMULATION: Accelerator = Accelerator {
+pub const EMULATION: Accelerator = Accelerator {
     option: "tcg,thread=multi",
     slowdown: 10,
 };
@@ -156,29 +156,11 @@ impl Machine<'_> {
     }
 
     fn command(&self, kernel: &Kernel, log: &Path) -> Command {
-        let mut command = match find_program("setpriv") {
-            // The kernel kills QEMU when this program exits.
-            Some(setpriv) => {
-                let mut command = Command::new(setpriv);
-                command.args(["--pdeathsig", "KILL", QEMU]);
-                command
-            }
-            None => Command::new(QEMU),
-        };
+        let mut command = qemu(kernel, &self.root, log);
         command
-            .args(["-nodefaults", "-no-reboot", "-display", "none"])
-            .args(["-machine", "q35", "-cpu", "max", "-smp", "2", "-m", MEMORY])
             .args(["-accel", self.accelerator.option])
-            .arg("-kernel")
-            .arg(&kernel.image)
-            .arg("-initrd")
-            .arg(&self.root)
             .arg("-append")
-            .arg(self.kernel_arguments())
-            // The console, and the report of the tests.
-            .arg("-serial")
-            .arg(format!("file:{}", log.display()))
-            .args(["-serial", "stdio"]);
+            .arg(self.kernel_arguments());
         let errors = if self.accelerator == KVM {
             Stdio::null()
         } else {
@@ -215,8 +197,48 @@ impl Machine<'_> {
     }
 }
 
+/// Installs QEMU, if it is missing.
+///
+/// # Errors
+/// It cannot be installed.
+pub fn install_qemu() -> Result<()> {
+    match find_program(QEMU) {
+        Some(_) => Ok(()),
+        None => install(
+            &["qemu-system-x86", "seabios"],
+            "other kernels run in virtual machines",
+        ),
+    }
+}
+
+/// Returns the command of a machine, without accelerator and kernel arguments. Its console goes to the file `log`, and
+/// its second serial line to stdout.
+pub fn qemu(kernel: &Kernel, initramfs: &Path, log: &Path) -> Command {
+    let mut command = match find_program("setpriv") {
+        // The kernel kills QEMU when this program exits.
+        Some(setpriv) => {
+            let mut command = Command::new(setpriv);
+            command.args(["--pdeathsig", "KILL", QEMU]);
+            command
+        }
+        None => Command::new(QEMU),
+    };
+    command
+        .args(["-nodefaults", "-no-reboot", "-display", "none"])
+        .args(["-machine", "q35", "-cpu", "max", "-smp", "2", "-m", MEMORY])
+        .arg("-kernel")
+        .arg(&kernel.image)
+        .arg("-initrd")
+        .arg(initramfs)
+        // The console, and the report of the tests.
+        .arg("-serial")
+        .arg(format!("file:{}", log.display()))
+        .args(["-serial", "stdio"]);
+    command
+}
+
 /// Returns the last lines of a console.
-fn tail(log: &Path) -> String {
+pub fn tail(log: &Path) -> String {
     let text = fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let lines: Vec<&str> = text.lines().collect();

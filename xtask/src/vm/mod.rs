@@ -9,6 +9,7 @@ mod kernel;
 mod machine;
 mod report;
 mod root;
+mod systemd;
 mod table;
 
 use std::collections::BTreeSet;
@@ -17,7 +18,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::shell::{find_program, install, say, target_dir};
+use crate::shell::{built_reaper, say, target_dir};
 use crate::test::Binaries;
 use kernel::Kernel;
 use machine::Machine;
@@ -33,6 +34,8 @@ Examples:
   cargo xtask vm 6.1 --filter enforce::
   # A kernel of your own
   cargo xtask vm ./vmlinuz-6.5.0
+  # The service on a Debian with systemd
+  cargo xtask vm --systemd
   # List the available kernels
   cargo xtask vm --list
 
@@ -53,6 +56,9 @@ pub struct Args {
     /// List the available kernels, and run nothing
     #[arg(long)]
     list: bool,
+    /// Install the service on a Debian with systemd, and kill, restart, upgrade and remove it there; runs no other test
+    #[arg(long, conflicts_with_all = ["kernels", "filter", "all", "list"])]
+    systemd: bool,
     /// Download kernels again, in case there is a newer release
     #[arg(long)]
     update: bool,
@@ -68,6 +74,15 @@ const CI_TREES: &str = "enforce::setsid enforce::short-lived-intermediates enfor
     enforce::subreaper-inside enforce::zombie-below enforce::namespace-init enforce::cgroup-scope enforce::other-uid";
 
 impl Args {
+    /// Returns the arguments for the test with systemd.
+    pub fn of_systemd() -> Args {
+        Args {
+            kernels: Vec::new(),
+            systemd: true,
+            ..Args::of_tests(true)
+        }
+    }
+
     /// Returns the arguments for `cargo xtask test`: some tests on two kernels, or with `full` all on each usual kernel.
     pub fn of_tests(full: bool) -> Args {
         let owned = |names: &str| names.split_whitespace().map(str::to_owned).collect();
@@ -76,6 +91,7 @@ impl Args {
             filter: owned(if full { "enforce::" } else { CI_TREES }),
             all: false,
             list: false,
+            systemd: false,
             update: false,
         }
     }
@@ -92,6 +108,10 @@ pub fn vm(args: &Args, built: Option<&Binaries>) -> Result<()> {
     if args.list {
         return kernel::list(&dir);
     }
+    if args.systemd {
+        let reaper = built.map(|built| Ok(built.reaper.clone()));
+        return systemd::test(&dir, &reaper.unwrap_or_else(|| built_reaper(&[]))?);
+    }
     let usual = kernel::USUAL.map(str::to_owned);
     let by_name = !args.kernels.is_empty();
     let wanted: &[String] = if by_name { &args.kernels } else { &usual };
@@ -99,12 +119,7 @@ pub fn vm(args: &Args, built: Option<&Binaries>) -> Result<()> {
     say("1/3 getting kernels from Debian's packages");
     let (kernels, missing) = kernel::get_all(wanted, &dir, args.update);
     say("2/3 building the root file system: tests as init, reaper, and programs that tests use");
-    if find_program(machine::QEMU).is_none() {
-        install(
-            &["qemu-system-x86", "seabios"],
-            "other kernels run in virtual machines",
-        )?;
-    }
+    machine::install_qemu()?;
     let root = dir.join("root.cpio");
     match built {
         Some(binaries) => root::build(&root, binaries)?,
