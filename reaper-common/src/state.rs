@@ -50,8 +50,8 @@ pub struct SessionState {
     pub failed: u32,
     /// Controlling terminal of the root, as in an exec record.
     pub tty: u32,
-    /// Padding, 0.
-    pub _pad: u32,
+    /// Hash of the name of the root's systemd unit; 0 if unknown.
+    pub unit_hash: u32,
     /// Name of its rule, padded with NUL.
     pub rule: [u8; RULE_MAX],
 }
@@ -103,7 +103,7 @@ impl Default for SessionState {
             kept: 0,
             failed: 0,
             tty: 0,
-            _pad: 0,
+            unit_hash: 0,
             rule: [0; RULE_MAX],
         }
     }
@@ -235,7 +235,7 @@ impl MapValue<SESSION_LEN> for SessionState {
         let small = times.u32(self.uid).u32(self.euid);
         let small = small.u32(self.flags).u32(self.check).u32(self.exit_status);
         let counts = small.u32(self.reaped).u32(self.kept).u32(self.failed);
-        counts.u32(self.tty).u32(0).put(&self.rule).0
+        counts.u32(self.tty).u32(self.unit_hash).put(&self.rule).0
     }
     fn from_bytes(bytes: &[u8; SESSION_LEN]) -> SessionState {
         let mut b = Unpack(bytes);
@@ -257,7 +257,7 @@ impl MapValue<SESSION_LEN> for SessionState {
             kept: b.u32(),
             failed: b.u32(),
             tty: b.u32(),
-            _pad: b.u32(),
+            unit_hash: b.u32(),
             rule: b.take(),
         }
     }
@@ -304,7 +304,7 @@ mod tests {
             kept: 12,
             failed: 13,
             tty: 18,
-            _pad: 0,
+            unit_hash: 19,
             rule: [14; RULE_MAX],
         };
         let bytes = state.to_bytes();

@@ -159,6 +159,8 @@ pub struct RestoredSession {
     pub uids: Uids,
     /// Id of the root's cgroup when it became one, 0 if unknown.
     pub cgroup_id: u64,
+    /// Hash of the root's systemd unit ([`crate::session::Session::unit_hash`]), 0 if unknown.
+    pub unit_hash: u32,
     /// Time of the opening, in nanoseconds since boot.
     pub opened_at: u64,
     /// Time (ns since boot) and status of the root's exit, if it has exited.

@@ -120,6 +120,8 @@ pub struct Session {
     pub sid: u32,
     /// Innermost systemd unit of the root's cgroup.
     pub unit: Fact<Arc<str>>,
+    /// Hash of the unit as the previous service has stored it, 0 for none. Used while the unit itself is unknown.
+    pub stored_unit_hash: u32,
     /// Environment markers and working directory of the root, as far as they were read.
     pub inherited: Fact<Arc<InheritedFacts>>,
     /// Whether the root started below tmux, screen or zellij; false for a restored session.
@@ -378,6 +380,11 @@ impl Sessions {
         all.find(|session| session.root_exit.is_none())
     }
 
+    /// Returns the open sessions whose current or last root is this process.
+    pub fn of_root(&self, key: ProcessKey) -> impl Iterator<Item = &Session> {
+        self.open.all(IndexKey::Root(key))
+    }
+
     /// Removes an exited process from its session. If it was a root and exited normally, a child or former child that
     /// qualifies as its successor becomes the root. Otherwise the root's exit is recorded and reported as
     /// [`SessionEvent::RootExited`].
@@ -452,6 +459,7 @@ impl Sessions {
         let old_root = self.open.update(id, |session| {
             (session.root_exit, session.succession) = (None, Succession::Excluded);
             let old_root = std::mem::replace(&mut session.root, root);
+            session.stored_unit_hash = 0;
             session.copy_from_root(tree.get(root));
             old_root
         });

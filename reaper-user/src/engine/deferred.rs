@@ -393,6 +393,13 @@ impl Engine {
         } in self.deferred.facts.take()
         {
             self.model.set_facts(key, requested, found, at);
+            if requested.contains(FactSet::UNIT) {
+                // The next service cannot read the unit of a root that has exited by then.
+                let of_root = self.model.sessions.of_root(key);
+                self.map_sync
+                    .dirty
+                    .extend(of_root.map(|session| session.id));
+            }
             if requested.contains(FactSet::CONVERSATIONS) {
                 self.successions.on_facts();
             }

@@ -293,7 +293,7 @@ impl Engine {
             kept: tally.reported.map_or(0, |counts| counts.kept),
             failed: tally.failed,
             tty: root.map_or(0, |root| root.image.tty),
-            _pad: 0,
+            unit_hash: session.unit_hash(),
             rule,
         }
     }

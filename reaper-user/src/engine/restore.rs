@@ -214,6 +214,7 @@ impl Engine {
                     effective: state.euid,
                 },
                 cgroup_id: state.cgroup_id,
+                unit_hash: state.unit_hash,
                 opened_at: state.opened_ns,
                 exited: (state.root_exit_ns != 0)
                     .then(|| (state.root_exit_ns, exit_status_from_wait(state.exit_status))),

@@ -201,6 +201,7 @@ impl Sessions {
             cgroup_id,
             sid,
             unit,
+            stored_unit_hash: 0,
             inherited: Fact::Unread,
             followed_at: 0,
             multiplexed,

@@ -70,6 +70,7 @@ impl Sessions {
             cgroup_id: restored.cgroup_id,
             sid: 0,
             unit: Fact::Unread,
+            stored_unit_hash: restored.unit_hash,
             inherited: Fact::Unread,
             // An agent may have followed it before.
             followed_at: root_gone.map_or(0, |_| now),

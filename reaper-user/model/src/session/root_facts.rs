@@ -9,11 +9,34 @@ use crate::event::ProcessKey;
 use crate::facts::{Fact, FactSet, Facts, InheritedFacts};
 use crate::ruleset::SessionKind;
 
+/// Returns the hash of a unit's name (FNV-1a), which is never 0. All versions of this program must agree on it.
+fn hash_of(unit: &str) -> u32 {
+    let step = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+    unit.bytes().fold(0x811c_9dc5, step).max(1)
+}
+
 impl Session {
     /// Sets the unit of the root. Unread or unreadable replaces only unread.
     pub(super) fn set_unit(&mut self, unit: &Fact<Arc<str>>) {
         if matches!(unit, Fact::Known(_)) || self.unit == Fact::Unread {
             self.unit = unit.clone();
+        }
+    }
+
+    /// Returns the hash of the root's unit; 0 if the unit is unknown.
+    pub fn unit_hash(&self) -> u32 {
+        match &self.unit {
+            Fact::Known(unit) => hash_of(unit),
+            Fact::Unread | Fact::Unreadable => self.stored_unit_hash,
+        }
+    }
+
+    /// Returns whether a unit is that of the root; `None` if the root's unit is unknown.
+    pub(crate) fn is_in_unit(&self, unit: &str) -> Option<bool> {
+        match &self.unit {
+            Fact::Known(own) => Some(**own == *unit),
+            _ if self.stored_unit_hash != 0 => Some(self.stored_unit_hash == hash_of(unit)),
+            _ => None,
         }
     }
 

@@ -280,6 +280,7 @@ fn random_event() -> impl Strategy<Value = Event> {
                     rule: String::from_utf8_lossy(&program.comm).into(),
                     uids: Uids::default(),
                     cgroup_id: 0,
+                    unit_hash: 0,
                     opened_at: 0,
                     exited: gone.map(|at| (at, ExitStatus::Unknown)),
                     was_signalled: false,

@@ -160,6 +160,7 @@ fn stored_sessions(model: &Model) -> Vec<RestoredSession> {
             rule: session.agent.clone(),
             uids: session.uids,
             cgroup_id: session.cgroup_id,
+            unit_hash: session.unit_hash(),
             opened_at: session.opened_at,
             exited: session.root_exit.map(|gone| (gone.at, gone.exit_status)),
             was_signalled: session.root_exit.is_some_and(|gone| gone.was_signalled),

@@ -16,6 +16,7 @@ pub(super) fn stored(root: ProcessKey) -> RestoredSession {
         rule: "claude".into(),
         uids: USER,
         cgroup_id: 0,
+        unit_hash: 0,
         opened_at: 7,
         exited: None,
         was_signalled: false,

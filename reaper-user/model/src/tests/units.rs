@@ -185,6 +185,30 @@ fn restored_exited_root_does_not_leave_members_waiting() {
 }
 
 #[test]
+fn stored_unit_of_an_exited_root_is_compared_by_its_hash() {
+    let mut w = world(ruled(OWN_UNIT));
+    let agent = spawn_in_cgroup(&mut w, INIT, "claude", 7);
+    assert_eq!(w.model.sessions.by_root(agent).unwrap().unit_hash(), 0);
+    set_unit(&mut w, agent, "ci.service");
+    let unit_hash = w.model.sessions.by_root(agent).unwrap().unit_hash();
+    let mut w = world(ruled(OWN_UNIT));
+    let [root, tool, other] = [60, 61, 62].map(key);
+    let gone = Some((key(62).start + 5, ExitStatus::Exited(3)));
+    let session = RestoredSession {
+        exited: gone,
+        unit_hash,
+        ..stored(root)
+    };
+    restore(&mut w, session);
+    for (member, unit) in [(tool, "ci.service"), (other, "web.service")] {
+        exact_row(&mut w, member, 1, "npm", membership(Some(root), 0));
+        set_unit(&mut w, member, unit);
+    }
+    assert_eq!(w.why(tool), "reap root_exited");
+    assert_eq!(w.why(other), "keep keep_rule own-unit");
+}
+
+#[test]
 fn unit_of_a_living_nested_root_is_read_from_that_root() {
     let mut w = world(ruled(OWN_UNIT));
     let agent = spawn_in_cgroup(&mut w, INIT, "claude", 7);

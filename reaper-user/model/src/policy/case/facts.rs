@@ -101,13 +101,13 @@ impl Case<'_> {
             if root != 0 && root == self.node.image.cgroup_id {
                 return ConditionResult::from(!wanted);
             }
-            match (&read.unit, &self.session.unit) {
-                (Fact::Known(own), _) if own.is_empty() => ConditionResult::from(!wanted),
-                (Fact::Known(own), Fact::Known(root)) => {
-                    ConditionResult::from((own != root) == wanted)
-                }
-                (Fact::Known(_), _) => match self.model.unit_source(self.session) {
-                    Some(_) => ConditionResult::Ask(FactSet::ROOT_UNIT),
+            match &read.unit {
+                Fact::Known(own) if own.is_empty() => ConditionResult::from(!wanted),
+                Fact::Known(own) => match self.session.is_in_unit(own) {
+                    Some(is_same) => ConditionResult::from(!is_same == wanted),
+                    None if self.model.unit_source(self.session).is_some() => {
+                        ConditionResult::Ask(FactSet::ROOT_UNIT)
+                    }
                     None => ConditionResult::Unreadable,
                 },
                 _ => ConditionResult::of(FactSet::UNIT, &read.unit, |_| false),
