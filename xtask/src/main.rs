@@ -81,7 +81,7 @@ enum Command {
     Tidy,
     /// Type-check the service and its commands for macOS, and for Linux on aarch64
     Targets,
-    /// Check the unit files of systemd: no warnings, and a confined service
+    /// Check the unit files: no warnings of systemd, a confined service, and a valid job of launchd
     Units,
 }
 

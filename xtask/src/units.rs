@@ -1,4 +1,4 @@
-//! `cargo xtask units`: checks the unit files of systemd.
+//! `cargo xtask units`: checks the unit files of systemd, and the job of launchd.
 
 use std::fs;
 use std::path::Path;
@@ -15,14 +15,16 @@ const EXPOSURE_MAX: &str = "27";
 /// Program of the units, and one that takes its place in the check, which needs an existing program.
 const PROGRAM: [&str; 2] = ["/usr/bin/reaper", "/bin/true"];
 
-/// Checks that systemd accepts both unit files without a warning, and that the unit of the host is confined.
+/// Checks that systemd accepts both unit files without a warning, that the unit of the host is confined, and that the
+/// job of launchd is a valid property list.
 ///
 /// # Errors
-/// A check fails, or systemd is missing and cannot be installed.
+/// A check fails, or a program is missing and cannot be installed.
 pub fn check() -> Result<()> {
     if find_program("systemd-analyze").is_none() {
         install(&["systemd"], "systemd-analyze checks the unit files")?;
     }
+    check_job()?;
     let dir = target_dir().join("units");
     fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
     let host = copy("reaper.service", &dir)?;
@@ -52,6 +54,16 @@ pub fn check() -> Result<()> {
         "the exposure of {UNITS}/reaper.service is above {EXPOSURE_MAX} tenths:\n{text}"
     );
     Ok(())
+}
+
+/// Checks the syntax of launchd's job.
+fn check_job() -> Result<()> {
+    if find_program("python3").is_none() {
+        install(&["python3"], "its plistlib checks the job of launchd")?;
+    }
+    let path = workspace().join(UNITS).join("reaper.plist");
+    let read = "import plistlib, sys; plistlib.load(open(sys.argv[1], 'rb'))";
+    quiet(Command::new("python3").args(["-c", read]).arg(path))
 }
 
 /// Copies a unit file, with a program that exists, and returns the path.

@@ -105,15 +105,9 @@ impl EbpfSource {
         if let Some(error) = pin_error {
             tracing::warn!(
                 "cannot pin the probes: {error}; this service works, but when it stops or restarts, events are lost until the next \
-                 one runs"
+                 one runs{}",
+                stale_pins(options)
             );
-            if let Some(stale) = options.pin.as_ref().and_then(pins::find_stale) {
-                tracing::warn!(
-                    "the probes of an earlier service stay pinned in {} and record events for nothing: run `reaper unpin` on the \
-                     host, outside of this service",
-                    stale.display()
-                );
-            }
         }
         EbpfSource::new(loaded, ring, state, links)
     }
@@ -188,6 +182,17 @@ impl EbpfSource {
             resumed: false,
             replaced_other_abi: false,
         })
+    }
+}
+
+/// Returns what to do about pins of an earlier service that cannot be used; empty if there are none.
+fn stale_pins(options: &ProbeOptions) -> String {
+    match options.pin.as_ref().and_then(pins::find_stale) {
+        None => String::new(),
+        Some(stale) => format!(
+            "; probes of an earlier service stay pinned in {} and record events for nothing: run `reaper unpin` on the host",
+            stale.display()
+        ),
     }
 }
 

@@ -104,7 +104,7 @@ impl Case<'_> {
             match &read.unit {
                 Fact::Known(own) if own.is_empty() => ConditionResult::from(!wanted),
                 Fact::Known(own) => match self.session.is_in_unit(own) {
-                    Some(is_same) => ConditionResult::from(!is_same == wanted),
+                    Some(is_same) => ConditionResult::from(is_same != wanted),
                     None if self.model.unit_source(self.session).is_some() => {
                         ConditionResult::Ask(FactSet::ROOT_UNIT)
                     }
