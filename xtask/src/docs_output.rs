@@ -82,9 +82,12 @@ fn samples(reaper: &Path, dir: &Path) -> Result<Vec<(&'static str, String)>> {
     let mut socket = socket.map(|entry| entry.path());
     let socket = socket.find(|path| path.extension().is_some_and(|e| e == "sock"));
     let socket = socket.context("the daemon has no socket")?;
+    // Hints repeat the option, which the default service does not need.
+    let option = format!(" --socket {}", socket.display());
     let ask = |words: &[&str]| {
         let mut command = as_root(reaper)?;
-        output(command.args(words).arg("--socket").arg(&socket))
+        let said = output(command.args(words).arg("--socket").arg(&socket))?;
+        anyhow::Ok(said.replace(&option, ""))
     };
     let (status, tree) = (ask(&["status"])?, ask(&["tree"])?);
     let groups: Value = serde_json::from_str(&ask(&["tree", "--json"])?)?;

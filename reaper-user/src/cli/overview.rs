@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind};
 
 use super::client::{BOLD, DIM};
 use super::show::{width, wrap};
-use super::{Failure, ServiceArgs, client};
+use super::{Failure, ServiceArgs, client, status};
 use crate::api::Status;
 use crate::api::client::ClientError;
 use crate::export::{print, printable};

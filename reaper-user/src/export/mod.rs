@@ -47,7 +47,7 @@ pub use sink::{Format, Sink, StreamOutput, Writer};
 pub use terminal::for_terminal;
 pub(crate) use terminal::message;
 pub use terminal::{
-    LEAST, MakeLog, colors_on_stderr, print, print_error, set_colors, stderr, stdout, width,
+    LEAST, MakeLog, colors_on_stderr, print, print_error, set_colors, stdout, width,
     without_error_codes, wrap, write_message,
 };
 pub use text::{

@@ -83,7 +83,7 @@ pub fn print_error(text: &str) {
 }
 
 /// Returns unbuffered standard error for text with colours. It escapes and removes colours as [`stdout`] does.
-pub fn stderr() -> TerminalWriter<AutoStream<Stderr>> {
+fn stderr() -> TerminalWriter<AutoStream<Stderr>> {
     TerminalWriter(anstream::stderr())
 }
 
