@@ -41,6 +41,10 @@ impl Stage {
             "usr/lib/systemd/system/reaper.service",
             &packaging("reaper.service"),
         )?;
+        stage.copy(
+            "usr/lib/systemd/user/reaper.service",
+            &packaging("reaper-user.service"),
+        )?;
         stage.add("etc/reaper/config.toml", config()?.as_bytes())?;
         for (name, text) in &release.documents.man {
             let place = format!("usr/share/man/man1/{name}.gz");
