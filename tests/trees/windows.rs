@@ -1,6 +1,6 @@
 //! Programs with windows, on the displays of Xvfb.
 //!
-//! The scenario runs in a network namespace of its own, where the sockets of a display are. Otherwise the daemons of other
+//! The scenario runs in its own network namespace, where the sockets of a display are. Otherwise the daemons of other
 //! tests would see a display on their host, and clear fewer programs for signals of the probes.
 
 use std::process::{Child, Command};
@@ -47,7 +47,7 @@ fn has_programs() -> bool {
     *HAS
 }
 
-/// X server with files of its own in `/tmp`: clients find it by its abstract socket. Killed on drop.
+/// X server with a private `/tmp`: clients find it by its abstract socket. Killed on drop.
 struct Display(Child);
 
 impl Display {

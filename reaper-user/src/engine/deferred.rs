@@ -394,7 +394,7 @@ impl Engine {
         {
             self.model.set_facts(key, requested, found, at);
             if requested.contains(FactSet::UNIT) {
-                // The next service cannot read the unit of a root that has exited by then.
+                // The next service cannot read the unit of a root that has exited before.
                 let of_root = self.model.sessions.of_root(key);
                 self.map_sync
                     .dirty

@@ -416,7 +416,7 @@ fn sessions(
     Ok(())
 }
 
-/// Returns pids as an array in JSON, `None` if there are none.
+/// Returns pids as an array in JSON, `None` for no pids.
 fn list(pids: &[u32]) -> Option<String> {
     (!pids.is_empty()).then(|| format!("{pids:?}"))
 }

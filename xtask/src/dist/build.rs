@@ -149,7 +149,7 @@ fn musl_headers(arch: Arch, compiler: &str) -> Result<String> {
         let lists = directory.join("lists");
         let partial = lists.join("partial");
         fs::create_dir_all(&partial).with_context(|| partial.display().to_string())?;
-        // Lists and status of their own: those of this host name packages of its own processor.
+        // Separate lists and status: those of this host are for its own processor.
         let apt = |arguments: &[&str]| {
             let mut apt = Command::new("apt-get");
             for option in [

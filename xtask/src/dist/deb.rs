@@ -10,7 +10,7 @@ use super::stage::{Stage, compressed, glibc};
 use super::{Release, format_time, packaging};
 use crate::shell::{output, run};
 
-/// Revision of the package; the changelog of the package starts anew with each version.
+/// Revision of the package; the changelog of the package starts again with each version.
 pub const REVISION: u32 = 1;
 
 const SCRIPTS: [&str; 3] = ["postinst", "prerm", "postrm"];

@@ -31,7 +31,7 @@ pub fn build(release: &Release) -> Result<PathBuf> {
     if archive.exists() {
         fs::remove_file(&archive).with_context(|| archive.display().to_string())?;
     }
-    // Storage of its own: the images of this host are left alone.
+    // Separate storage: the images of this host stay untouched.
     let storage = release.work.join("podman");
     let podman = || {
         let mut podman = Command::new("podman");

@@ -49,7 +49,7 @@ pub type Due = HashMap<ProcessKey, DueProcess>;
 pub struct DueProcess {
     /// Uids without which it gets no signal, if they matter.
     pub uids: Option<Uids>,
-    /// Grace of its own, and the process that it is left to. Ignored by `reaper run`, where the user sets the grace.
+    /// Grace of its program, and the process that it is left to. `reaper run` has none, because its user sets the grace.
     pub grace: Grace,
 }
 

@@ -185,7 +185,7 @@ impl EbpfSource {
     }
 }
 
-/// Returns what to do about pins of an earlier service that cannot be used; empty if there are none.
+/// Returns what to do about pins of an earlier service that cannot be used; empty without such pins.
 fn stale_pins(options: &ProbeOptions) -> String {
     match options.pin.as_ref().and_then(pins::find_stale) {
         None => String::new(),

@@ -5,7 +5,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 /// Maximum number of open files without raising system limits (`OPEN_MAX` of sys/syslimits.h).
 const OPEN_MAX: u64 = 10240;
 
-/// Does nothing: macOS has no OOM killer that can be told.
+/// Does nothing: macOS has no setting for it.
 pub fn lower_oom_score() {}
 
 /// Raises the priority of this process. Failures are ignored: they make the service slower, not wrong.
