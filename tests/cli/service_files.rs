@@ -28,7 +28,7 @@ pub fn trials() -> Vec<Trial> {
         trial("cli", "service-mode-kept", mode_kept),
         trial("cli", "service-dry-run", dry_run),
         trial("cli", "service-edited", edited),
-        trial("cli", "service-newer", newer),
+        trial("cli", "service-other-program", other_program),
         trial("cli", "service-of-package", packaged),
         trial("cli", "service-of-user", of_user),
         trial("cli", "service-not-root", not_root),
@@ -189,15 +189,18 @@ fn edited() {
     }
 }
 
-/// A newer program is replaced only with `--force`.
-fn newer() {
+/// A program that `install` did not write is replaced only with `--force`, and is not run.
+fn other_program() {
     let dir = TempDir::new();
     let root = &image(&dir);
-    done(root, &["install"]);
     let program = root.join(PROGRAM);
-    fs::write(&program, "#!/bin/sh\necho reaper 99.1.0\n").expect("write another program");
-    refused(root, &["install"], "99.1.0, which is newer");
+    fs::create_dir_all(program.parent().expect("a parent")).expect("a directory");
+    let ran = root.join("ran");
+    let script = format!("#!/bin/sh\n>{}\necho reaper 99.1.0\n", ran.display());
+    fs::write(&program, script).expect("write another program");
+    refused(root, &["install"], "has not written it");
     done(root, &["install", "--force"]);
+    assert!(!ran.exists());
     assert!(fs::read(program).expect("the program") == fs::read(REAPER).expect("the program"));
 }
 

@@ -166,7 +166,7 @@ fn incomplete_maps() {
         }
         assert_recovers(
             &mut test,
-            &["maps-", "the pinned maps in", "creating new ones"],
+            &["maps-", "the pinned map ", "creating new maps"],
         );
     }
 }

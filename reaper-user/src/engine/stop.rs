@@ -8,6 +8,7 @@ use tokio::sync::mpsc;
 use super::idle_timer::sleep_until;
 use super::{Engine, EngineError};
 use crate::api::messages::EngineRequest;
+use reaper_host::advice::Advised as _;
 use reaper_host::sys;
 
 /// Limit of the time that a stopping service spends on decisions about due members, in nanoseconds.
@@ -50,8 +51,16 @@ impl Engine {
         at_once: Pin<Box<dyn Future<Output = ()>>>,
         requests: &mut mpsc::Receiver<EngineRequest>,
     ) -> Result<(), EngineError> {
-        let events = sys::readable(&self.source)?;
-        let confirm = sys::readable(self.ingest.reaper.exit_poll())?;
+        let registered = sys::readable(&self.source)
+            .and_then(|events| Ok((events, sys::readable(self.ingest.reaper.exit_poll())?)));
+        let (events, confirm) = match registered {
+            Ok(registered) => registered,
+            Err(error) => {
+                let error = error.advised();
+                tracing::warn!("cannot wait for what is due: {error}; stopping at once");
+                return Ok(());
+            }
+        };
         let clock = Arc::clone(&self.kernel.clock);
         let began = clock.monotonic();
         tokio::pin!(at_once);

@@ -32,17 +32,13 @@ enum With {
     Root,
     /// An age of less than a minute when its agent exits.
     Youth,
-    /// A variable of the rule `pantsd`.
-    Variable,
     /// A pipe to read from, with a living writer.
     Pipe,
     /// `nohup`, with which the shell of a tool started it.
     Nohup,
 }
 
-use With::{
-    Nohup, Nothing, OtherUser, Pipe, Port, Root, Unit, UnixSocket, Variable, Window, Youth,
-};
+use With::{Nohup, Nothing, OtherUser, Pipe, Port, Root, Unit, UnixSocket, Window, Youth};
 
 /// Examples: kind of process, its program with arguments, and what else it has. There is one for each built-in rule.
 const EXAMPLES: &[(&str, &str, With)] = &[
@@ -127,11 +123,6 @@ const EXAMPLES: &[(&str, &str, With)] = &[
         "servers of other build tools",
         "/x/bin/turbo daemon",
         Nothing,
-    ),
-    (
-        "the server of Pants",
-        "/usr/bin/python3 /x/bin/pants test",
-        Variable,
     ),
     ("a compiler cache", "/usr/bin/sccache", Nothing),
     ("watchman", "/usr/bin/watchman", Nothing),
@@ -231,13 +222,7 @@ fn fate((_, command, with): (&str, &str, With), status: ExitStatus, tty: u32) ->
         }
         _ => h.start_in_cgroup(h.agent, command, if with == Unit { 8 } else { 7 }),
     };
-    let mut facts = facts_with(with);
-    if with == Variable {
-        let rules = h.w.model.rules.rules();
-        let pantsd = rules.iter().find(|rule| *rule.name == *"pantsd").unwrap();
-        facts.markers = Fact::Known(pantsd.when.marker_bits);
-    }
-    h.facts.insert(key, facts);
+    h.facts.insert(key, facts_with(with));
     if with != Youth {
         advance(&mut h.w, 2 * MINUTE);
     }
@@ -280,7 +265,7 @@ fn facts_with(with: With) -> Facts {
             unit: Fact::Known("work.service".into()),
             ..ordinary()
         },
-        Nothing | OtherUser | Root | Youth | Nohup | Variable => ordinary(),
+        Nothing | OtherUser | Root | Youth | Nohup => ordinary(),
     }
 }
 

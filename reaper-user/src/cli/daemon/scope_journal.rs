@@ -4,8 +4,11 @@
 use std::path::Path;
 
 use super::super::lock;
-use crate::journal;
+use crate::journal::history::HistoryError;
+use crate::journal::{self, recorded};
 use reaper_host::source::procfs::Procfs;
+use reaper_host::sys::host::boot_id;
+use reaper_model::event::{ProcessKey, TICK_NS};
 use reaper_model::value::parse_pid;
 
 /// Returns whether a scope on the command line has a process. Otherwise it is the host or consists of cgroups.
@@ -22,6 +25,15 @@ pub(super) fn remove_past(directory: &Path) {
         let Some(scope) = scope.filter(|scope| is_past(scope, &Procfs::default())) else {
             continue;
         };
+        // A scan must still find what users keep.
+        let is_needed = match recorded::kept(&path, &boot_id(Path::new("/"))) {
+            Ok(keeps) => keeps.iter().any(is_alive),
+            Err(HistoryError::NotAJournal(_)) => false,
+            Err(_) => true,
+        };
+        if is_needed {
+            continue;
+        }
         // A daemon outlives its scope if members do.
         let Ok(_lock) = lock::take(directory, Some(&scope)) else {
             continue;
@@ -33,6 +45,12 @@ pub(super) fn remove_past(directory: &Path) {
             );
         }
     }
+}
+
+/// Returns whether a recorded process is alive.
+fn is_alive(key: &ProcessKey) -> bool {
+    let ticks = Procfs::default().start_ticks(key.pid);
+    ticks.is_some_and(|ticks| ticks == key.start / TICK_NS)
 }
 
 /// Returns whether a scope, given by its name, consists of processes, and all have exited.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::Context as _;
+use nix::unistd::geteuid;
 
 use super::files::{NewFile, Origin, is_newer, origin};
 use super::place::{LABEL, Manager, Place, UNIT};
@@ -98,10 +99,10 @@ fn steps(place: &Place, mode: Mode, force: bool) -> Result<Vec<Step>, Failure> {
             )));
         }
         _ => {
-            let program = program(place, force)?;
+            let own = unit.seal().and_then(|seal| seal.program.clone());
+            let program = program(place, own.as_deref(), force)?;
             check_unchanged(&place.unit(), &unit, force)?;
             let path = program.as_ref().map(|file| inside(place, &file.path));
-            let own = unit.seal().and_then(|seal| seal.program.clone());
             let current = path.clone().map_or_else(this_program, Ok)?;
             // Written by an earlier installation, which left it in place now.
             let installed = path.is_some() || own.as_ref() == Some(&current);
@@ -161,11 +162,11 @@ fn this_program() -> Result<PathBuf, Failure> {
     Ok(std::env::current_exe().context("cannot find this program (/proc/self/exe)")?)
 }
 
-/// Returns the program to install, `None` if this one can stay where it is.
+/// Returns the program to install, `None` if this one can stay where it is. `own` is the program of an earlier installation.
 ///
 /// # Errors
-/// The installed program is newer, and `force` is not set. Or this program cannot be read.
-fn program(place: &Place, force: bool) -> Result<Option<NewFile>, Failure> {
+/// Another program is in its place, or the installed one is newer, and `force` is not set. Or this program cannot be read.
+fn program(place: &Place, own: Option<&Path>, force: bool) -> Result<Option<NewFile>, Failure> {
     let this = this_program()?;
     let path = place.at(place.program());
     let stays = PROGRAM_DIRECTORIES
@@ -175,8 +176,18 @@ fn program(place: &Place, force: bool) -> Result<Option<NewFile>, Failure> {
         return Ok(None);
     }
     let content = fs::read(&this).with_context(|| format!("cannot read {}", this.display()))?;
-    if fs::read(&path).is_ok_and(|installed| installed != content) {
-        check_version(&path, version_of(&path).as_deref(), force)?;
+    let is_same = || fs::read(&path).is_ok_and(|installed| installed == content);
+    if fs::symlink_metadata(&path).is_ok() && !is_same() {
+        if own != Some(&place.program()) && !force {
+            return Err(Failure::Usage(format!(
+                "{} is there, and `reaper service install` has not written it: remove it, or replace it with --force",
+                path.display()
+            )));
+        }
+        // Root runs no program of an image, or of another user.
+        if place.is_live() && !(place.is_own && geteuid().is_root()) {
+            check_version(&path, version_of(&path).as_deref(), force)?;
+        }
     }
     Ok(Some(NewFile {
         path,

@@ -21,7 +21,7 @@ pub(super) enum Step {
     Call(Vec<String>),
     /// The same, and ignores a failure.
     Try(Vec<String>),
-    /// Checks that no daemon of the host has its lock in this directory.
+    /// Checks that no daemon has its lock in this directory.
     CheckStopped(PathBuf),
     /// Removes everything that is pinned in this directory.
     Unpin(PathBuf),
@@ -88,7 +88,8 @@ impl Step {
             Step::Call(words) => control::call(words)?,
             Step::Try(words) => return Ok(control::call(words).is_ok()),
             Step::CheckStopped(directory) => {
-                if let Some(daemon) = lock::host_daemon(directory) {
+                // Its directory is removed later, with the lock of a daemon of any scope.
+                if let Ok(Some((daemon, _))) = lock::running_daemon(directory) {
                     return Err(Failure::Locked(format!(
                         "{daemon} still runs, and systemd has not started it: stop it, then run this command again"
                     )));

@@ -30,6 +30,8 @@ pub(super) fn run(args: &UninstallArgs) -> Result<(), Failure> {
     }
     let config = config(&place);
     let program = unit.seal().and_then(|seal| seal.program.clone());
+    // Anyone may write a seal into an image.
+    let program = program.filter(|program| *program == place.program());
     let steps = steps(&place, &config, program.as_deref(), args.purge);
     let mut report = carry_out(steps, args.change.dry_run)?;
     if let Some(packaged) = packaged {
@@ -39,7 +41,7 @@ pub(super) fn run(args: &UninstallArgs) -> Result<(), Failure> {
     for (path, why) in kept(&place, &config) {
         let stays = match why {
             DROP_INS => !args.change.dry_run,
-            _ => !args.purge,
+            _ => !args.purge || !is_own_directory(&path),
         };
         if stays && path.exists() {
             report.left.push(format!("{}: {why}", path.display()));
@@ -77,7 +79,7 @@ fn kept(place: &Place, config: &Config) -> Vec<(PathBuf, &'static str)> {
         (drop_ins, DROP_INS),
         (
             place.at(&config.journal_dir),
-            "history, and what users keep; --purge removes it",
+            "history, and what users keep; --purge removes it if its name is reaper",
         ),
         (config_directory(place), "the config; --purge removes it"),
     ]
@@ -117,13 +119,21 @@ fn steps(place: &Place, config: &Config, program: Option<&Path>, purge: bool) ->
         steps.push(Step::Call(place.control(&["daemon-reload"])));
         steps.push(Step::Try(place.control(&["reset-failed", UNIT])));
     }
-    let runtime = place.at(&config.runtime_dir);
+    let mut directories = Vec::new();
     if place.is_live() {
-        steps.push(Step::RemoveAll(runtime));
+        directories.push(place.at(&config.runtime_dir));
     }
     if purge {
-        steps.push(Step::RemoveAll(place.at(&config.journal_dir)));
-        steps.push(Step::RemoveAll(config_directory(place)));
+        directories.extend([place.at(&config.journal_dir), config_directory(place)]);
     }
+    let own = directories
+        .into_iter()
+        .filter(|path| is_own_directory(path));
+    steps.extend(own.map(Step::RemoveAll));
     steps
+}
+
+/// Returns whether a directory has no files of other programs. The config may name any directory, such as `/run`.
+fn is_own_directory(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name == "reaper")
 }

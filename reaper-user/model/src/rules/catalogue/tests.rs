@@ -582,8 +582,7 @@ fn build_servers_and_daemons_are_kept() {
         keep build-servers; buck2d; /usr/bin/buck2; buck2d[repo]|--isolation-dir|v2|daemon|{}
         plain; buck2; /usr/bin/buck2; buck2|build|//:x
         keep build-servers; pantsd; /usr/bin/python3.11; pantsd [/home/u/repo]
-        keep pantsd; python3; /usr/bin/python3.11; python3|/usr/bin/pants|test
-        plain; python3; /usr/bin/python3.11; python3|/usr/bin/pants-tool|test
+        plain; python3; /usr/bin/python3.11; python3|/usr/bin/pants|test
         keep build-servers; dotnet; /usr/share/dotnet/dotnet; dotnet|/usr/share/dotnet/sdk/9.0/MSBuild.dll|/nodemode:1|/nodeReuse:true
         ",
     );
