@@ -151,6 +151,9 @@ pub struct Status {
     /// Refusal of the config file at the last reload. The config from before is still in force.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config_refused: Option<RefusedConfig>,
+    /// Settings of the config file that wait for a restart of the service.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub config_waiting: Vec<String>,
     /// Source of events.
     pub source: String,
     /// Higher-priority sources that could not be used, each with the reason.
@@ -234,7 +237,11 @@ impl Status {
             0 => String::new(),
             failed => format!(", {failed} failed"),
         };
-        format!("{state}: {sessions}, {done}{failed}")
+        let config = match &self.config_refused {
+            Some(_) => "; its config file is refused",
+            None => "",
+        };
+        format!("{state}: {sessions}, {done}{failed}{config}")
     }
 }
 

@@ -62,6 +62,13 @@ fn rows(status: &Status) -> Vec<(&'static str, String)> {
         rows.push(("", text));
         rows.extend(refused.error.iter().map(|error| ("", error.clone())));
     }
+    if !status.config_waiting.is_empty() {
+        let settings = status.config_waiting.join(", ");
+        rows.push((
+            "",
+            format!("these settings wait for a restart of the service: {settings}"),
+        ));
+    }
     rows.push(("scope", scope));
     rows.push(("source", status.source.clone()));
     rows.extend(status.rejected_sources.iter().map(|why| ("", why.clone())));
@@ -156,6 +163,7 @@ pub(super) mod tests {
             mode_reason: None,
             config: ConfigFile::default(),
             config_refused: None,
+            config_waiting: Vec::new(),
             source: "ebpf".into(),
             rejected_sources: Vec::new(),
             scope: Vec::new(),
@@ -232,6 +240,12 @@ pub(super) mod tests {
         let error = "/c.toml:1:1: unknown key `grave`";
         assert_eq!(refused(Some(error)), [since, error]);
         assert_eq!(refused(None), [since], "for users who may not see it");
+        let waiting = Status {
+            config_waiting: vec!["mode".into(), "ring_size".into()],
+            ..status("enforce")
+        };
+        let expected = "these settings wait for a restart of the service: mode, ring_size";
+        assert!(rows(&waiting).iter().any(|(_, text)| text == expected));
     }
 
     #[test]

@@ -145,6 +145,10 @@ impl Engine {
             mode_reason: self.settings.mode_reason.clone(),
             config: self.settings.config.file.clone(),
             config_refused: None,
+            config_waiting: self
+                .settings
+                .running
+                .restart_only_changes(&self.settings.config),
             source: self.source.name().into(),
             rejected_sources: self
                 .settings

@@ -260,7 +260,13 @@ async fn to_response(reply: EngineReply) -> ApiResult<Vec<u8>> {
         EngineReply::Keep(done) | EngineReply::Unkeep(done, _) => Ok(to_json(&done)),
         EngineReply::Config(config) => Ok(to_json(&ShownConfig::new(&config))),
         EngineReply::Reload(Ok(message)) => Ok(to_json(&crate::api::Reloaded { message })),
-        EngineReply::Reload(Err(message)) => Err(ErrorResponse::new("conflict", message)),
+        EngineReply::Reload(Err(problems)) => {
+            let mut message = problems.replace('\n', "; ");
+            if !message.contains("in force") {
+                message += "; the old config stays in force";
+            }
+            Err(ErrorResponse::new("conflict", message))
+        }
         EngineReply::Refused(refusal) => Err(refusal),
         EngineReply::Tree(_)
         | EngineReply::TestRules(..)
