@@ -146,7 +146,7 @@ pub struct Decision {
     /// verdict is [`Verdict::Reap`].
     pub grace_ns: u64,
     /// Nearest ancestor to whose program a rule gives a grace. Until its exit it may need the process to clean up. Set
-    /// only if the verdict is [`Verdict::Reap`], or would be after facts about such an ancestor are read.
+    /// only if the verdict is [`Verdict::Reap`].
     pub needed_by: Option<ProcessKey>,
 }
 
@@ -323,19 +323,19 @@ fn evaluate(
     if let Some(held) = due.and_then(|due| round.relatives.held(model, node, due)) {
         return held;
     }
-    decision.grace_ns = longest_grace(model, node);
-    if let Some(above) = round.relatives.grace_above(model, node, due) {
-        decision.needed_by = Some(above.program);
-        // It may be kept, or end first.
-        if let Some((needs, of)) = above.unread {
-            (decision.verdict, decision.reason) = (Verdict::Wait, Reason::Unread);
-            (decision.needs, decision.relative) = (needs, Some(of));
-        }
+    let above = round.relatives.grace_above(model, node, due);
+    // The program above may turn out to be kept. If it is reaped, it must be claimed before this process.
+    if let Some((needs, of)) = above.and_then(|above| above.unread) {
+        (decision.verdict, decision.reason) = (Verdict::Wait, Reason::Unread);
+        (decision.needs, decision.relative) = (needs, Some(of));
+        return decision;
     }
+    decision.grace_ns = longest_grace(model, node);
+    decision.needed_by = above.map(|above| above.program);
     decision
 }
 
-/// Returns the facts that must be read before a decision of the rules stands.
+/// Returns the unread facts that may still change the decision of the rules about a process.
 fn unread_facts(model: &Model, node: &Node, by_rules: &RuleDecision) -> FactSet {
     let mut needs = by_rules.needs;
     if !by_rules.is_kept()

@@ -58,7 +58,7 @@ impl UidCondition {
     }
 
     /// Returns whether the condition holds for a member with the uids `own` in a session whose root has `root`. For
-    /// [`UidCondition::OtherLogin`], it may hold.
+    /// [`UidCondition::OtherLogin`], true means only that it may hold: the logins decide.
     pub fn holds(self, own: Uids, root: Uids) -> bool {
         match self {
             UidCondition::Other | UidCondition::OtherLogin => own != root,

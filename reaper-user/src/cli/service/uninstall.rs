@@ -79,7 +79,7 @@ fn kept(place: &Place, config: &Config) -> Vec<(PathBuf, &'static str)> {
         (drop_ins, DROP_INS),
         (
             place.at(&config.journal_dir),
-            "history, and what users keep; --purge removes it if its name is reaper",
+            "history, and what users keep; --purge removes it, unless the config names a directory that is not called reaper",
         ),
         (config_directory(place), "the config; --purge removes it"),
     ]
@@ -133,7 +133,8 @@ fn steps(place: &Place, config: &Config, program: Option<&Path>, purge: bool) ->
     steps
 }
 
-/// Returns whether a directory has no files of other programs. The config may name any directory, such as `/run`.
+/// Returns whether a directory is called `reaper`, so that it has no files of other programs. The config may name any
+/// directory, such as `/run`.
 fn is_own_directory(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name == "reaper")
 }
