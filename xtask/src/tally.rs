@@ -10,6 +10,10 @@ use crate::shell::{in_ci, say};
 
 /// Number of slowest tests in the summary.
 const SLOWEST: usize = 10;
+/// Number of failed tests whose reports the summary repeats.
+const REPORTS: usize = 3;
+/// Number of lines of a report that the summary repeats.
+const REPORT_LINES: usize = 40;
 
 /// Results of the stages so far.
 #[derive(Default)]
@@ -28,6 +32,10 @@ pub struct Counts {
     pub failed: Vec<String>,
     /// Duration in seconds and name.
     slow: Vec<(f64, String)>,
+    /// First lines of the reports of failed tests, which stand far above the end of the output.
+    reports: Vec<String>,
+    /// Whether the line that is parsed next belongs to the last report.
+    in_report: bool,
 }
 
 impl Tally {
@@ -90,6 +98,9 @@ impl Tally {
         for (seconds, name) in self.counts.slow.iter().take(SLOWEST) {
             println!("{seconds:>6.1}s  {name}");
         }
+        for report in self.counts.reports.iter().take(REPORTS) {
+            println!("{report}");
+        }
         for name in &self.counts.failed {
             println!("failed: {name}");
         }
@@ -118,6 +129,22 @@ impl Counts {
         self.ignored += more.ignored;
         self.failed.extend(more.failed);
         self.slow.extend(more.slow);
+        self.reports.extend(more.reports);
+    }
+
+    /// Collects the reports of failed tests, each below a line `---- NAME ----`.
+    fn read_report(&mut self, line: &str) {
+        if line.starts_with("---- ") && line.ends_with(" ----") {
+            self.in_report = true;
+            self.reports.push(line.to_owned());
+        } else if line == "failures:" {
+            self.in_report = false;
+        } else if self.in_report
+            && let Some(report) = self.reports.last_mut()
+            && report.lines().count() <= REPORT_LINES
+        {
+            *report += &format!("\n{line}");
+        }
     }
 
     /// Parses a line of a test executable. Returns whether the line is for xtask only and must not be printed.
@@ -126,6 +153,7 @@ impl Counts {
             self.slow.extend(slow_test(slow));
             return true;
         }
+        self.read_report(line);
         if let Some(test) = line.strip_prefix("test ")
             && let Some((name, result)) = test.split_once(" ... ")
         {
@@ -210,6 +238,11 @@ mod tests {
             "test a::b ... ok <0.250s>",
             "test a::c   ... FAILED",
             "slow 3.50 real::d",
+            "failures:",
+            "---- a::c ----",
+            "the message",
+            "failures:",
+            "    a::c",
             "test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 7 filtered out; finished in 0.02s",
         ] {
             assert_eq!(counts.read(line), line.starts_with("slow"), "{line}");
@@ -219,6 +252,8 @@ mod tests {
             ignored: 1,
             failed: vec!["a::c".to_owned()],
             slow: vec![(0.25, "a::b".to_owned()), (3.5, "real::d".to_owned())],
+            reports: vec!["---- a::c ----\nthe message".to_owned()],
+            in_report: false,
         };
         assert_eq!(counts, expected);
     }
