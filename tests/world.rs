@@ -58,10 +58,25 @@ pub fn link(program: &Path, path: &Path) {
         .mode();
     // A hard link shares the mode. A binary built with a strict umask is not executable for other users.
     if mode & 0o005 != 0o005 || fs::hard_link(program, path).is_err() {
-        fs::copy(program, path).expect("copy the program");
+        copy(program, path);
         fs::set_permissions(path, Permissions::from_mode(0o755))
             .expect("make it executable for all users");
     }
+}
+
+/// Copies a program that is executed next.
+///
+/// Not with `fs::copy`: a process that another test forks meanwhile would inherit the file open for writing, and until that
+/// is closed, exec of the program fails with ETXTBSY.
+pub fn copy(program: impl AsRef<Path>, path: impl AsRef<Path>) {
+    let (program, path) = (program.as_ref(), path.as_ref());
+    let status = Command::new("cp").arg(program).arg(path).status();
+    assert!(
+        status.expect("start cp").success(),
+        "cannot copy {} to {}",
+        program.display(),
+        path.display()
+    );
 }
 
 /// Directory that is removed with its contents on drop.

@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::run;
 use crate::daemon::REAPER;
 use crate::trees::trial;
-use crate::world::{TempDir, link};
+use crate::world::{TempDir, copy, link};
 
 pub fn privileged() -> Vec<Trial> {
     vec![
@@ -165,7 +165,7 @@ impl EscapeScenario {
         let dir = TempDir::new();
 
         link(Path::new(REAPER), &dir.path().join("reaper"));
-        fs::copy("/bin/sh", dir.path().join("my-agent")).expect("copy a shell");
+        copy("/bin/sh", dir.path().join("my-agent"));
         for name in ["app", "shared", "pids"] {
             fs::create_dir(dir.path().join(name)).expect("create a directory");
         }

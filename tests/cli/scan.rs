@@ -9,7 +9,7 @@ use super::keeper::{Keeper, Service, ask_as, socket, user};
 use super::{CommandOutput, reaper};
 use crate::daemon::{Event, JOURNAL};
 use crate::trees::{CONFIG, trial};
-use crate::world::{TempDir, World, eventually};
+use crate::world::{TempDir, World, copy, eventually};
 
 /// Returns the tests that need neither root nor BPF.
 pub fn trials() -> Vec<Trial> {
@@ -148,7 +148,7 @@ const AGENTS: &str = r#"
 /// A scan reaps a leftover whose marker names a dead agent, even if other agents live. It keeps what those own or may own.
 fn beside_a_living_agent() {
     let dir = TempDir::new();
-    std::fs::copy("/bin/sh", dir.path().join("claude")).expect("copy a shell");
+    copy("/bin/sh", dir.path().join("claude"));
     let mut keeper = Keeper::run_until_asleep(AGENTS, 6, &dir);
     let named = |keeper: &Keeper, name: &[u8]| {
         let comm = |pid| std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
@@ -211,7 +211,7 @@ const LONG: &str = r#"
 
 fn long_command_lines() {
     let dir = TempDir::new();
-    std::fs::copy("/bin/sh", dir.path().join("java")).expect("copy a shell");
+    copy("/bin/sh", dir.path().join("java"));
     let keeper = Keeper::run_until_asleep(LONG, 2, &dir);
     let pid = keeper.0.id().to_string();
     let said = reaper(

@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::{CommandOutput, reaper, run};
 use crate::daemon::REAPER;
 use crate::trees::{CONFIG, trial};
-use crate::world::{TempDir, World, eventually, link};
+use crate::world::{TempDir, World, copy, eventually, link};
 
 /// Returns the tests that need no service.
 pub fn trials() -> Vec<Trial> {
@@ -214,7 +214,7 @@ fn link_target_is_hidden(world: &World, uid: u32) {
     // `sleep` with the name `node` takes the script's name as a number of seconds.
     symlink("target.js", secret.join("300")).expect("create a link");
     let node = world.dir().join("node");
-    fs::copy("/bin/sleep", &node).expect("copy a program");
+    copy("/bin/sleep", &node);
     let mut command = Command::new("setpriv");
     command.args(["--reuid", &uid.to_string(), "--clear-groups"]);
     command.arg(&node).arg("300").current_dir(&secret);

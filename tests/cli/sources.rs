@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use super::{CommandOutput, run};
 use crate::daemon::REAPER;
 use crate::trees::trial;
-use crate::world::{TempDir, link};
+use crate::world::{TempDir, copy, link};
 
 pub fn privileged() -> Vec<Trial> {
     vec![
@@ -136,7 +136,7 @@ fn run_script_as(uid: u32, prefix: &[String], source: &str, script: &str) -> Com
     let dir = TempDir::new();
     let place = dir.path();
     link(Path::new(REAPER), &place.join("reaper"));
-    fs::copy("/bin/sh", place.join("my-agent")).expect("copy a shell");
+    copy("/bin/sh", place.join("my-agent"));
     let script = [BEGIN, script, END].concat().replace("SOURCE", source);
     fs::write(place.join("script"), script).expect("write the script");
     // With a source that polls, the exit status of the agent is unknown, and so may have been 0.

@@ -11,6 +11,7 @@ use nix::sys::signal::Signal;
 
 use super::{RunWorld, ScenarioFn, UNPRIVILEGED_UID};
 use crate::cli::hostile::{ARGUMENT, NAME, assert_both, assert_harmless, on_terminal};
+use crate::world::copy;
 
 pub const SCENARIOS: &[(&str, ScenarioFn)] = &[
     ("hostile_name_in_messages_and_records_is_escaped", messages),
@@ -95,7 +96,7 @@ fn damaged(place: &RunWorld) {
 /// A setuid program in a user's run becomes root's and cannot be signalled.
 fn survivor(place: &RunWorld) {
     let raise = place.path("raise");
-    fs::copy("/usr/bin/setpriv", &raise).expect("copy setpriv");
+    copy("/usr/bin/setpriv", &raise);
     chown(&raise, Some(0), Some(UNPRIVILEGED_UID)).expect("change the owner");
     fs::set_permissions(&raise, fs::Permissions::from_mode(0o4750)).expect("set the setuid bit");
     symlink("/bin/sleep", place.path(NAME)).expect("link the program");

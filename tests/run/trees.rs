@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use super::{REPORT, RunWorld, ScenarioFn, UNPRIVILEGED_UID, reported};
 use crate::cli;
 use crate::proc;
-use crate::world::eventually;
+use crate::world::{copy, eventually};
 
 pub const SCENARIOS: &[(&str, ScenarioFn)] = &[
     ("few-open-files", few_open_files),
@@ -233,7 +233,7 @@ fn namespaces(place: &RunWorld) {
 /// A setuid program in a user's run becomes root's and cannot be signalled.
 fn not_permitted(place: &RunWorld) {
     let raise = place.path("raise");
-    fs::copy("/usr/bin/setpriv", &raise).expect("copy setpriv");
+    copy("/usr/bin/setpriv", &raise);
     chown(&raise, Some(0), Some(UNPRIVILEGED_UID)).expect("change the owner");
     fs::set_permissions(&raise, Permissions::from_mode(0o4750)).expect("set the setuid bit");
     // The message contains the process name, so the last exec must be over.

@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 
 use super::{RunWorld, ScenarioFn, Started};
 use crate::daemon::{self, Daemon, Event};
-use crate::world::{eventually, link};
+use crate::world::{copy, eventually, link};
 
 pub const SCENARIOS: &[(&str, ScenarioFn)] = &[
     ("watched-run-ends-its-own-tree", own_tree),
@@ -61,7 +61,7 @@ impl Watched {
         let mut shell = place.command("sh");
         let shell = place.start_as(shell.args(["-c", &script]));
         link(Path::new(daemon::REAPER), &place.path("bin/reaper"));
-        std::fs::copy("/bin/sh", place.path("bin/claude")).expect("copy a shell");
+        copy("/bin/sh", place.path("bin/claude"));
         for (name, script) in SCRIPTS {
             std::fs::write(place.path(name), script).expect("write a script");
         }
