@@ -260,7 +260,8 @@ impl Scan {
     fn set_timer(&mut self) {
         // 0 would disarm the timer. A time in the past fires it at once.
         let due = self.schedule.due().max(1);
-        if due == self.timer_due_ns {
+        // A due pass that an exit has delayed needs the timer again: the engine waits for edges, and the timer has fired.
+        if due == self.timer_due_ns && due > sys::monotonic() {
             return;
         }
         let at = TimeSpec::nanoseconds(i64::try_from(due).unwrap_or(i64::MAX));
