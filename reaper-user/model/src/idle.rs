@@ -97,8 +97,10 @@ impl Model {
         Some(memory)
     }
 
-    /// Returns since when no process in the tree of a session has worked, and the time of the oldest reading. A process
-    /// that appeared or executed a program since the last reading counts as working now.
+    /// Returns since when no process in the tree of a session has worked, unless it is in use now ([`IdleSince::InUse`]).
+    ///
+    /// A member whose activity was not read yet counts as working now: it has started or executed a program since the
+    /// last reading. If that is the root, all must be read first ([`IdleSince::Unread`]).
     pub(super) fn idle_since(&self, session: &Session) -> IdleSince {
         let root = self.tree.get(session.root);
         if root.is_some_and(|root| !root.missing_facts(FactSet::ACTIVITY).is_empty()) {

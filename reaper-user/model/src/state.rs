@@ -39,6 +39,7 @@ pub type Tree = tree::Tree<ProcessState>;
 impl tree::NodeState for ProcessState {
     type Remains = Remains;
 
+    /// A process in scope has descendants in scope. [`Self::on_fork`] adds what a fork copies.
     fn below(parent: Option<&ProcessState>) -> ProcessState {
         let in_scope = parent.is_some_and(|parent| parent.member.in_scope);
         ProcessState {
