@@ -233,7 +233,8 @@ impl ProcDir {
         now.map_or(Fact::Unreadable, Fact::Known)
     }
 
-    /// Returns whether standard input is a terminal; false if it is closed. Read by path, as in [`ProcDir::listening`].
+    /// Returns whether standard input is a terminal; false if it is closed. The caller must check [`ProcDir::is_alive`]
+    /// afterwards, as in [`ProcDir::listening`].
     pub(super) fn input(&self) -> Fact<bool> {
         match std::fs::read_link(self.path.join("fd/0")) {
             Ok(file) => Fact::Known(is_terminal(file.as_os_str().as_bytes())),
@@ -308,7 +309,8 @@ impl ProcDir {
         Ok(Some(activity))
     }
 
-    /// Returns the state of the other ends of standard input and output. Read by path, as in [`ProcDir::listening`].
+    /// Returns whether the other ends of standard input and output are open, if these are pipes or sockets. The caller must
+    /// check [`ProcDir::is_alive`] afterwards, as in [`ProcDir::listening`].
     pub(super) fn stdio(&self, key: ProcessKey) -> io::Result<Stdio> {
         let [input, output] = [self.other_end(key, 0)?, self.other_end(key, 1)?];
         Ok(match (input, output) {

@@ -102,12 +102,15 @@ pub enum PinError {
         /// Pid of the service, if known.
         pid: Option<u32>,
     },
-    /// A file or directory in the place of the pins was not created by reaper.
-    #[error("{} is {what}, so reaper did not pin it: remove it, or set another `pin_dir`", path.display())]
+    /// A file or directory in the place of the pins that this program cannot use: probably, another program created it.
+    #[error(
+        "the directory of the pinned probes has an unexpected entry, {} ({what}): remove it, or set another `pin_dir`",
+        path.display()
+    )]
     UnknownPins {
         /// The pin or directory.
         path: PathBuf,
-        /// Description that follows "is", such as `not a directory`.
+        /// Description in parentheses, such as `not a directory`.
         what: String,
     },
     /// A pin or its directory cannot be accessed.

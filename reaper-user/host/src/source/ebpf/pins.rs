@@ -100,7 +100,7 @@ fn check(scope: &Path) -> Result<(), PinError> {
     for entry in entries(scope)?.unwrap_or_default() {
         let name = name_of(&entry);
         if !PREFIXES.iter().any(|known| name.starts_with(known)) {
-            return Err(unknown(&entry, "neither maps-*, probes-* nor new-*"));
+            return Err(unknown(&entry, "named neither maps-*, probes-* nor new-*"));
         }
     }
     Ok(())
@@ -189,8 +189,11 @@ impl PinDir {
             let Some((_, kind, key, value)) = MAPS.into_iter().find(|map| map.0 == name) else {
                 return Err(unknown("not one of the expected maps"));
             };
-            let map = MapData::from_pin(path).map_err(|_| unknown("not a map"))?;
-            let info = map.info().map_err(|_| unknown("an unreadable map"))?;
+            let map =
+                MapData::from_pin(path).map_err(|_| unknown("it cannot be opened as a map"))?;
+            let info = map
+                .info()
+                .map_err(|_| unknown("a map whose type cannot be read"))?;
             let sizes = (info.key_size(), info.value_size());
             if info.map_type().ok() != Some(kind) || sizes != (key, value) {
                 return Err(unknown("a map of another kind"));
