@@ -180,7 +180,8 @@ pub(super) fn explanation(snapshot: ExplainSnapshot, scripts: ScriptPaths) -> Ex
     }
 }
 
-/// Returns whether a process is to be reaped, waits for that, or would be reaped if its agent were killed.
+/// Returns whether a process is to be reaped now or after a delay, or would be if its agent were killed. Not for an
+/// untracked process.
 fn may_be_reaped(snapshot: &ExplainSnapshot) -> bool {
     let Some(decision) = &snapshot.row.decision else {
         return false;

@@ -71,7 +71,8 @@ pub struct Recent {
 }
 
 impl Recent {
-    /// Remembers what a record reports.
+    /// Remembers a record if it reports a decision to reap, a signal, an outcome or an exit of a member, or the opening or
+    /// root exit of a session. A later decision replaces one to reap.
     pub fn on_record(&mut self, record: &EventRecord) {
         let at = record.boot_ns;
         match &record.body {
