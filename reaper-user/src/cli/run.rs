@@ -123,7 +123,7 @@ pub(super) struct RunArgs {
     /// Shell command to run after a failure, a fatal signal or a time limit.
     #[arg(long, value_name = "COMMAND")]
     on_failure: Option<String>,
-    /// Remove this file or directory after a success; can be repeated.
+    /// Remove this file or directory after a success, unless --on-success fails; can be repeated.
     #[arg(long, value_name = "PATH", value_parser = removable)]
     clean_on_success: Vec<PathBuf>,
     /// Name of the run, for `stop`, `wait` and `logs`.

@@ -75,7 +75,7 @@ pub(super) struct ChangeArgs {
     /// Print what would be done, and change nothing.
     #[arg(long)]
     dry_run: bool,
-    /// Change files that were edited by hand, or that a newer version has written.
+    /// Replace or remove also files that were edited by hand, or that a newer version has written.
     #[arg(long)]
     force: bool,
     /// Change the files below this root directory, as for an image. Starts and stops nothing.
@@ -133,7 +133,7 @@ pub(super) struct LogsArgs {
     /// Number of the last lines.
     #[arg(long, short = 'n', value_name = "N", default_value_t = 100)]
     lines: u32,
-    /// Print one JSON object per line, as the journal has it.
+    /// Print one JSON object per line, with the keys of journalctl.
     #[arg(long)]
     json: bool,
 }
