@@ -272,7 +272,8 @@ pub struct ExitRecord {
     pub parent: RawKey,
     /// Exit status as `wait(2)` reports it: exit code << 8, or the signal, plus 0x80 for a core dump.
     pub status: u32,
-    /// Number of living children of its threads, counted up to a limit.
+    /// Number of children of its last thread, zombies included, counted up to a limit. Other threads have handed theirs over
+    /// to it, unless they exit at the same time.
     pub children: u32,
     /// Peak resident memory in pages, as far as the kernel has updated it.
     pub peak_rss_pages: u64,

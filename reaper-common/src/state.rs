@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stored_is_what_is_read_and_what_the_probes_see() {
+    fn map_values_have_the_layout_of_the_probes_structures() {
         let member = Member {
             session: key(7),
             flags: 0x205,

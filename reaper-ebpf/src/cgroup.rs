@@ -10,7 +10,7 @@ use crate::task::{Task, offset, read};
 
 /// `TP_PROTO(struct cgroup *dst_cgrp, const char *path, struct task_struct *task, bool threadgroup)`.
 ///
-/// Fires once per process, after the move.
+/// Fires once per process, after the move. Updates the membership of the process, and writes the move record.
 #[btf_tracepoint(function = "cgroup_attach_task")]
 pub fn cgroup_attach(ctx: BtfTracePointContext) -> i32 {
     // SAFETY: the third argument of the prototype above.
@@ -21,7 +21,7 @@ pub fn cgroup_attach(ctx: BtfTracePointContext) -> i32 {
         found => found.unwrap_or(member::UNTRACKED),
     };
     // Earlier findings of the service hold only for the old cgroup.
-    member::moved(&process, &mut member);
+    member::on_move(&process, &mut member);
     let Some(mut record) = EVENTS.reserve::<MoveRecord>(0) else {
         dropped(RecordKind::Move);
         return 0;

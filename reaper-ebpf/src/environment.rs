@@ -57,7 +57,7 @@ impl Walk {
         if len <= 0 || len >= VARIABLE_MAX as i64 {
             return true;
         }
-        if len == KEEP_MARKER.len() as i64 && is_keep_mark(variable) {
+        if len == KEEP_MARKER.len() as i64 && is_keep_marker(variable) {
             self.found = ENVIRONMENT_KEEP;
             return true;
         }
@@ -66,9 +66,10 @@ impl Walk {
     }
 }
 
-/// Checks the environment of a task after exec. Returns `ENVIRONMENT_*`. For `all` see [`VARIABLES`].
+/// Searches the environment of a task for [`KEEP_MARKER`] at exec. Returns `ENVIRONMENT_*`. `has_bpf_loop` says whether the
+/// kernel has `bpf_loop`, so that [`VARIABLES`] variables can be checked and not only [`VARIABLES_BOUNDED`].
 #[inline(always)]
-pub fn of(task: Task, all: bool) -> u32 {
+pub fn of(task: Task, has_bpf_loop: bool) -> u32 {
     let mm: *const u8 = task.load(offset!(task_mm));
     // SAFETY: `mm` comes from a typed load.
     let mut walk = unsafe {
@@ -81,7 +82,7 @@ pub fn of(task: Task, all: bool) -> u32 {
     if walk.at == 0 {
         return ENVIRONMENT_UNREAD;
     }
-    if all {
+    if has_bpf_loop {
         // SAFETY: `each_variable` takes this argument and uses it only during the call.
         unsafe {
             bpf_loop(
@@ -97,8 +98,9 @@ pub fn of(task: Task, all: bool) -> u32 {
     walk.found
 }
 
+/// Returns whether a variable as long as [`KEEP_MARKER`] is equal to it.
 #[inline(always)]
-fn is_keep_mark(variable: *const Variable) -> bool {
+fn is_keep_marker(variable: *const Variable) -> bool {
     const MARK: &[u8; 14] = KEEP_MARKER;
     const FIRST: u64 = u64::from_ne_bytes(*MARK.first_chunk().unwrap());
     const LAST: u64 = u64::from_ne_bytes(*MARK.last_chunk().unwrap());

@@ -36,17 +36,19 @@ static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(1, 0);
 /// Fires after the other threads have exited and the caller has taken the leader's identity.
 #[btf_tracepoint(function = "sched_process_exec")]
 pub fn process_exec(ctx: BtfTracePointContext) -> i32 {
-    execed(&ctx, true)
+    report(&ctx, true)
 }
 
 /// The same for kernels without `bpf_loop`.
 #[btf_tracepoint(function = "sched_process_exec")]
 pub fn process_exec_bounded(ctx: BtfTracePointContext) -> i32 {
-    execed(&ctx, false)
+    report(&ctx, false)
 }
 
+/// Updates the membership of the process, kills it if its session is being killed, and writes the exec record.
+/// `has_bpf_loop` as in [`crate::environment::of`].
 #[inline(always)]
-fn execed(ctx: &BtfTracePointContext, all: bool) -> i32 {
+fn report(ctx: &BtfTracePointContext, has_bpf_loop: bool) -> i32 {
     // SAFETY: the arguments of the prototype above.
     let (task, bprm) = unsafe { (Task::from_argument(ctx.arg(0)), ctx.arg::<*const u8>(2)) };
     let key = task.key();
@@ -59,7 +61,7 @@ fn execed(ctx: &BtfTracePointContext, all: bool) -> i32 {
         let dentry: *const u8 = load(file, offset!(file_path) + offset!(path_dentry));
         (file, load(dentry, offset!(dentry_name)))
     };
-    let Some((member, environment)) = member::execed(task, &key, name, all) else {
+    let Some((member, environment)) = member::on_exec(task, &key, name, has_bpf_loop) else {
         return 0;
     };
     let killed = kill::kill_on_fork(task.as_ptr(), &member);
@@ -134,7 +136,7 @@ unsafe fn filename(bprm: *const u8, out: *mut u8) -> usize {
     }
 }
 
-/// Copies argv up to ARGV_MAX, if it can be read. Returns the number of copied bytes, and the full length.
+/// Copies argv up to ARGV_MAX. Returns the number of copied bytes, 0 if argv cannot be read, and the full length.
 #[inline(always)]
 unsafe fn argv(task: Task, out: *mut u8) -> (u32, u32) {
     let mm: *const u8 = task.load(offset!(task_mm));
@@ -158,7 +160,8 @@ unsafe fn argv(task: Task, out: *mut u8) -> (u32, u32) {
     }
 }
 
-/// Returns the device number of the controlling terminal, as `new_encode_dev` of include/linux/kdev_t.h does.
+/// Returns the device number of the controlling terminal, encoded as by `new_encode_dev` of include/linux/kdev_t.h; 0
+/// without a terminal.
 #[inline(always)]
 unsafe fn terminal(signal: *const u8) -> u32 {
     // SAFETY: typed loads; a load through a null pointer returns 0.

@@ -98,24 +98,30 @@ struct Exit {
     process: RawKey,
     member: Member,
     status: u32,
+    /// Whether its last thread has children.
     has_children: bool,
+    /// Number of these children, at most [`COUNTED`].
     children: u32,
-    others: bool,
+    /// Whether other threads that have exited are still in its list. They can have children too.
+    has_other_threads: bool,
     /// Whether to signal its children that are members of its session.
     reaps: bool,
 }
 
 impl Exit {
-    /// Returns the exit if this is the last thread and the process must be reported.
+    /// Returns the exit of a process; `None` if this is not its last thread, or the process must not be reported.
+    ///
+    /// Removes the process from the map of members, and stores the exit of a root. `can_signal` says whether this program
+    /// can signal other processes than the current one.
     #[inline(always)]
-    fn of(ctx: &BtfTracePointContext, kills: bool) -> Option<Exit> {
+    fn of(ctx: &BtfTracePointContext, can_signal: bool) -> Option<Exit> {
         // SAFETY: the first argument of the prototype above.
         let task = unsafe { Task::from_argument(ctx.arg(0)) };
         let signal = task.signal();
         // A leader can exit first and another thread last. Before Linux 6.16, threads that exit at the same time can each
         // see no live thread. The service uses the first record and ignores the others.
-        let says_dead: u32 = constant!(SETTINGS: Settings.exit_has_group_dead);
-        let dead = if says_dead != 0 {
+        let has_group_dead: u32 = constant!(SETTINGS: Settings.exit_has_group_dead);
+        let dead = if has_group_dead != 0 {
             ctx.arg::<u32>(1) & 0xff != 0
         } else {
             // SAFETY: `signal` comes from a typed load.
@@ -130,14 +136,15 @@ impl Exit {
             found => found.unwrap_or(member::UNTRACKED),
         };
         let status = wait_status(task, signal);
-        let reaps =
-            member.flags & MEMBER_ROOT != 0 && root_gone(&process, &member, status) && kills;
+        let reaps = member.flags & MEMBER_ROOT != 0
+            && on_root_exit(&process, &member, status)
+            && can_signal;
         if member.flags != 0 {
             member::forget(&process);
         }
         let (has_children, children) = count_children(task);
         // SAFETY: `signal` comes from a typed load.
-        let others = unsafe { load::<u32>(signal, offset!(signal_nr_threads)) } > 1;
+        let has_other_threads = unsafe { load::<u32>(signal, offset!(signal_nr_threads)) } > 1;
         Some(Exit {
             task,
             process,
@@ -145,11 +152,12 @@ impl Exit {
             status,
             has_children,
             children,
-            others,
+            has_other_threads,
             reaps,
         })
     }
 
+    /// Writes the exit record. Wakes the reader at once for a tracked process that is a root or can have children.
     #[inline(always)]
     fn report(&self, ctx: &BtfTracePointContext) {
         let Some(mut record) = EVENTS.reserve::<ExitRecord>(0) else {
@@ -165,7 +173,8 @@ impl Exit {
             peak_rss_pages: unsafe { load(self.task.signal(), offset!(signal_maxrss)) },
             member: self.member,
         });
-        let leaves = self.has_children || self.others || self.member.flags & MEMBER_ROOT != 0;
+        let leaves =
+            self.has_children || self.has_other_threads || self.member.flags & MEMBER_ROOT != 0;
         record.submit(wake(leaves && self.member.flags != 0));
         debug!(
             ctx,
@@ -173,17 +182,19 @@ impl Exit {
         );
     }
 
-    /// Returns the walk over its children, if it can have any. For `all` see [`adopter`].
+    /// Returns the walk over its children, if it can have any. `has_bpf_loop` as in [`adopter`].
     #[inline(always)]
-    fn walk(&self, all: bool) -> Option<Walk> {
-        (self.has_children || self.others).then(|| Walk::new(self, all))
+    fn walk(&self, has_bpf_loop: bool) -> Option<Walk> {
+        (self.has_children || self.has_other_threads).then(|| Walk::new(self, has_bpf_loop))
     }
 }
 
-/// Stores a root's exit for the service, in case the ring has no room for its record. Returns whether the probe may
-/// signal its children.
+/// Stores the exit of a session's root for the service, in case the ring has no room for its record.
+///
+/// Returns whether the probe may signal the root's children. It may if the service and the session allow it, the root was
+/// killed by a signal, and the service has classified the root.
 #[inline(always)]
-fn root_gone(process: &RawKey, member: &Member, status: u32) -> bool {
+fn on_root_exit(process: &RawKey, member: &Member, status: u32) -> bool {
     let Some(session) = session::of(&member.session) else {
         return false;
     };
@@ -269,12 +280,13 @@ unsafe extern "C" fn end_each_child(_: u32, walk: *mut Walk) -> i64 {
 }
 
 impl Walk {
+    /// Returns a walk that has not handled a child yet.
     #[inline(always)]
-    fn new(exit: &Exit, all: bool) -> Walk {
+    fn new(exit: &Exit, has_bpf_loop: bool) -> Walk {
         let task = exit.task;
         let signal: u64 = read(task.as_ptr(), offset!(task_signal));
         let threads = signal + offset!(signal_thread_head) as u64;
-        let adopter = adopter(task, all);
+        let adopter = adopter(task, has_bpf_loop);
         // Starts before the first thread, as if a thread before it had been walked. Uses no constants: verifiers before
         // Linux 6.7 analyse the step only with its first arguments, and remove code that these do not reach.
         Walk {
@@ -293,6 +305,7 @@ impl Walk {
         }
     }
 
+    /// Logs a warning if the walk was stopped after the maximum number of `steps`.
     #[inline(always)]
     fn warn_if_cut(&self, ctx: &BtfTracePointContext, steps: i64) {
         if steps >= i64::from(STEPS) {
@@ -303,9 +316,9 @@ impl Walk {
         }
     }
 
-    /// Handles one child, or goes to the next thread. Returns whether the walk has ended.
+    /// Reports one child, or goes to the next thread. Returns whether the walk has ended. `can_signal` as in [`Exit::of`].
     #[inline(always)]
-    fn step(&mut self, ends: bool) -> bool {
+    fn step(&mut self, can_signal: bool) -> bool {
         if self.node == self.head {
             self.thread = read(self.thread as *const u8, 0);
             if self.thread == self.threads || self.thread == 0 {
@@ -333,13 +346,14 @@ impl Walk {
         // A leader can be a zombie while other threads run. A process without live threads has exited.
         let signal: *const u8 = read(child, offset!(task_signal));
         if read::<u32>(signal, offset!(signal_live)) != 0 {
-            self.report(child, ends);
+            self.report(child, can_signal);
         }
         false
     }
 
+    /// Writes the reparent record of a child, after the child has been signalled if it must be. `task` is untyped.
     #[inline(always)]
-    fn report(&self, task: *const u8, ends: bool) {
+    fn report(&self, task: *const u8, can_signal: bool) {
         let child = key_of(task);
         let mut member = match member::of(&child) {
             None if child.pid == 0 || filters() => return,
@@ -347,8 +361,8 @@ impl Walk {
         };
         // Reserved before the signal, so that it precedes the child's exit record, which another CPU can write at once.
         let record = EVENTS.reserve::<ReparentRecord>(0);
-        let ended = ends && self.end(task, &child, &member);
-        if ended {
+        let is_signalled = can_signal && self.signal_child(task, &child, &member);
+        if is_signalled {
             member.flags |= MEMBER_SIGTERM_SENT;
             member::change(&child, &member);
         }
@@ -361,15 +375,16 @@ impl Walk {
             old_parent: self.parent,
             adopter: self.adopter,
             member,
-            signal: if ended { SIGTERM } else { 0 },
+            signal: if is_signalled { SIGTERM } else { 0 },
             _pad: 0,
         });
         record.submit(wake(false));
     }
 
-    /// Signals a child that is a member of this root's session. Returns whether it did.
+    /// Sends SIGTERM to a child that is a member of the exiting root's session and that no rule can keep. Returns whether
+    /// it was sent.
     #[inline(always)]
-    fn end(&self, task: *const u8, child: &RawKey, member: &Member) -> bool {
+    fn signal_child(&self, task: *const u8, child: &RawKey, member: &Member) -> bool {
         if self.ending.pid == 0 || !kill::same(&member.session, &self.ending) {
             return false;
         }
@@ -421,10 +436,11 @@ impl Search {
     }
 }
 
-/// Returns the adopter of the children of a process whose last thread is exiting. `all` says whether all ancestors can be
-/// walked (`bpf_loop`) or only the nearest ones.
+/// Returns the adopter of the children of a process whose last thread is exiting; [`RawKey::NONE`] if it is unknown or
+/// there is none. `has_bpf_loop` says whether the kernel has `bpf_loop`, so that all ancestors can be searched and not only
+/// the nearest [`ANCESTORS_BOUNDED`].
 #[inline(always)]
-fn adopter(task: Task, all: bool) -> RawKey {
+fn adopter(task: Task, has_bpf_loop: bool) -> RawKey {
     let father = task.as_ptr();
     let pid: *const u8 = read(father, offset!(task_thread_pid));
     let level: u32 = read(pid, offset!(pid_level));
@@ -437,7 +453,7 @@ fn adopter(task: Task, all: bool) -> RawKey {
             level,
             found: 0,
         };
-        let over = if all {
+        let over = if has_bpf_loop {
             // SAFETY: `each_ancestor` takes this argument and uses it only during the call.
             let steps = unsafe {
                 bpf_loop(

@@ -17,17 +17,19 @@ use crate::{cgroup, member};
 /// Runs in the creator's context, before the child can run. Fires for threads too.
 #[btf_tracepoint(function = "sched_process_fork")]
 pub fn process_fork(ctx: BtfTracePointContext) -> i32 {
-    forked(&ctx, false)
+    report(&ctx, false)
 }
 
 /// The same for kernels on which a program can signal other processes than the current one.
 #[btf_tracepoint(function = "sched_process_fork")]
 pub fn process_fork_killing(ctx: BtfTracePointContext) -> i32 {
-    forked(&ctx, true)
+    report(&ctx, true)
 }
 
+/// Makes the child a member if its creator is one, kills both if their session is being killed, and writes the fork
+/// record. `can_signal` says whether this program can signal other processes than the current one, such as the child.
 #[inline(always)]
-fn forked(ctx: &BtfTracePointContext, kills: bool) -> i32 {
+fn report(ctx: &BtfTracePointContext, can_signal: bool) -> i32 {
     // SAFETY: the arguments of the prototype above.
     let (creator, child) = unsafe {
         (
@@ -51,7 +53,7 @@ fn forked(ctx: &BtfTracePointContext, kills: bool) -> i32 {
     let together = cgroup::are_together(creator, child);
     let member = member::inherit(&creator_is, &key, together);
     let killed = kill::kill_on_fork(creator.as_ptr(), &creator_is);
-    let too = killed && kills && kill::send_to_argument(child.as_ptr(), SIGKILL);
+    let child_killed = killed && can_signal && kill::send_to_argument(child.as_ptr(), SIGKILL);
     let Some(mut record) = EVENTS.reserve::<ForkRecord>(0) else {
         dropped(RecordKind::Fork);
         return 0;
@@ -61,7 +63,7 @@ fn forked(ctx: &BtfTracePointContext, kills: bool) -> i32 {
     if child.is_namespace_init() {
         flags |= PROCESS_NAMESPACE_INIT;
     }
-    if too {
+    if child_killed {
         flags |= PROCESS_CHILD_SIGNALLED;
     }
     if !together {

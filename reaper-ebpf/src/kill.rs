@@ -28,6 +28,7 @@ macro_rules! kfunc {
     };
 }
 
+/// Sends a signal to the process of a task. Returns 0, or a negative errno.
 #[inline(always)]
 fn send_signal_task(task: *const u8, signal: u32) -> i32 {
     let send = kfunc!(
@@ -69,7 +70,8 @@ pub fn send_to(task: *const u8, start_ns: u64, signal: u32) -> bool {
     sent
 }
 
-/// Kills the current process if its session is being killed. Returns whether it did.
+/// Sends SIGKILL to the current process if its session is being killed and no rule can keep it. Returns whether it was sent.
+/// `task` and `member` are those of the current process.
 #[inline(always)]
 pub fn kill_on_fork(task: *const u8, member: &Member) -> bool {
     if !is_set(CONTROL_KILL_ON_FORK) || !has_session(member) {
@@ -85,7 +87,10 @@ pub fn kill_on_fork(task: *const u8, member: &Member) -> bool {
     unsafe { bpf_send_signal(SIGKILL) == 0 }
 }
 
-/// Returns whether no rule can keep this member of the session.
+/// Returns whether the probes may signal this member of the session, because no rule can keep it.
+///
+/// The service has cleared it (MEMBER_KERNEL_KILLABLE), nothing about it is uncertain, its user is the session's, and no
+/// rule can match its program's name.
 #[inline(always)]
 pub fn is_killable(task: *const u8, member: &Member, session: &Session) -> bool {
     let doubtful = MEMBER_UNCERTAIN | MEMBER_KEPT | MEMBER_CANDIDATE;

@@ -91,7 +91,7 @@ pub fn may_be_followed(pid: u32) -> bool {
     PID_FILTER.get(pid_filter_slot(pid)).is_none_or(|n| *n != 0)
 }
 
-/// Adds a process to [`MEMBERS`]. Returns whether there was room.
+/// Adds a process to [`MEMBERS`], or replaces its entry. Returns false if it has none and the map is full.
 #[inline(always)]
 pub fn follow(key: &RawKey, member: &Member) -> bool {
     add(&PID_FILTER, pid_filter_slot(key.pid), 1);
@@ -119,6 +119,7 @@ pub fn dropped(kind: RecordKind) {
     count(kind as u32);
 }
 
+/// Adds 1 to a drop counter.
 #[inline(always)]
 pub fn count(slot: u32) {
     add(&DROPS, slot, 1);
@@ -139,12 +140,13 @@ pub fn is_set(control: u32) -> bool {
     CONTROL.get(control).is_some_and(|n| *n != 0)
 }
 
-/// Returns the nesting level of the service's pid namespace, if that is not the initial one.
+/// Returns the nesting level of the service's pid namespace; 0 if that is the initial one.
 #[inline(always)]
 pub fn level() -> u32 {
     CONTROL.get(CONTROL_LEVEL).map_or(0, |level| *level as u32)
 }
 
+/// Stores the nesting level of the service's pid namespace.
 #[inline(always)]
 pub fn set_level(level: u32) {
     // Cannot fail: the slot exists.

@@ -110,16 +110,23 @@ pub fn inherit(creator: &Member, child: &RawKey, together: bool) -> Member {
     member
 }
 
-/// Returns the membership of a process after exec and its `ENVIRONMENT_*`; `None` if the exec must not be reported.
-/// `name` is the kernel's string with the name of the program's file. For `all` see [`environment::of`].
+/// Updates the membership of a process at exec. Returns it, and `ENVIRONMENT_*`; `None` if the exec must not be reported.
+///
+/// A program whose name can be an agent's becomes a candidate. `name` is the kernel's string with the name of the program's
+/// file, and `has_bpf_loop` as in [`environment::of`].
 #[inline(always)]
-pub fn execed(task: Task, key: &RawKey, name: *const u8, all: bool) -> Option<(Member, u32)> {
+pub fn on_exec(
+    task: Task,
+    key: &RawKey,
+    name: *const u8,
+    has_bpf_loop: bool,
+) -> Option<(Member, u32)> {
     let Some(found) = of(key) else {
         let scoped: u32 = constant!(SETTINGS: Settings.scoped);
         if scoped == 0 && bits_of_current(task, name) & NAME_AGENT != 0 {
             let member = candidate(key, MEMBER_TRACKED);
             if follow(key, &member) {
-                return Some((member, environment::of(task, all)));
+                return Some((member, environment::of(task, has_bpf_loop)));
             }
             count(COUNTER_UNTRACKED);
             return Some((UNTRACKED, ENVIRONMENT_UNREAD));
@@ -128,7 +135,7 @@ pub fn execed(task: Task, key: &RawKey, name: *const u8, all: bool) -> Option<(M
     };
     let mut environment = ENVIRONMENT_UNREAD;
     if has_session(&found) && !is_doubtful(&found) {
-        environment = environment::of(task, all);
+        environment = environment::of(task, has_bpf_loop);
     }
     let bits = bits_of_current(task, name);
     // Read again: reading the environment took time, in which the service can have written.
@@ -155,19 +162,19 @@ pub fn execed(task: Task, key: &RawKey, name: *const u8, all: bool) -> Option<(M
             member.flags |= before & MEMBER_KERNEL_KILLABLE;
         }
     } else if bits & NAME_AGENT != 0 {
-        environment = environment::of(task, all);
+        environment = environment::of(task, has_bpf_loop);
         member = candidate(key, before);
     }
-    member.flags = later(before, member.flags);
+    member.flags = with_next_generation(before, member.flags);
     change(key, &member);
     Some((member, environment))
 }
 
-/// Updates the membership of a process after a move to another cgroup.
+/// Updates the membership of a process after a move to another cgroup: the probes may not signal it any more.
 #[inline(always)]
-pub fn moved(key: &RawKey, member: &mut Member) {
+pub fn on_move(key: &RawKey, member: &mut Member) {
     if has_session(member) {
-        member.flags = later(member.flags, member.flags & !MEMBER_KERNEL_KILLABLE);
+        member.flags = with_next_generation(member.flags, member.flags & !MEMBER_KERNEL_KILLABLE);
         change(key, member);
     }
 }
@@ -176,12 +183,12 @@ pub fn moved(key: &RawKey, member: &mut Member) {
 ///
 /// The service then drops a membership that it computed before this exec or cgroup move.
 #[inline(always)]
-fn later(before: u32, flags: u32) -> u32 {
+fn with_next_generation(before: u32, flags: u32) -> u32 {
     flags & !MEMBER_GENERATION_MASK
         | before.wrapping_add(MEMBER_GENERATION_STEP) & MEMBER_GENERATION_MASK
 }
 
-/// Returns the membership of a root of a new session, which the service may reject.
+/// Returns the membership of a process as the root of a new session, which the service confirms or rejects.
 #[inline(always)]
 fn candidate(key: &RawKey, flags: u32) -> Member {
     Member {
@@ -213,7 +220,7 @@ fn bits_of_current(task: Task, name: *const u8) -> u32 {
     either([task.load(at), task.load(at + 8)], name)
 }
 
-/// Returns the kinds of rules (`NAME_*`) that can match the program of an untyped task.
+/// Returns the kinds of rules (`NAME_*`) that can match the program of an untyped task; all kinds if it is unknown.
 #[inline(always)]
 pub fn bits_of(task: *const u8) -> u32 {
     let comm: Name = read(task, offset!(task_comm));
@@ -288,6 +295,7 @@ fn bits(name: &Name) -> u32 {
     bits
 }
 
+/// Returns the kinds of rules (`NAME_*`) in [`NAMES`] for a name or prefix; 0 if it is not there.
 #[inline(always)]
 fn look_up(name: &Name) -> u32 {
     // SAFETY: a number that is copied at once.

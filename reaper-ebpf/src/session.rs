@@ -14,10 +14,12 @@ pub struct Session {
 }
 
 impl Session {
+    /// Returns whether the probes kill members that fork or exec.
     pub fn kills_on_fork(&self) -> bool {
         self.flags & SESSION_KILL_ON_FORK != 0
     }
 
+    /// Returns whether the probes may send SIGTERM to the root's children when the root exits.
     pub fn allows_kernel_reap(&self) -> bool {
         self.flags & SESSION_KERNEL_REAP != 0
     }

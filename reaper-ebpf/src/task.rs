@@ -94,6 +94,7 @@ impl Task {
         Task(self.load(offset!(task_real_parent)))
     }
 
+    /// Returns the address of the process's `signal_struct`.
     #[inline(always)]
     pub fn signal(self) -> *const u8 {
         self.load(offset!(task_signal))
