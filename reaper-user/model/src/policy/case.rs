@@ -158,7 +158,7 @@ impl<'a> Case<'a> {
         RuleDecision::new(Verdict::Reap, reason)
     }
 
-    /// Returns the decision of a rule that applies.
+    /// Returns the decision that follows from a rule's action, when its conditions are met and its delay has expired.
     fn act(&self, rule: &Rule) -> RuleDecision {
         match rule.action {
             Action::Reap => self.reap(),

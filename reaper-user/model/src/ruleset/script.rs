@@ -210,7 +210,8 @@ impl Interpreter {
         names.map(|name| (name, name.len() >= VERSIONED))
     }
 
-    /// Returns the first letter of an argument that ends its letters, and the rest of the argument.
+    /// Returns the first of several one-letter options in an argument that is the last one, because the rest is its value,
+    /// and that rest. The rest can be empty.
     fn last_letter<'a>(&self, letters: &'a [u8]) -> Option<(&'a u8, &'a [u8])> {
         let sets = [self.value, self.rest, self.code, self.module];
         let ends = |letter: &u8| sets.iter().any(|set| set.contains(letter));
