@@ -75,7 +75,8 @@ impl ProcDir {
         (is_complete && given.argv.starts_with(&image.argv)).then(|| given.argv.to_vec())
     }
 
-    /// Returns the absolute path of the script that `image` runs, with links resolved. `None` if it no longer exists.
+    /// Returns the absolute path of the script that `image` runs, with links resolved. `None` if it runs none, or
+    /// the script no longer exists.
     pub(in crate::facts) fn script(&self, image: &Image) -> Option<Vec<u8>> {
         let given = Path::new(OsStr::from_bytes(script_path(image)?));
         let path = match given.is_absolute() {
