@@ -146,7 +146,7 @@ impl Total {
     }
 }
 
-/// Returns the title of a group, without the agent's name: state, processes and memory.
+/// Returns the title of a group after the agent's name: pid of the root, state, processes, memory, and what is kept.
 fn title(group: &TreeGroup) -> String {
     let mut total = Total::default();
     total.add(group);

@@ -60,7 +60,10 @@ impl LineWriter {
         }
     }
 
-    /// Writes a record as lines with colours, which `out` may remove. Fits them into `width` columns, if it is given.
+    /// Writes the lines of a record with colours, which `out` may remove. Fits them into `width` columns, if it is given.
+    ///
+    /// A record without a line at this level of detail writes nothing. The line of a boundary is kept for
+    /// [`Self::write_due`].
     ///
     /// # Errors
     /// Those of `out`.

@@ -200,7 +200,7 @@ pub fn command_line(image: &Image, max: usize) -> String {
     line
 }
 
-/// Returns `: 3 processes`; empty for one process.
+/// Returns text such as `: 3 processes`; empty for one process or none.
 pub(super) fn process_count(processes: usize) -> String {
     match processes {
         0 | 1 => String::new(),

@@ -140,13 +140,13 @@ pub enum JournalError {
     },
     #[error(transparent)]
     Newer(#[from] NewerSchema),
-    #[error("cannot start the thread that writes it: {}", .0.advised())]
+    #[error("cannot start the thread that writes the journal: {}", .0.advised())]
     Thread(std::io::Error),
     #[error("writing to the journal {} took longer than {}s: check whether its disk is full or slow", path.display(), limit.as_secs())]
     TimedOut { path: PathBuf, limit: Duration },
     /// The journal was given up, or its thread has ended. The reason is in the log.
     #[error(
-        "the journal {} was given up after an earlier error: fix the cause, which the service's log names, then restart it",
+        "the journal {} was given up after an earlier error: fix the cause, which the service's log names, then restart the service",
         path.display()
     )]
     GivenUp { path: PathBuf },

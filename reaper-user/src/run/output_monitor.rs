@@ -85,7 +85,10 @@ impl OutputMonitor {
         command.stdout(Stdio::inherit()).stderr(Stdio::inherit());
     }
 
-    /// Returns a pipe that replaces an output, and starts to copy from it. Returns `None` for a terminal.
+    /// Returns a pipe in place of the output `to`, and starts a thread that copies from it to `to`. For a terminal, returns
+    /// `None`: the command writes to it directly, and the monitor watches the terminal.
+    ///
+    /// The thread drops its clone of `done` when it finishes.
     fn pipe(
         &mut self,
         to: impl AsFd + IsTerminal,

@@ -291,6 +291,7 @@ fn done(decision: &DecisionSnapshot) -> &'static str {
     }
 }
 
+/// Returns what happens to a process at the end of a rule's delay, such as `kept by that rule`.
 fn then(snapshot: &ExplainSnapshot, decision: &DecisionSnapshot) -> String {
     match done(decision) {
         "reaped" => reaped(snapshot),
