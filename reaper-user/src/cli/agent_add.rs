@@ -8,11 +8,12 @@ mod tests;
 use std::fmt::Write as _;
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{ErrorKind, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
+use nix::unistd::geteuid;
 use serde::Serialize;
 
 use super::client::{BOLD, DIM};
@@ -157,8 +158,27 @@ pub(super) fn run(args: &AddArgs) -> Result<(), Failure> {
 fn config_file(args: &AddArgs) -> Result<PathBuf, Failure> {
     match (&args.config, args.user) {
         (Some(file), _) => Ok(file.clone()),
-        (None, true) => ConfigOwner::User.path(),
+        (None, true) => own_config(),
         (None, false) => ConfigOwner::this_user().path(),
+    }
+}
+
+/// Returns the config file of this user's own service.
+///
+/// # Errors
+/// Root has the home directory of another user, as with `sudo -E`. Files of root there would be in the way of that user.
+fn own_config() -> Result<PathBuf, Failure> {
+    let file = ConfigOwner::User.path()?;
+    let mut directories = file.ancestors().skip(1);
+    let nearest = directories.find_map(|directory| directory.metadata().ok());
+    match nearest.map(|nearest| nearest.uid()) {
+        Some(uid) if uid != 0 && geteuid().is_root() => Err(Failure::Usage(format!(
+            "{} belongs to user {}, and you are root: run this command as that user, or without --user for the service of \
+             the host",
+            file.display(),
+            user_name(uid)
+        ))),
+        _ => Ok(file),
     }
 }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::client::client;
+use super::user::load_readable;
 use super::{Failure, ServiceArgs, load, sockets};
 use crate::api::client::ClientError;
 use crate::config::show::{ShownConfig, toml_defaults};
@@ -55,7 +56,7 @@ fn running(service: &ServiceArgs) -> Result<ShownConfig, Failure> {
         Err(error @ ClientError::NoService { .. })
             if sockets::named(service.socket.as_deref()).is_none() =>
         {
-            let config = load(None)?;
+            let config = load_readable(None)?;
             let text = format!("reaper: {}", Failure::from(error));
             text.lines().for_each(|line| message!("{line}"));
             message!("this is what a service that is started now would use");

@@ -6,7 +6,8 @@ use std::path::Path;
 use anyhow::anyhow;
 use serde::Serialize;
 
-use super::{Failure, UnpinArgs, absolute, load};
+use super::user::load_readable;
+use super::{Failure, UnpinArgs, absolute};
 use crate::export::{print, printable, to_json};
 use reaper_host::source::ebpf::PinError;
 use reaper_host::source::ebpf::pins::{self, Removed};
@@ -22,7 +23,7 @@ struct UnpinReport<'a> {
 pub(super) fn run(args: UnpinArgs) -> Result<(), Failure> {
     let directory = match &args.pin_dir {
         Some(directory) => absolute("--pin-dir", directory)?,
-        None => load(args.config.as_deref())?.pin_dir,
+        None => load_readable(args.config.as_deref())?.pin_dir,
     };
     let removed = pins::remove(&directory)?;
     let written = if args.json {

@@ -1,11 +1,12 @@
 //! Directories of a user's own service, by the XDG Base Directory Specification.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use nix::unistd::geteuid;
 
-use super::Failure;
+use super::{Failure, load};
 use crate::config::Config;
+use crate::export::message;
 use reaper_host::sys::paths::{self, USER_RUNTIME};
 use reaper_host::sys::xdg::{absolute, config_home, state_home};
 
@@ -54,6 +55,26 @@ impl ConfigOwner {
             Failure::Usage(what.into())
         })
     }
+}
+
+/// Loads a config file as [`load`] does, for a command that sends no signals. If the default file of this user cannot be
+/// read, says so and returns the built-in settings.
+pub(super) fn load_readable(config: Option<&Path>) -> Result<Config, Failure> {
+    let failure = match load(config) {
+        Err(failure) if config.is_none() && ConfigOwner::this_user() == ConfigOwner::User => {
+            failure
+        }
+        loaded => return loaded,
+    };
+    let is_unread = match &failure {
+        Failure::Config(error) => error.problems.iter().all(|problem| problem.place.is_none()),
+        _ => true,
+    };
+    if !is_unread {
+        return Err(failure);
+    }
+    message!("reaper: {failure}; the built-in settings are used here");
+    Ok(Config::default())
 }
 
 /// Sets the directory of the lock and the socket to that of a user, unless the config names another.
