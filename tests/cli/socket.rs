@@ -115,6 +115,14 @@ fn live_services_are_listed() {
         assert!(said.err.lines().any(|line| line == list), "{}", said.err);
         assert!(!said.err.contains("reaper-7.sock"), "{}", said.err);
     }
+    for words in [&[][..], &["agents"]] {
+        let mut command = Command::new(REAPER);
+        command.args(words).env("REAPER_SOCKET", &absent);
+        let said = run(world.dir(), &mut command);
+        assert_eq!(said.code, Some(0), "{}", said.err);
+        let mut lines = said.out.lines().chain(said.err.lines());
+        assert!(lines.any(|line| line == list), "{}{}", said.out, said.err);
+    }
     let mut command = Command::new(REAPER);
     let said = run(
         world.dir(),

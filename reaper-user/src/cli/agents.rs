@@ -7,9 +7,10 @@ use clap::Args;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::client::{BOLD, DIM, client};
+use super::client::{BOLD, DIM, client, other_services};
 use super::show::{NAME_MAX, count, fit, row, time, width, wrap};
-use super::{Failure, ServiceArgs, load, parse_pid};
+use super::user::load_readable;
+use super::{Failure, ServiceArgs, parse_pid, sockets};
 use crate::api::client::ClientError;
 use crate::api::{AgentInfo, AgentsResponse, RuleTestResponse, SessionInfo, recognition};
 use crate::config::Config;
@@ -113,9 +114,11 @@ fn print<T: Serialize>(
 
 /// Returns the rules of the given or default config file, and says which these are.
 fn rules_here(args: &AgentsArgs) -> Result<Ruleset, Failure> {
-    let Config { rules, file, .. } = load(args.config.as_deref())?;
+    let Config { rules, file, .. } = load_readable(args.config.as_deref())?;
     if args.config.is_none() {
-        message!("no service answers; rules: {file}");
+        let list = other_services(&sockets::asked(&args.service));
+        let text = format!("no service answers; rules: {file}{list}");
+        text.lines().for_each(|line| message!("{line}"));
     }
     Ok(rules)
 }

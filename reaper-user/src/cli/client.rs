@@ -38,9 +38,9 @@ impl From<ServerError> for Failure {
     }
 }
 
-/// Returns lines that list the running services that this user may query instead of one on `path`. Empty if there are
-/// none.
-fn other_services(path: &Path) -> String {
+/// Returns lines that list the running services that this user may query instead of one on `path`, with a line break
+/// before each. Empty if there are none.
+pub(super) fn other_services(path: &Path) -> String {
     let line = |socket: &PathBuf| {
         let socket = printable(&socket.to_string_lossy(), usize::MAX);
         format!("\n  {socket}")
@@ -54,15 +54,10 @@ fn other_services(path: &Path) -> String {
 
 /// Returns a client for the service that the arguments select.
 pub(super) fn client(service: &ServiceArgs) -> Client {
-    let socket = match sockets::named(service.socket.as_deref()) {
-        Some(named) => {
-            if named != sockets::default() {
-                hint::use_socket(&named);
-            }
-            named
-        }
-        None => sockets::default(),
-    };
+    let socket = sockets::asked(service);
+    if socket != sockets::default() {
+        hint::use_socket(&socket);
+    }
     Client::new(socket)
 }
 

@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind};
 
 use super::client::{BOLD, DIM};
 use super::show::{width, wrap};
-use super::{Failure, ServiceArgs, client, status};
+use super::{Failure, ServiceArgs, client, sockets, status};
 use crate::api::Status;
 use crate::api::client::ClientError;
 use crate::export::{print, printable};
@@ -56,17 +56,22 @@ pub(super) fn run(json: bool) -> Result<(), Failure> {
     if json {
         return status::run(&service);
     }
-    let (state, next) = match client::client(&service).get("/v1/status") {
+    let (state, others, next) = match client::client(&service).get("/v1/status") {
         Ok(response) => {
             let status: Status = response.read()?;
-            (status.summary() + ".", WITH_SERVICE)
+            (status.summary() + ".", String::new(), WITH_SERVICE)
         }
-        Err(ClientError::NoService { source, .. }) if is_absent(&source) => {
-            ("No service is running.".into(), WITHOUT_SERVICE)
+        Err(ClientError::NoService { path, source }) if is_absent(&source) => {
+            let others = client::other_services(&path);
+            let state = match sockets::named(None).is_none() && others.is_empty() {
+                true => "No service is running.".into(),
+                false => format!("No service answers on {}.", path.display()),
+            };
+            (state, others, WITHOUT_SERVICE)
         }
         Err(error) => return Err(error.into()),
     };
-    print(text(&state, &next, width())).map_err(Failure::stdout)
+    print(text(&state, &others, &next, width())).map_err(Failure::stdout)
 }
 
 /// Returns whether an error of a connection means that no service runs.
@@ -77,11 +82,17 @@ fn is_absent(error: &io::Error) -> bool {
     )
 }
 
-fn text(state: &str, next: &Next, width: Option<usize>) -> String {
+/// Formats the state, the lines about other services (see [`client::other_services`]), and the next commands.
+fn text(state: &str, others: &str, next: &Next, width: Option<usize>) -> String {
     let mut out = String::new();
     for line in wrap(&printable(state, 1000), 0, width).lines() {
         let _ = writeln!(out, "{BOLD}{line}{BOLD:#}");
     }
+    let mut others = others.lines().skip(2).peekable();
+    if others.peek().is_some() {
+        out += "These services answer; name one with --socket or REAPER_SOCKET:\n";
+    }
+    others.for_each(|line| out += &wrap(line, 0, width));
     out += "\nNext:\n";
     let column = next.iter().map(|(command, _)| command.len()).max();
     let column = column.unwrap_or_default();
@@ -98,7 +109,7 @@ mod tests {
     #[test]
     fn overview_shows_state_and_five_commands() {
         for next in [WITH_SERVICE, WITHOUT_SERVICE] {
-            let text = text("Reaping: 1 open session.", &next, Some(80));
+            let text = text("Reaping: 1 open session.", "", &next, Some(80));
             let text = anstream::adapter::strip_str(&text).to_string();
             assert!(
                 text.starts_with("Reaping: 1 open session.\n\nNext:\n  "),

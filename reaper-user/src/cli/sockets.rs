@@ -8,7 +8,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use nix::unistd::geteuid;
 
-use super::user;
+use super::{ServiceArgs, user};
 use crate::api;
 use reaper_host::sys::paths;
 
@@ -25,6 +25,11 @@ pub(super) fn named(argument: Option<&Path>) -> Option<PathBuf> {
     argument
         .map(Path::to_owned)
         .or_else(|| Some(variable()?.into()))
+}
+
+/// Returns the socket of the service that the arguments select.
+pub(super) fn asked(service: &ServiceArgs) -> PathBuf {
+    named(service.socket.as_deref()).unwrap_or_else(default)
 }
 
 /// Returns the socket of the host's service, or of the user's own service if only that runs.

@@ -8,6 +8,7 @@ use super::{Failure, StatusArgs, own_place};
 use crate::api::SOCKET;
 use crate::api::Status;
 use crate::api::client::Client;
+use crate::cli::show::{width, wrap};
 use crate::cli::user;
 use crate::export::{print, printable, time, to_json};
 use reaper_host::sys::paths;
@@ -41,7 +42,7 @@ pub(super) fn run(args: &StatusArgs) -> Result<u8, Failure> {
         true => {
             let (service, error) = match answer {
                 Ok(status) => (Some(status), None),
-                Err(error) => (None, Some(error)),
+                Err(error) => (None, error.lines().next().map(str::to_owned)),
             };
             to_json(&ServiceStatus {
                 unit: UNIT,
@@ -55,7 +56,8 @@ pub(super) fn run(args: &StatusArgs) -> Result<u8, Failure> {
         }
         false => {
             let lines = lines(&place, &unit, answer.as_ref());
-            let lines = lines.iter().map(|line| printable(line, usize::MAX) + "\n");
+            let lines = lines.iter().map(|line| printable(line, usize::MAX));
+            let lines = lines.map(|line| wrap(&line, 0, width()));
             lines.collect::<String>().into()
         }
     };
@@ -63,7 +65,7 @@ pub(super) fn run(args: &StatusArgs) -> Result<u8, Failure> {
     Ok(status)
 }
 
-/// Asks the service for its status. The error says why it did not answer.
+/// Asks the service for its status. The error says in its first line why it did not answer.
 fn ask(place: &Place) -> Result<Status, String> {
     let directory = match place.is_own {
         true => user::runtime_dir().ok_or("the variable XDG_RUNTIME_DIR is not set")?,
@@ -71,7 +73,8 @@ fn ask(place: &Place) -> Result<Status, String> {
     };
     let answer = Client::new(directory.join(SOCKET)).get("/v1/status");
     let status = answer.and_then(|response| response.read());
-    status.map_err(|error| error.to_string())
+    // Also lists other services that answer.
+    status.map_err(|error| Failure::from(error).to_string())
 }
 
 /// Returns the lines of the status.
@@ -89,7 +92,7 @@ fn lines(place: &Place, unit: &UnitState, answer: Result<&Status, &String>) -> V
     let status = match answer {
         Ok(status) => status,
         Err(error) => {
-            lines.push(error.clone());
+            lines.extend(error.lines().map(str::to_owned));
             if unit.is_installed {
                 lines.push(format!("why:     sudo reaper service logs{user}"));
             }
