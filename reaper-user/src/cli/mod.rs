@@ -384,6 +384,9 @@ Exit status:
         ///
         /// For root /etc/reaper/config.toml, for other users $XDG_CONFIG_HOME/reaper/config.toml.
         file: Option<PathBuf>,
+        /// Config file, as other commands name it.
+        #[arg(long, value_name = "FILE", hide = true, conflicts_with = "file")]
+        config: Option<PathBuf>,
         /// Print one JSON object.
         #[arg(long)]
         json: bool,
@@ -505,8 +508,8 @@ fn run(command: Command) -> Result<u8, Failure> {
         Command::Keep(args) => keep::run(&args),
         Command::Unkeep { pids, service } => keep::undo(&pids, &service),
         Command::History(args) => history::run(args).map(|()| 0),
-        Command::Config(ConfigCommand::Check { file, json }) => {
-            config_check::run(file.as_deref(), json)
+        Command::Config(ConfigCommand::Check { file, config, json }) => {
+            config_check::run(file.or(config).as_deref(), json)
         }
         Command::Config(ConfigCommand::Init { file, json }) => {
             config_init::run(file.as_deref(), json).map(|()| 0)
@@ -549,7 +552,7 @@ fn usage_error(mut error: clap::Error) -> ExitCode {
 }
 
 fn doctor(config: Option<&Path>, json: bool) -> Result<u8, Failure> {
-    doctor::run(&load(config)?, json, SourceKind::probe).map_err(Failure::stdout)
+    doctor::run(&user::load_readable(config)?, json, SourceKind::probe).map_err(Failure::stdout)
 }
 
 /// Loads a config file, by default that of this user (see [`ConfigOwner`]). Without one, the built-in settings apply.
