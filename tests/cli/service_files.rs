@@ -159,6 +159,9 @@ fn dry_run() {
     let root = &image(&dir);
     let out = done(root, &["install", "--dry-run"]);
     assert!(out.contains("would write") && out.contains(UNIT), "{out}");
+    assert!(out.contains("\nmode observe: "), "{out}");
+    let out = done(root, &["install", "--enforce", "--dry-run"]);
+    assert!(out.contains("\nmode enforce: "), "{out}");
     assert!(files(root).is_empty());
     done(root, &["install"]);
     let before = files(root);
@@ -183,6 +186,13 @@ fn edited() {
         let edited = format!("{}# mine\n", text(root, path));
         fs::write(root.join(path), edited).expect("edit the file");
         refused(root, &["install"], "was edited by hand");
+        let said = service(root, &["install", "--dry-run"]);
+        assert_eq!(said.code, Some(2), "{}", said.err);
+        assert!(
+            said.out.contains("\nwould fail: ") && said.out.contains("was edited by hand"),
+            "{}",
+            said.out
+        );
         refused(root, &["uninstall"], "was edited by hand");
         done(root, &["install", "--force"]);
         assert!(!text(root, path).contains("# mine"));
@@ -236,15 +246,32 @@ fn of_user() {
 /// Without root or systemd, nothing is installed on this machine.
 fn not_root() {
     let dir = TempDir::new();
-    let mut command = Command::new("setpriv");
-    if nix::unistd::geteuid().is_root() {
-        command.args(["--reuid", "65534", "--clear-groups", REAPER]);
-    } else {
-        command = Command::new(REAPER);
-    }
-    let said = run(dir.path(), command.args(["service", "install"]));
-    assert_eq!(said.code, Some(2), "{}{}", said.out, said.err);
+    let install = |words: &[&str]| {
+        let mut command = Command::new("setpriv");
+        if nix::unistd::geteuid().is_root() {
+            command.args(["--reuid", "65534", "--clear-groups", REAPER]);
+        } else {
+            command = Command::new(REAPER);
+        }
+        let said = run(dir.path(), command.args(["service", "install"]).args(words));
+        assert_eq!(said.code, Some(2), "{}{}", said.out, said.err);
+        said
+    };
+    let said = install(&[]);
     assert!(said.err.contains("needs root"), "{}", said.err);
+    let said = install(&["--dry-run"]);
+    assert!(said.out.contains("would write"), "{}", said.out);
+    let reasons: Vec<&str> = said
+        .out
+        .lines()
+        .filter_map(|line| line.strip_prefix("would fail: "))
+        .collect();
+    assert!(reasons[0].contains("needs root"), "{reasons:?}");
+    let has_systemd = Path::new("/run/systemd/system").is_dir();
+    let names_it = reasons
+        .iter()
+        .any(|why| why.starts_with("systemd does not run this host"));
+    assert!(has_systemd || names_it, "{reasons:?}");
 }
 
 /// A file system without room refuses the installation, and nothing of it remains.

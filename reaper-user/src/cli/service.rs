@@ -30,8 +30,14 @@ Examples:
   sudo reaper service install --enforce
   reaper service install --user
 
-  # Show what it would do
-  reaper service install --dry-run";
+  # Show what it would do, and each reason why it would fail
+  reaper service install --dry-run
+
+Exit status:
+  0  the service was installed or, with --dry-run, can be
+  1  a step failed
+  2  it cannot be installed
+  4  a daemon runs that the service manager has not started";
 
 pub(super) const UNINSTALL_HELP: &str = "\
 Stops the service, and removes its unit, its program and everything pinned in the kernel. Leaves config and journal, unless \
@@ -141,8 +147,8 @@ pub(super) struct LogsArgs {
 /// Runs a command and returns its exit status.
 pub(super) fn run(command: &ServiceCommand) -> Result<u8, Failure> {
     match command {
-        ServiceCommand::Install(args) => install::run(args).map(|()| 0),
-        ServiceCommand::Uninstall(args) => uninstall::run(args).map(|()| 0),
+        ServiceCommand::Install(args) => install::run(args),
+        ServiceCommand::Uninstall(args) => uninstall::run(args),
         ServiceCommand::Status(args) => status::run(args),
         ServiceCommand::Logs(args) => show_logs(&own_place(args.user)?, args).map(|()| 0),
     }
@@ -157,18 +163,25 @@ impl ChangeArgs {
     /// Returns the place of the service.
     ///
     /// # Errors
-    /// This user may not change it, or the host has no service manager.
+    /// This user may not change it, or the host has no service manager. Not with `--dry-run`.
     fn place(&self) -> Result<Place, Failure> {
         let root = super::absolute("--root", &self.root)?;
         let place = Place::new(Manager::native(), &root, self.user)?;
-        if !place.is_live() || self.dry_run {
-            return Ok(place);
+        let obstacle = self.obstacles(&place).into_iter().next();
+        obstacle.filter(|_| !self.dry_run).map_or(Ok(place), Err)
+    }
+
+    /// Returns why this user cannot change the service, or why it cannot run: no root, no service manager.
+    fn obstacles(&self, place: &Place) -> Vec<Failure> {
+        if !place.is_live() {
+            return Vec::new();
         }
-        if !self.user && !nix::unistd::geteuid().is_root() {
+        let is_denied = !self.user && !nix::unistd::geteuid().is_root();
+        let denied = is_denied.then(|| {
             let what = "the service of the host needs root: run with sudo, or with --user for your own processes";
-            return Err(Failure::Usage(what.into()));
-        }
-        control::check_manager(&place)?;
-        Ok(place)
+            Failure::Usage(what.into())
+        });
+        let manager = control::check_manager(place).err();
+        denied.into_iter().chain(manager).collect()
     }
 }

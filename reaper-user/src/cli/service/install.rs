@@ -13,52 +13,66 @@ use super::plan::{Report, Step, carry_out};
 use super::{Failure, InstallArgs, control};
 use crate::cli::user::ConfigOwner;
 use crate::cli::{load_for, lock};
-use crate::config::Mode;
+use crate::config::{Config, Mode};
 
 /// Version of this program.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Directories whose programs stay where they are.
 const PROGRAM_DIRECTORIES: [&str; 3] = ["/usr/bin", "/usr/local/bin", "/bin"];
 
-pub(super) fn run(args: &InstallArgs) -> Result<(), Failure> {
+/// Installs the service, or with `--dry-run` shows what that would do. Returns the exit status.
+pub(super) fn run(args: &InstallArgs) -> Result<u8, Failure> {
     let place = args.change.place()?;
     let mode = match (args.enforce, args.observe) {
         (true, _) => Mode::Enforce,
         (_, true) => Mode::Observe,
         _ => place.installed_mode().unwrap_or(Mode::Observe),
     };
-    check(&place, args)?;
-    let steps = steps(&place, mode, args.change.force)?;
+    let mut obstacles = args.change.obstacles(&place);
+    obstacles.extend(obstacles_here(&place));
+    if !args.change.dry_run && !obstacles.is_empty() {
+        return Err(obstacles.remove(0));
+    }
+    let steps = match steps(&place, mode, args.change.force) {
+        Err(failure) if args.change.dry_run => {
+            obstacles.push(failure);
+            Vec::new()
+        }
+        steps => steps?,
+    };
     let mut report = carry_out(steps, args.change.dry_run)?;
     describe(&mut report, &place, mode);
-    report.print(&args.change)
+    report.print(&args.change, &obstacles)
 }
 
-/// Checks that the service can run here.
-///
-/// # Errors
-/// The config is wrong, the probes cannot be used, or a daemon that was started by hand runs.
-fn check(place: &Place, args: &InstallArgs) -> Result<(), Failure> {
-    if !place.is_live() || args.change.dry_run {
-        return Ok(());
+/// Returns why the service cannot run here: the config is wrong, the probes cannot be used, or a daemon that was started
+/// by hand runs.
+fn obstacles_here(place: &Place) -> Vec<Failure> {
+    if !place.is_live() {
+        return Vec::new();
     }
     let owner = match place.is_own {
         true => ConfigOwner::User,
         false => ConfigOwner::Host,
     };
-    let config = load_for(None, owner)?;
-    if place.is_own {
-        return Ok(());
+    let (config, mut obstacles) = match load_for(None, owner) {
+        Ok(config) => (config, Vec::new()),
+        Err(failure) => (Config::default(), vec![failure]),
+    };
+    // Other users cannot load the probes, whatever the service can.
+    if place.is_own || !geteuid().is_root() {
+        return obstacles;
     }
-    check_probes()?;
+    obstacles.extend(check_probes().err());
     let main = control::unit_state(place).pid;
     let is_unit = |daemon: &String| main.is_some_and(|pid| daemon.ends_with(&format!(" {pid}")));
-    match lock::host_daemon(&config.runtime_dir).filter(|daemon| !is_unit(daemon)) {
-        None => Ok(()),
-        Some(daemon) => Err(Failure::Locked(format!(
+    let daemon = lock::host_daemon(&config.runtime_dir).filter(|daemon| !is_unit(daemon));
+    obstacles.extend(daemon.map(|daemon| {
+        Failure::Locked(format!(
             "{daemon} runs already, and systemd has not started it: stop it, then install the service"
-        ))),
-    }
+        ))
+    }));
+    obstacles
 }
 
 /// Checks that the probes can be used, which the unit requires.
@@ -234,6 +248,12 @@ fn check_unchanged(path: &Path, origin: &Origin, force: bool) -> Result<(), Fail
 /// Adds the mode and the next commands to a report.
 fn describe(report: &mut Report, place: &Place, mode: Mode) {
     if report.dry_run {
+        report.notes.push(match mode {
+            Mode::Observe => {
+                "mode observe: the service would send no signals (--enforce changes that)".into()
+            }
+            Mode::Enforce => "mode enforce: the service would reap what agents leave behind".into(),
+        });
         return;
     }
     let user = if place.is_own { " --user" } else { "" };

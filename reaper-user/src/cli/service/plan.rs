@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::files::{self, NewFile};
 use super::{ChangeArgs, Failure, control};
+use crate::cli::show::{width, wrap};
 use crate::cli::{lock, unpin};
 use crate::export::{print, printable, to_json};
 
@@ -40,8 +41,10 @@ pub(super) struct Report {
     pub done: Vec<String>,
     /// Files and directories that stay, with the reasons.
     pub left: Vec<String>,
-    /// Further lines: state and next commands.
+    /// Further lines: mode, state and next commands.
     pub notes: Vec<String>,
+    /// Reasons why the steps would fail, with `--dry-run`.
+    pub would_fail: Vec<String>,
 }
 
 impl Step {
@@ -168,24 +171,33 @@ fn after(failure: Failure, done: &[String]) -> Failure {
 }
 
 impl Report {
-    /// Prints the report.
+    /// Prints the report with the reasons why the steps would fail. Returns the exit status: 0, or that of the first reason.
     ///
     /// # Errors
     /// Standard output cannot be written.
-    pub(super) fn print(&self, args: &ChangeArgs) -> Result<(), Failure> {
+    pub(super) fn print(mut self, args: &ChangeArgs, obstacles: &[Failure]) -> Result<u8, Failure> {
+        self.would_fail = obstacles.iter().map(ToString::to_string).collect();
+        let status = obstacles.first().map_or(0, Failure::status);
         if args.json {
-            return print(to_json(self)).map_err(Failure::stdout);
+            print(to_json(&self)).map_err(Failure::stdout)?;
+            return Ok(status);
         }
         let left = self.left.iter().map(|left| format!("left {left}"));
+        let failing = self
+            .would_fail
+            .iter()
+            .map(|why| format!("would fail: {why}"));
         let lines = self
             .done
             .iter()
             .cloned()
             .chain(left)
-            .chain(self.notes.iter().cloned());
+            .chain(self.notes.iter().cloned())
+            .chain(failing);
         let text: String = lines
-            .map(|line| printable(&line, usize::MAX) + "\n")
+            .map(|line| wrap(&printable(&line, usize::MAX), 0, width()))
             .collect();
-        print(text).map_err(Failure::stdout)
+        print(text).map_err(Failure::stdout)?;
+        Ok(status)
     }
 }

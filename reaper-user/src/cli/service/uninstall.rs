@@ -10,7 +10,7 @@ use crate::cli::load_for;
 use crate::cli::user::{ConfigOwner, place_journal_dir, place_runtime_dir};
 use crate::config::Config;
 
-pub(super) fn run(args: &UninstallArgs) -> Result<(), Failure> {
+pub(super) fn run(args: &UninstallArgs) -> Result<u8, Failure> {
     let place = args.change.place()?;
     let unit = origin(&place.unit())?;
     let packaged = place.packaged_unit();
@@ -47,7 +47,8 @@ pub(super) fn run(args: &UninstallArgs) -> Result<(), Failure> {
             report.left.push(format!("{}: {why}", path.display()));
         }
     }
-    report.print(&args.change)
+    // Without --dry-run, the first one has ended the command.
+    report.print(&args.change, &args.change.obstacles(&place))
 }
 
 /// Why other drop-ins stay.
