@@ -336,13 +336,16 @@ fn load_config(args: &DaemonArgs) -> Result<Config, Failure> {
     if args.user && args.runtime_dir.is_none() {
         user::place_runtime_dir(&mut config)?;
     }
+    // Shown by `reaper config show`. The daemon opens the path as given, as that of a socket may not be long.
+    if let Some(directory) = &args.runtime_dir {
+        config.runtime_dir = absolute("--runtime-dir", directory)?;
+    }
     match &args.journal_dir {
         Some(directory) => config.journal_dir = absolute("--journal-dir", directory)?,
         None if scope_journal::has_process(&args.scope)
             && config.journal_dir == Config::default().journal_dir =>
         {
-            let directory = args.runtime_dir.as_deref().unwrap_or(&config.runtime_dir);
-            config.journal_dir = absolute("--runtime-dir", directory)?;
+            config.journal_dir.clone_from(&config.runtime_dir);
         }
         None if args.user && config.journal => user::place_journal_dir(&mut config)?,
         None => {}
