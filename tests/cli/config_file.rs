@@ -24,6 +24,7 @@ pub fn privileged() -> Vec<Trial> {
             config_of_others_is_refused,
         ),
         trial("cli", "config-example-is-written-once", config_example),
+        trial("cli", "home-of-another-user", home_of_another_user),
     ]
 }
 
@@ -86,6 +87,7 @@ watch
 sed -n 's/.* ready  //p' stdout
 ./reaper status | grep ^config
 ./reaper doctor | grep "config "
+./reaper config show | sed -n "s|^runtime_dir = .$PWD|runtime directory |p"
 show() { ./reaper config show | grep -E "^(# Config|(grace = .[0-9]+s|ring_size))" | tr '\n' ' '; echo "$1"; }
 reload() { ./reaper config reload > reply 2>&1; echo "reload: $?"; cat reply; }
 show first
@@ -109,6 +111,7 @@ show kept
         &[
             &format!("mode observe, config {file}"),
             &format!("config     {file}"),
+            "runtime directory /run/reaper\"",
             &format!("# Config file: {file} grace = \"41s\" ring_size = \"8 MiB\" first"),
             &format!("# Config file: {file} grace = \"42s\" ring_size = \"8 MiB\" reloaded"),
             &format!("# Config file: {file} grace = \"42s\" ring_size = \"8 MiB\" kept"),
@@ -279,4 +282,46 @@ stat -c '%n %a %u' /etc/reaper $file user/reaper user/reaper/config.toml
             "user/reaper/config.toml 644 61006",
         ],
     );
+}
+
+/// A user whose HOME is a directory that only another user may enter gets the own home directory, or without one the
+/// built-in settings with one line about that. Root adds no agent to the config of another user.
+fn home_of_another_user() {
+    let (dir, said) = script(
+        r#"
+mount -t tmpfs none /run || exit 99
+mkdir -p locked home/.config/reaper
+chmod 700 locked
+cp /bin/sleep my-agent
+echo 'grace = "41s"' > home/.config/reaper/config.toml
+chown -R 61006 home user
+unset XDG_CONFIG_HOME REAPER_SOCKET
+export HOME=$PWD/locked
+user="setpriv --reuid 61006 --clear-groups ./reaper"
+for words in doctor agents "config show"; do
+    $user $words > answer 2> said
+    echo "$words: $?, $(grep -c built-in.settings said) about it"
+done
+echo "u:x:61006:61006::$PWD/home:/bin/sh" > /etc/passwd
+$user config show 2> said | grep ^grace
+$user agent add --dry-run ./my-agent 2>&1 | tail -n 1
+HOME=$PWD/user ./reaper agent add --user ./my-agent 2>&1
+echo "as root: $?"
+"#,
+    );
+    let place = dir.path().display();
+    assert_lines(
+        &said,
+        &[
+            "doctor: 0, 1 about it",
+            "agents: 0, 1 about it",
+            "config show: 0, 1 about it",
+            "grace = \"41s\"",
+            &format!("Not written to {place}/home/.config/reaper/config.toml (--dry-run)."),
+            "as root: 2",
+        ],
+    );
+    let refused =
+        format!("{place}/user/.config/reaper/config.toml belongs to user u, and you are root");
+    assert!(said.out.contains(&refused), "{}", said.out);
 }
