@@ -7,6 +7,7 @@ use hashbrown::HashSet;
 
 use super::clock::time_of_day_in_seconds;
 use super::record::{EventBody, EventRecord};
+use super::terminal::wrap;
 use super::text::printable;
 use crate::reap::ReapOutcome;
 use reaper_model::event::ProcessKey;
@@ -38,8 +39,13 @@ impl Hints {
     }
 
     /// Writes a hint after the line of a record, if it is the first in its session about a process that was reaped. In
-    /// observe mode: about one that would be.
-    pub fn write_after(&mut self, out: &mut impl Write, record: &EventRecord) -> io::Result<()> {
+    /// observe mode: about one that would be. Wraps it to `width` columns, if that is given.
+    pub fn write_after(
+        &mut self,
+        out: &mut impl Write,
+        record: &EventRecord,
+        width: Option<usize>,
+    ) -> io::Result<()> {
         let process = match &record.body {
             EventBody::Ready {
                 mode, next_command, ..
@@ -78,10 +84,10 @@ impl Hints {
             false => time_of_day_in_seconds(record.boot_ns) + "  ",
         };
         let socket = printable(&self.socket, usize::MAX);
-        writeln!(
-            out,
-            "{DIM}{time}hint  to keep one: REAPER_KEEP=1; more ways: reaper explain {pid}{socket}{DIM:#}"
-        )
+        let text =
+            format!("hint  to keep one: REAPER_KEEP=1; more ways: reaper explain {pid}{socket}");
+        let text = wrap(&text, time.len(), width);
+        writeln!(out, "{DIM}{time}{}{DIM:#}", text.trim())
     }
 }
 
@@ -96,7 +102,7 @@ mod tests {
             let (mut out, mut hints) = (Vec::new(), Hints::default());
             for record in samples::records() {
                 let is_ready = matches!(record.body, EventBody::Ready { .. });
-                hints.write_after(&mut out, &record).unwrap();
+                hints.write_after(&mut out, &record, Some(80)).unwrap();
                 if is_ready {
                     hints.observes = observes;
                     hints.socket = socket.to_owned();
@@ -112,8 +118,10 @@ mod tests {
             let expected = "  hint  to keep one: REAPER_KEEP=1; more ways: reaper explain 42\n";
             assert!(plain.ends_with(expected), "{plain}");
             assert!(plain.len() < 80, "{plain}");
-            let named = lines(observes, " --socket /x.sock");
-            assert!(named.ends_with("explain 42 --socket /x.sock\n"), "{named}");
+            let named = lines(observes, " --socket /run/reaper-7.sock");
+            let rows: Vec<&str> = named.lines().map(str::trim).collect();
+            assert_eq!(rows[1..], ["--socket /run/reaper-7.sock"], "{named}");
+            assert!(rows[0].ends_with("reaper explain 42"), "{named}");
         }
     }
 }

@@ -473,7 +473,7 @@ impl StreamOutput {
         };
         let written = written.and_then(|()| match &mut self.hints {
             Some(hints) if matches!(self.encoder, Encoder::Lines(_)) => {
-                hints.write_after(&mut self.writer, record)
+                hints.write_after(&mut self.writer, record, (self.width)())
             }
             _ => Ok(()),
         });
