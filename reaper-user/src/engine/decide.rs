@@ -153,7 +153,7 @@ impl Engine {
     }
 
     /// Returns the living members of a session.
-    fn members_of(&self, id: SessionId) -> impl Iterator<Item = ProcessKey> {
+    pub(super) fn members_of(&self, id: SessionId) -> impl Iterator<Item = ProcessKey> {
         let members = self.model.sessions.get(id).into_iter();
         let nodes = members.flat_map(Session::members);
         let nodes = nodes.filter_map(|pid| self.model.tree.by_pid(pid));

@@ -188,15 +188,17 @@ impl Engine {
         self.notify_stopping(stop.reason);
         let hands_over = self.settings.leave_pinned || stop.hands_over;
         if !hands_over || self.pinned().is_none() {
-            self.finish_due(stop.at_once, &mut requests).await?;
+            self.finish_due(stop.at_once, &mut requests).await;
         }
         self.stopping = true;
         self.settle();
         let armed = self.leave(hands_over);
         self.on_reap_events();
+        let (waiting, first_waiting) = self.waiting();
         let count = Totals {
             sessions: self.ingest.sessions_opened,
             kept: self.kept(),
+            waiting,
             signals: self.count.signals + self.ingest.kernel_signals,
             ..self.count
         };
@@ -204,6 +206,7 @@ impl Engine {
             count,
             reason: stop.reason,
             pin_dir: armed,
+            first_waiting,
         });
         self.ingest.out.flush();
         Ok(count)

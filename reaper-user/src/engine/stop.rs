@@ -1,16 +1,22 @@
 //! Stops the engine: ends what is due, within limits.
 
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
+use super::Engine;
 use super::idle_timer::sleep_until;
-use super::{Engine, EngineError};
 use crate::api::messages::EngineRequest;
+use crate::export::ProcessRef;
 use reaper_host::advice::Advised as _;
 use reaper_host::sys;
+use reaper_model::event::ProcessKey;
+use reaper_model::policy::Verdict;
 
+/// Limit of processes that the summary names as waiting.
+const WAITING_MAX: usize = 5;
 /// Limit of the time that a stopping service spends on decisions about due members, in nanoseconds.
 const DECIDE_MAX_NS: u64 = 2_000_000_000;
 /// Limit of the time that a stopping service spends on open escalations, in nanoseconds.
@@ -41,26 +47,30 @@ impl Engine {
     /// Evaluates and signals due members, and waits for the facts that this needs and for open escalations. Answers
     /// requests meanwhile.
     ///
-    /// Stops early if `at_once` completes, or if no escalation can make progress within [`ESCALATE_MAX_NS`]. Does not
-    /// wait for the delays of rules.
-    ///
-    /// # Errors
-    /// The source or a file descriptor cannot be polled.
+    /// Stops early if `at_once` completes, if no escalation can make progress within [`ESCALATE_MAX_NS`], or, with a
+    /// warning, if the source or a file descriptor cannot be polled. Does not wait for the delays of rules.
     pub(super) async fn finish_due(
         &mut self,
         at_once: Pin<Box<dyn Future<Output = ()>>>,
         requests: &mut mpsc::Receiver<EngineRequest>,
-    ) -> Result<(), EngineError> {
-        let registered = sys::readable(&self.source)
-            .and_then(|events| Ok((events, sys::readable(self.ingest.reaper.exit_poll())?)));
-        let (events, confirm) = match registered {
-            Ok(registered) => registered,
-            Err(error) => {
-                let error = error.advised();
-                tracing::warn!("cannot wait for what is due: {error}; stopping at once");
-                return Ok(());
-            }
-        };
+    ) {
+        if let Err(error) = self.wait_for_due(at_once, requests).await {
+            let error = error.advised();
+            tracing::warn!("cannot wait for what is due: {error}; stopping at once");
+        }
+    }
+
+    /// As [`Engine::finish_due`].
+    ///
+    /// # Errors
+    /// The source or a file descriptor cannot be polled.
+    async fn wait_for_due(
+        &mut self,
+        at_once: Pin<Box<dyn Future<Output = ()>>>,
+        requests: &mut mpsc::Receiver<EngineRequest>,
+    ) -> io::Result<()> {
+        let events = sys::readable(&self.source)?;
+        let confirm = sys::readable(self.ingest.reaper.exit_poll())?;
         let clock = Arc::clone(&self.kernel.clock);
         let began = clock.monotonic();
         tokio::pin!(at_once);
@@ -91,6 +101,24 @@ impl Engine {
             self.settle();
         }
         Ok(())
+    }
+
+    /// Returns the number of members that wait, and the first of them: for the delay of a rule, or for the first decision
+    /// after the exit of their agent.
+    pub(super) fn waiting(&self) -> (u64, Vec<ProcessRef>) {
+        let mut waiting: Vec<ProcessKey> = Vec::new();
+        for session in self.model.sessions.iter() {
+            let is_due = self.model.sessions.due(session.id).is_some();
+            let waits = |key: &ProcessKey| match self.ingest.decided.get(key) {
+                Some((verdict, _)) => *verdict == Verdict::Wait,
+                None => is_due,
+            };
+            waiting.extend(self.members_of(session.id).filter(waits));
+        }
+        waiting.sort_unstable();
+        let nodes = waiting.iter().filter_map(|key| self.model.tree.get(*key));
+        let first = nodes.map(|node| ProcessRef::new(&self.model, node));
+        (waiting.len() as u64, first.take(WAITING_MAX).collect())
     }
 
     /// Returns the time until which a stopping engine waits, in ns of CLOCK_MONOTONIC. `None` if it waits for nothing.

@@ -318,6 +318,9 @@ pub enum EventBody {
         /// Directory of the pins, if the probes stay active.
         #[serde(skip_serializing_if = "Option::is_none")]
         pin_dir: Option<String>,
+        /// The first of the waiting processes.
+        #[serde(skip)]
+        first_waiting: Vec<ProcessRef>,
     },
 }
 

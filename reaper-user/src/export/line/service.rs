@@ -3,18 +3,22 @@
 use std::fmt::Write as _;
 
 use super::Detail;
-use super::layout::{BAD, GOOD, Line, NOTE};
+use super::layout::{BAD, GOOD, Line, NOTE, cut};
 use super::session::shown_memory;
-use crate::export::record::{EventBody, Resumed, Totals};
+use crate::export::command::short_command;
+use crate::export::record::{EventBody, ProcessRef, Resumed, Totals};
 use crate::export::text::{ProcessCounts, counted, duration, freed, printable, size};
 
 /// Maximum number of characters of a directory.
 const PATH_MAX: usize = 128;
+/// Maximum number of characters of a command.
+const COMMAND_MAX: usize = 32;
 /// Maximum number of characters of the reason for a mode.
 const REASON_MAX: usize = 512;
 
 /// Returns the line of a record about the service, `None` for any other record.
 pub(super) fn line(body: &EventBody, detail: Detail) -> Option<Line> {
+    let mut more = Vec::new();
     let (style, event, detail) = match body {
         EventBody::Ready { .. } => return Some(ready(body)),
         EventBody::GapOpen { reason, total, .. } => {
@@ -73,12 +77,14 @@ pub(super) fn line(body: &EventBody, detail: Detail) -> Option<Line> {
             count,
             reason,
             pin_dir,
+            first_waiting,
         } => {
             let mut text = format!("{reason}: {}", totals(count, detail));
             if let Some(directory) = pin_dir {
                 let directory = printable(directory, PATH_MAX);
                 let _ = write!(text, "; the probes stay pinned in {directory}");
             }
+            more.extend(waiting(count.waiting, first_waiting, pin_dir.is_some()));
             (GOOD, "stopped", text)
         }
         _ => return None,
@@ -88,7 +94,7 @@ pub(super) fn line(body: &EventBody, detail: Detail) -> Option<Line> {
         event,
         subject: None,
         detail,
-        more: Vec::new(),
+        more,
     })
 }
 
@@ -171,6 +177,25 @@ fn gap(body: &EventBody) -> String {
         _ => format!("{total} events lost"),
     };
     format!("{cause}; new decisions wait until a scan has recovered what is missing")
+}
+
+/// Returns the row about processes that wait when the service stops, of which `first` are named. `None` without any.
+fn waiting(count: u64, first: &[ProcessRef], hands_over: bool) -> Option<String> {
+    let others = count.saturating_sub(first.len() as u64);
+    let mut names: Vec<String> = first
+        .iter()
+        .map(|process| {
+            let command = cut(&short_command(&process.image), COMMAND_MAX);
+            format!("{command} ({})", process.key.pid)
+        })
+        .collect();
+    names.extend((others > 0).then(|| counted(others, "other", "others")));
+    let processes = counted(count, "process", "processes");
+    let what = match hands_over {
+        true => "still waiting, and left to the next service",
+        false => "still waiting, and left running",
+    };
+    (count > 0).then(|| format!("{processes} {what}: {}", names.join(", ")))
 }
 
 /// Returns what the service has done, or would have done.

@@ -174,6 +174,8 @@ pub struct Totals {
     pub reaped: u64,
     /// Number of processes that are kept now although their agent has exited.
     pub kept: u64,
+    /// Number of processes that wait now for the delay of a rule, or for the first decision after their agent's exit.
+    pub waiting: u64,
     /// Number of processes that could not be ended.
     pub failed: u64,
     /// Number of processes that would have been reaped, in observe mode.

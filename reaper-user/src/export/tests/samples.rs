@@ -212,12 +212,14 @@ fn service() -> Vec<EventBody> {
             count: Totals::default(),
             reason: "SIGTERM",
             pin_dir: Some("/sys/fs/bpf/r".to_owned()),
+            first_waiting: Vec::new(),
         },
         EventBody::Summary {
             count: Totals {
                 sessions: 1,
                 reaped: 2,
                 kept: 3,
+                waiting: 2,
                 failed: 4,
                 would_have_reaped: 0,
                 signals: 5,
@@ -227,6 +229,7 @@ fn service() -> Vec<EventBody> {
             },
             reason: "SIGINT",
             pin_dir: None,
+            first_waiting: vec![process()],
         },
     ]
 }
@@ -595,6 +598,7 @@ fn observed() -> Vec<EventBody> {
             },
             reason: "SIGINT",
             pin_dir: None,
+            first_waiting: Vec::new(),
         },
     ]
 }

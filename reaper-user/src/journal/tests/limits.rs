@@ -130,6 +130,7 @@ fn last_drops_are_reported_with_the_summary() {
         count: crate::export::Totals::default(),
         reason: "SIGTERM",
         pin_dir: None,
+        first_waiting: Vec::new(),
     };
     let dropped = feed.on_records(&[record(1, summary)]);
     assert!(matches!(
