@@ -94,7 +94,7 @@ fn explained() {
     assert_contains(&explain(&world, key), &[&lives, &kept]);
     assert_contains(
         &explain(&world, agent),
-        &["It is the agent", "what it leaves behind is due"],
+        &["It is the agent", "what it leaves behind is reaped"],
     );
 
     // An untracked process and a dead one get different answers.
@@ -106,7 +106,7 @@ fn explained() {
     let _ = outside.kill();
     let _ = outside.wait();
     assert_eq!(said.code, Some(0), "{}", said.err);
-    assert_contains(&said.out, &["Not tracked: ", "it is never signalled"]);
+    assert_contains(&said.out, &["Not tracked: ", "never signals it"]);
     let said = ask(&world, &["explain", &outside.id().to_string()]);
     assert_eq!(said.code, Some(1), "{}", said.out);
     assert_contains(&said.err, &["there is no process", "reaper history"]);
@@ -530,7 +530,7 @@ fn closed_with_kept() {
     );
     assert_contains(
         &ask(&world, &["status"]).out,
-        &["2 processes whose agent has exited"],
+        &["2 processes now, whose agent has exited"],
     );
     assert_contains(
         &ask(&world, &["tree"]).out,

@@ -85,11 +85,15 @@ fn rows(status: &Status) -> Vec<(&'static str, String)> {
         ),
         ("processes", format!("{} known", status.processes)),
     ]);
-    if status.kept > 0 {
-        let kept = count(status.kept, "process", "processes");
-        let text = format!("{kept} whose agent has exited; `reaper tree` shows why");
-        rows.push(("kept", hints(&text)));
-    }
+    // A number of the present, unlike those below: a kept process that exits is no longer one of them.
+    let kept = count(status.kept, "process", "processes");
+    rows.push(match status.kept {
+        0 => ("kept", format!("{kept} now")),
+        _ => {
+            let text = format!("{kept} now, whose agent has exited; `reaper tree` shows why");
+            ("kept", hints(&text))
+        }
+    });
     if status.zombies > 0 {
         let text = format!(
             "{}, which their parents have not waited for; they hold no memory",

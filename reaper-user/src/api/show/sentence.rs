@@ -157,7 +157,7 @@ pub(super) fn next(snapshot: &ExplainSnapshot, nearest: Option<&RuleTest>) -> St
         }
         ("reap", _) => match &snapshot.signalled {
             Some(signalled) if signalled.outcome.is_some() => {
-                "Nothing until it exits; `sudo reaper scan --reap` tries again.".into()
+                "This service does not try again; `sudo reaper scan --reap` does.".into()
             }
             Some(signalled) if signalled.signal.is_some_and(|(_, name)| name == "SIGKILL") => {
                 "It exits once the kernel lets it.".into()
@@ -190,14 +190,19 @@ pub(super) fn next(snapshot: &ExplainSnapshot, nearest: Option<&RuleTest>) -> St
             format!("In {time} reaper checks again whether anything uses it.")
         }
         (_, Some(time)) => format!("In {time} it is decided again."),
-        _ if snapshot.exited_root.is_some() => "Nothing, as long as this holds.".into(),
+        _ if snapshot.exited_root.is_some() => {
+            "It is left running as long as that reason holds.".into()
+        }
         _ if snapshot.row.root => {
             match snapshot.session.as_ref().and_then(|own| own.outer.as_ref()) {
                 None => {
-                    "Nothing while it is alive; when it exits, what it leaves behind is due.".into()
+                    "It is left running. When it exits, what it leaves behind is reaped, unless there is a reason to keep \
+                     it."
+                        .into()
                 }
                 Some(outer) => format!(
-                    "Nothing while it and {}, in which it runs, are both alive; when one exits, what it leaves behind is due.",
+                    "It is left running while {} is alive, in which it runs. When either exits, what it leaves behind is \
+                     reaped, unless there is a reason to keep it.",
                     outer.agent
                 ),
             }
@@ -211,9 +216,10 @@ fn next_untracked(snapshot: &ExplainSnapshot, nearest: Option<&RuleTest>) -> Str
     let no_agent = matches!(snapshot.untracked_reason, Some(UntrackedReason::NoAgent(_)));
     let next = match no_agent && snapshot.predates_service {
         true => {
-            "Nothing, unless an agent left it behind before this service started: `reaper scan` checks that."
+            "This service never signals it, unless an agent left it behind before the service started: `reaper scan` \
+             checks that."
         }
-        false => "Nothing: it is never signalled.",
+        false => "This service never signals it.",
     };
     match nearest.map(|rule| rule.pid) {
         _ if !no_agent => next.into(),
@@ -236,7 +242,7 @@ fn next_of_leftover(found: &Finding, snapshot: &ExplainSnapshot) -> String {
                 .into()
         }
         "wait" => "When the delay has expired, it is decided again.".into(),
-        _ => "Nothing, as long as this holds.".into(),
+        _ => "It is left running as long as that reason holds.".into(),
     }
 }
 

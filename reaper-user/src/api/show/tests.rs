@@ -357,12 +357,12 @@ fn explanation_sentences_match_the_decision() {
         (
             due("keep", "keep_rule", Some("gradle")),
             format!("Kept: a rule keeps it (gradle). {killed}"),
-            "Nothing, as long as this holds.".into(),
+            "It is left running as long as that reason holds.".into(),
         ),
         (
             due("keep", "other_uid", Some("other-uid")),
             format!("Kept: it runs as another user (other-uid). {killed}"),
-            "Nothing, as long as this holds.".into(),
+            "It is left running as long as that reason holds.".into(),
         ),
         (
             given_time,
@@ -379,21 +379,21 @@ fn explanation_sentences_match_the_decision() {
         (
             untracked(UntrackedReason::NoAgent(None)),
             "Not tracked: no agent rule matches this process or one above it.".into(),
-            format!("Nothing: it is never signalled. {agent_unknown}"),
+            format!("This service never signals it. {agent_unknown}"),
         ),
         (
             near_agent,
             "Not tracked: no agent rule matches this process or one between it and tmux (7); nearest to process \
              1073741825: claude-code, whose `script` needs an absolute path, not bin/claude."
                 .into(),
-            "Nothing, unless an agent left it behind before this service started: `reaper scan` checks that. `reaper agents \
-             --test 1073741825` tests each rule, and `reaper agent add --pid 1073741825` adds one."
+            "This service never signals it, unless an agent left it behind before the service started: `reaper scan` checks that. \
+             `reaper agents --test 1073741825` tests each rule, and `reaper agent add --pid 1073741825` adds one."
                 .into(),
         ),
         (
             untracked(UntrackedReason::Never("never_pid1")),
             "Never signalled: it is the init process.".into(),
-            "Nothing: it is never signalled.".into(),
+            "This service never signals it.".into(),
         ),
         (
             ExplainSnapshot {
@@ -402,7 +402,8 @@ fn explanation_sentences_match_the_decision() {
             },
             "Not tracked: no agent rule matches this process or one above it.".into(),
             format!(
-                "Nothing, unless an agent left it behind before this service started: `reaper scan` checks that. {agent_unknown}"
+                "This service never signals it, unless an agent left it behind before the service started: `reaper scan` checks that. \
+                 {agent_unknown}"
             ),
         ),
         (
@@ -413,12 +414,12 @@ fn explanation_sentences_match_the_decision() {
         (
             found("keep", "kept: REAPER_KEEP=1 (CLAUDECODE in its environment)"),
             "Kept: REAPER_KEEP=1 (CLAUDECODE in its environment).".into(),
-            "Nothing, as long as this holds.".into(),
+            "It is left running as long as that reason holds.".into(),
         ),
         (
             untracked(UntrackedReason::BelowBoundary(tmux, "tmux".into())),
             "Not tracked: it descends from tmux (7), a boundary by the rule \"tmux\".".into(),
-            "Nothing: it is never signalled.".into(),
+            "This service never signals it.".into(),
         ),
     ] {
         let explained = explanation(snapshot, ScriptPaths::Given);
@@ -632,7 +633,7 @@ fn explanation_says_what_keeps_the_process() {
             format!(
                 "Could not be ended 0s ago: it may not be signalled by this user; end it as root; its agent exited. {cause}."
             ),
-            "Nothing until it exits; `sudo reaper scan --reap` tries again.".into()
+            "This service does not try again; `sudo reaper scan --reap` does.".into()
         )
     );
 }

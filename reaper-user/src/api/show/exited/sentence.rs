@@ -122,7 +122,7 @@ impl Exited {
     /// Returns how it exited, as far as that is not in [`Exited::why`].
     pub(super) fn next(&self) -> String {
         let Some(outcome) = self.process.outcomes.last() else {
-            return "Nothing: it has exited.".into();
+            return "It has exited, so nothing happens to it.".into();
         };
         match &*outcome.outcome {
             "ended" => {
@@ -139,7 +139,7 @@ impl Exited {
                     freed.unwrap_or_default()
                 )
             }
-            _ => "Nothing: it has exited since.".into(),
+            _ => "It has exited since, so nothing happens to it.".into(),
         }
     }
 }
