@@ -167,6 +167,10 @@ fn config() {
         let what = text.trim_end().replace('\n', "; ");
         transcript.reaper(&what, &["config", "check", name]);
     }
+    transcript.reaper(
+        "as an option",
+        &["config", "check", "--config", "good.toml"],
+    );
     transcript.reaper("no file", &["config", "check", "none.toml"]);
     // With the scope, a daemon that starts in spite of the error watches only this process.
     let mut daemon = Command::new(REAPER);
@@ -235,6 +239,8 @@ fn widths() {
     let dir = TempDir::new();
     let mut transcript = Transcript::new(dir.path());
     transcript.reaper("this host", &["doctor"]);
+    transcript.reaper("the service", &["service", "status"]);
+    transcript.reaper("no installation", &["service", "install", "--dry-run"]);
     for command in [
         "daemon", "demo", "doctor", "config", "unpin", "status", "tree", "explain", "agents",
         "keep", "unkeep", "history", "scan", "run", "ps", "stop", "wait", "logs",
