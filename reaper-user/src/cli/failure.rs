@@ -11,6 +11,9 @@ use crate::export::message;
 use reaper_host::advice::Advised;
 use reaper_host::source::SourceError;
 
+/// Exit status of `run`, `stop`, `wait` and `logs` if they fail themselves, as with `env`, `timeout` and `nohup`.
+pub(super) const OWN_FAILURE: u8 = 125;
+
 /// Error that ends a command.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
@@ -89,6 +92,13 @@ impl Failure {
             Failure::NoService(_) => 5,
         }
     }
+}
+
+/// Returns whether the reader of the output has closed it, as `head` does.
+pub(super) fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .downcast_ref::<io::Error>()
+        .is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
 }
 
 #[cfg(test)]

@@ -3,10 +3,6 @@
 use std::path::Path;
 use std::sync::OnceLock;
 
-use clap::CommandFactory;
-
-use super::Cli;
-
 /// Option that names the socket of the service, as this command got it.
 static OPTION: OnceLock<String> = OnceLock::new();
 
@@ -46,7 +42,7 @@ fn asks_service(text: &str) -> bool {
     let Some(words) = text.strip_prefix("reaper ") else {
         return false;
     };
-    let cli = Cli::command();
+    let cli = super::command();
     let mut command = &cli;
     for word in words.split(' ') {
         match command.find_subcommand(word) {
