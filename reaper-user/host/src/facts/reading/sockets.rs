@@ -143,3 +143,42 @@ pub(super) fn listening_ports<'a>(
         Err(error) => Some(Err(error)),
     }))
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::damage::arbitrary_bytes;
+
+    const TCP: &[u8] = b"  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n   \
+        0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4242 1 0 100 0 0 10 0\n   \
+        1: 0100007F:1F90 0100007F:A1B2 01 00000000:00000000 00:00000000 00000000     0        0 4243 1 0 20 4 30 10 -1\n";
+
+    proptest! {
+        // Each case creates a file.
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn any_table_of_sockets_can_be_read(bytes in arbitrary_bytes(TCP)) {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), &bytes).unwrap();
+            let listens = listens(file.path(), &HashSet::from([4242])).unwrap();
+            prop_assert!(!listens || bytes.windows(4).any(|word| word == b"4242"));
+        }
+    }
+
+    #[test]
+    fn listening_sockets_are_found_in_the_table() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), TCP).unwrap();
+        for (inode, expected) in [(4242, true), (4243, false), (0, false)] {
+            let sockets = HashSet::from([inode]);
+            let found = listens(file.path(), &sockets).unwrap();
+            assert_eq!(found, expected, "{inode}");
+            let ports: io::Result<Vec<u16>> =
+                listening_ports(file.path(), &sockets).unwrap().collect();
+            assert_eq!(ports.unwrap().first() == Some(&8080), expected, "{inode}");
+        }
+    }
+}
