@@ -1,0 +1,140 @@
+//! Prints the sessions of the history as JSON or text, with a summary at the end.
+
+use std::collections::HashSet;
+use std::io::{self, Write};
+use std::time::Duration;
+
+use jiff::tz::TimeZone;
+
+use super::session::{would_have_reaped, write_session};
+use crate::cli::client::BOLD;
+use crate::cli::hint::hints;
+use crate::cli::keep_advice::keep_advice;
+use crate::cli::show::{count, time, wrap};
+use crate::export::{FreedMemory, KeepAdvice, ProcessCounts, freed, write_object};
+use crate::journal::history::{HistoryOutcome, HistorySession};
+
+/// Sums over all printed sessions.
+#[derive(Default)]
+pub(super) struct Total {
+    pub(super) sessions: u64,
+    reaped: u64,
+    kept: u64,
+    failed: u64,
+    memory: FreedMemory,
+    would_have_reaped: u64,
+}
+
+/// Prints sessions as JSON at once, or collects them as text.
+pub(super) struct Printer<W> {
+    out: W,
+    zone: TimeZone,
+    json: bool,
+    width: Option<usize>,
+    /// Process, if one alone was requested. Its text has the advice that keeps the next such process.
+    pid: Option<u32>,
+    /// Pids of the processes and agents in the printed sessions.
+    pub(super) seen: HashSet<u32>,
+    /// Text of the sessions so far.
+    text: Vec<u8>,
+    pub(super) total: Total,
+    /// Pid of a reaped process of the newest session with one, unless its advice is in the text.
+    example: Option<u32>,
+}
+
+impl<W: Write> Printer<W> {
+    pub(super) fn new(
+        out: W,
+        zone: TimeZone,
+        json: bool,
+        width: Option<usize>,
+        pids: &[u32],
+    ) -> Printer<W> {
+        Printer {
+            out,
+            zone,
+            json,
+            width,
+            pid: match pids {
+                [pid] => Some(*pid),
+                _ => None,
+            },
+            seen: HashSet::new(),
+            text: Vec::new(),
+            total: Total::default(),
+            example: None,
+        }
+    }
+
+    /// Adds a session to the total. Writes it at once as JSON, or adds it to the text.
+    pub(super) fn session(&mut self, session: &HistorySession) -> io::Result<()> {
+        let total = &mut self.total;
+        total.sessions += 1;
+        total.reaped += u64::from(session.reaped);
+        total.kept += u64::from(session.kept);
+        total.failed += u64::from(session.failed);
+        total.memory.rss = total.memory.rss.saturating_add(session.memory.rss);
+        total.memory.swap = total.memory.swap.saturating_add(session.memory.swap);
+        total.would_have_reaped += would_have_reaped(session);
+        self.seen.insert(session.pid);
+        self.seen.extend(session.root_pid);
+        self.seen
+            .extend(session.processes.iter().map(|process| process.pid));
+        if self.json {
+            return write_object(&mut self.out, session);
+        }
+        write_session(&mut self.text, session, &self.zone, self.width)?;
+        let reaped = session.processes.iter();
+        let mut reaped = reaped.filter(|process| process.is_reaped());
+        if let Some(process) = reaped.clone().find(|process| self.pid == Some(process.pid)) {
+            let advice = KeepAdvice::new(None, true, process.keep_rule.clone());
+            write!(self.text, "\n{}", keep_advice(&advice, self.width))?;
+        } else {
+            let was_sent = |end: &HistoryOutcome| end.outcome != "not_sent";
+            let example = reaped.find(|process| process.outcomes.iter().all(was_sent));
+            self.example = example.map(|process| process.pid).or(self.example);
+        }
+        writeln!(self.text)
+    }
+
+    /// Returns the text with a summary at its end; empty for JSON and without sessions. `since` is the time span in the
+    /// summary. Flushes JSON.
+    pub(super) fn finish(mut self, since: Option<Duration>) -> io::Result<Vec<u8>> {
+        self.out.flush()?;
+        if self.text.is_empty() {
+            return Ok(self.text);
+        }
+        let Total {
+            sessions,
+            reaped,
+            kept,
+            failed,
+            memory,
+            would_have_reaped,
+        } = self.total;
+        let sessions = count(sessions, "session", "sessions");
+        let since = since.map(|since| format!(" in the last {}", time(since.as_secs())));
+        let since = since.unwrap_or_default();
+        let processes = ProcessCounts {
+            reaped,
+            would_have_reaped,
+            kept,
+            failed,
+        };
+        let sum = format!(
+            "{sessions}{since}: {}{}",
+            processes.text(""),
+            freed(&memory)
+        );
+        for line in wrap(&sum, 0, self.width).lines() {
+            writeln!(self.text, "{BOLD}{line}{BOLD:#}")?;
+        }
+        if let Some(pid) = self.example {
+            let hint = format!(
+                "To keep such a process: REAPER_KEEP=1, `reaper keep PID`, or the rule from `reaper history {pid}`"
+            );
+            write!(self.text, "{}", wrap(&hints(&hint), 0, self.width))?;
+        }
+        Ok(self.text)
+    }
+}
