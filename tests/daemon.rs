@@ -11,6 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::Deserialize;
 
+use crate::privileges;
 use crate::proc::ProcessKey;
 use crate::world::eventually;
 
@@ -147,6 +148,7 @@ pub fn spawn(dir: &Path, arguments: &[String]) -> Child {
         file.expect("open a file for its output")
     };
     command.stdout(file("stdout")).stderr(file("stderr"));
+    privileges::restrict(&mut command, dir);
     // SAFETY: prctl(2) is a single system call, which is async-signal-safe between fork and exec.
     unsafe { command.pre_exec(|| Ok(nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?)) };
     command
@@ -163,7 +165,9 @@ impl Daemon {
             read: said,
             ..Log::default()
         };
-        Daemon::ready(DaemonProcess::Own(spawn(dir, arguments)), log, dir)
+        let daemon = Daemon::ready(DaemonProcess::Own(spawn(dir, arguments)), log, dir);
+        privileges::assert_restricted(daemon.pid());
+        daemon
     }
 
     /// Waits until a daemon that another process has started with [`arguments`] is ready.

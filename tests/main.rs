@@ -7,13 +7,14 @@
 //!
 //! Environment variables: `REAPER_TEST_SLOWDOWN=10` multiplies all deadlines by 10, for a slow machine.
 //! `REAPER_TEST_KEEP=1` keeps the directory of a failed test. `REAPER_TEST_SEED=N` repeats a randomised test that
-//! printed this seed.
+//! printed this seed. `REAPER_TEST_PRIVILEGES_OF=PID` gives daemons the privileges of that process.
 
 mod cgroup;
 mod cli;
 mod corpus;
 mod daemon;
 mod init;
+mod privileges;
 mod proc;
 mod process;
 mod report;
