@@ -230,6 +230,32 @@ impl Release {
     }
 }
 
+/// Builds the `.deb` with each of these versions from a development build, and returns the paths.
+///
+/// # Errors
+/// A build or a tool fails.
+pub fn debs(out: &Path, versions: &[&str]) -> Result<Vec<PathBuf>> {
+    require(TOOLS, "to build packages")?;
+    let (arch, time) = (Arch::of_host(), commit_time()?);
+    let work = out.join("work");
+    stage::renew(&work)?;
+    let documents = Documents::write(&work.join("documents"), &day(time)?)?;
+    let release = Release {
+        version: String::new(),
+        time,
+        arch,
+        program: documents.reaper.clone(),
+        static_program: documents.reaper.clone(),
+        documents,
+        sbom: sbom::sbom(arch, time)?,
+        compression: 1,
+        work,
+        out: out.to_owned(),
+    };
+    let build = versions.iter().map(|version| deb::build(&release, version));
+    build.collect()
+}
+
 /// Installs the packages of missing programs.
 fn require(programs: &[(&str, &str)], why: &str) -> Result<()> {
     let missing = programs

@@ -165,7 +165,11 @@ fn all(full: bool) -> Result<()> {
     );
     if full {
         tally.stage("the installed service on a Debian with systemd", |t| {
-            let args = vm::Args::of_systemd();
+            let args = vm::Args::of_systemd(false);
+            t.step("vm --systemd", vm::vm(&args, Some(&binaries)));
+        });
+        tally.stage("real process trees with the privileges of the unit", |t| {
+            let args = vm::Args::of_systemd(true);
             t.step("vm --systemd", vm::vm(&args, Some(&binaries)));
         });
     }

@@ -18,7 +18,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::shell::{built_reaper, say, target_dir};
+use crate::shell::{say, target_dir};
 use crate::test::Binaries;
 use kernel::Kernel;
 use machine::Machine;
@@ -36,6 +36,8 @@ Examples:
   cargo xtask vm ./vmlinuz-6.5.0
   # The service on a Debian with systemd
   cargo xtask vm --systemd
+  # Trees there, with daemons that have the privileges of the service's unit
+  cargo xtask vm --systemd --filter enforce::
   # List the available kernels
   cargo xtask vm --list
 
@@ -56,8 +58,9 @@ pub struct Args {
     /// List the available kernels, and run nothing
     #[arg(long)]
     list: bool,
-    /// Install the service on a Debian with systemd, and kill, restart, upgrade and remove it there; runs no other test
-    #[arg(long, conflicts_with_all = ["kernels", "filter", "all", "list"])]
+    /// Install the service on a Debian with systemd, and kill, restart, upgrade and remove it there. With --filter, run those tests
+    /// there instead, with daemons that have the privileges of the service's unit
+    #[arg(long, conflicts_with_all = ["kernels", "all", "list"])]
     systemd: bool,
     /// Download kernels again, in case there is a newer release
     #[arg(long)]
@@ -73,11 +76,19 @@ const CI_TREES: &str = "enforce::setsid enforce::short-lived-intermediates enfor
     enforce::fork-bomb enforce::leader-thread-first enforce::exec-from-a-thread enforce::segfault \
     enforce::subreaper-inside enforce::zombie-below enforce::namespace-init enforce::cgroup-scope enforce::other-uid";
 
+/// Tests of `cargo xtask test --full` with the privileges of the service's unit: all trees, and services that stop, hand over
+/// and resume with pins. Most other tests of `survival` fork too often for an emulated machine.
+const UNIT_TREES: &str = "enforce:: survival::clean-stop-unpins survival::handed-over-in-escalation \
+    survival::kernel-reap survival::leave-pinned survival::relaunch-while-down survival::stopped-in-escalation \
+    survival::tree-kept-over-a-restart";
+
 impl Args {
-    /// Returns the arguments for the test with systemd.
-    pub fn of_systemd() -> Args {
+    /// Returns the arguments for a Debian with systemd: for the service's test, or with `trees` for trees with the
+    /// privileges of its unit.
+    pub fn of_systemd(trees: bool) -> Args {
+        let trees = if trees { UNIT_TREES } else { "" };
         Args {
-            kernels: Vec::new(),
+            filter: trees.split_whitespace().map(str::to_owned).collect(),
             systemd: true,
             ..Args::of_tests(true)
         }
@@ -109,8 +120,11 @@ pub fn vm(args: &Args, built: Option<&Binaries>) -> Result<()> {
         return kernel::list(&dir);
     }
     if args.systemd {
-        let reaper = built.map(|built| Ok(built.reaper.clone()));
-        return systemd::test(&dir, &reaper.unwrap_or_else(|| built_reaper(&[]))?);
+        return match (built, &args.filter[..]) {
+            (_, []) => systemd::service(&dir),
+            (Some(built), names) => systemd::trees(&dir, built, names),
+            (None, names) => systemd::trees(&dir, &Binaries::build()?, names),
+        };
     }
     let usual = kernel::USUAL.map(str::to_owned);
     let by_name = !args.kernels.is_empty();

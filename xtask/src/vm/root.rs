@@ -29,7 +29,7 @@ const PROGRAMS: &[(&str, &str)] = &[
 ];
 
 /// Path of the BPF object in the workspace. The tests read it there.
-const OBJECT: &str = "reaper-user/host/src/source/ebpf/reaper.bpf.o";
+pub const OBJECT: &str = "reaper-user/host/src/source/ebpf/reaper.bpf.o";
 
 /// Content of /etc/passwd, and a UTF-8 locale: tmux needs both.
 const PASSWD: &str =
