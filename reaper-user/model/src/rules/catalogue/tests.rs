@@ -584,6 +584,7 @@ fn build_servers_and_daemons_are_kept() {
         keep build-servers; pantsd; /usr/bin/python3.11; pantsd [/home/u/repo]
         plain; python3; /usr/bin/python3.11; python3|/usr/bin/pants|test
         keep build-servers; dotnet; /usr/share/dotnet/dotnet; dotnet|/usr/share/dotnet/sdk/9.0/MSBuild.dll|/nodemode:1|/nodeReuse:true
+        plain; dotnet; /usr/share/dotnet/dotnet; dotnet|/usr/share/dotnet/sdk/9.0/MSBuild.dll|/nodemode:1|/nodeReuse:false
         ",
     );
     check(
@@ -616,7 +617,9 @@ fn build_servers_and_daemons_are_kept() {
         boundary browser; zen-bin; /opt/zen/zen-bin; zen-bin
         plain; zen-bin; /opt/zen/zen-bin; zen-bin|-headless
         boundary browser; floorp; /opt/floorp/floorp; floorp
+        plain; floorp; /opt/floorp/floorp; floorp|--marionette
         boundary browser; Ladybird; /usr/bin/Ladybird; Ladybird
+        plain; Ladybird; /usr/bin/Ladybird; Ladybird|--headless
         boundary browser; falkon; /usr/bin/falkon; falkon
         plain; falkon; /usr/bin/falkon; falkon|--remote-debugging-port=9222
         keep dbus; dbus-daemon; /usr/bin/dbus-daemon; dbus-daemon|--session|--address=systemd:
