@@ -2,8 +2,8 @@
 //! agent's tree and must not signal any other process. This binary is also every process of those trees (`process`).
 //!
 //! The tests with trees need root. Tests whose source is not usable according to `reaper doctor` are listed as ignored,
-//! with the reason. With `CI` set, that is a failure. Tests that need a new cgroup, tmux or a kernel that sends signals
-//! from BPF are ignored in the same way.
+//! with the reason. With `CI` set, that is a failure. Tests that need a new cgroup, tmux, podman, windows or a kernel
+//! that sends signals from BPF are ignored in the same way.
 //!
 //! Environment variables: `REAPER_TEST_SLOWDOWN=10` multiplies all deadlines by 10, for a slow machine.
 //! `REAPER_TEST_KEEP=1` keeps the directory of a failed test. `REAPER_TEST_SEED=N` repeats a randomised test that

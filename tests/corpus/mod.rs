@@ -4,12 +4,12 @@ mod read;
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 use libtest_mimic::Trial;
 
 use crate::cgroup;
-use crate::trees::{Mode, ScenarioResult, trial};
+use crate::trees::{Mode, ScenarioResult, has_programs, trial};
 use read::{CORPUS, Entry};
 
 /// Names of scenarios that passed.
@@ -18,6 +18,8 @@ static COMPLETED: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
 static RUNS: AtomicUsize = AtomicUsize::new(0);
 static WRONG_KILLS: AtomicUsize = AtomicUsize::new(0);
 static SURVIVORS: AtomicUsize = AtomicUsize::new(0);
+/// Whether containers can be started.
+static HAS_PODMAN: LazyLock<bool> = LazyLock::new(|| has_programs(&["podman", "crun"], "podman"));
 
 /// Scenarios that also run in `observe` mode. Together they have each decision except an immediate reap.
 const OBSERVED: [&str; 4] = [
@@ -44,7 +46,8 @@ fn entry_trial(kind: &str, entry: &'static Entry, mode: Mode) -> Trial {
         let scenario = entry.scenario();
         scenario.run(mode, |result| record_result(&entry.name, result));
     };
-    let ignored = entry.needs_cgroup() && !cgroup::can_be_made();
+    let ignored =
+        entry.needs_cgroup() && !cgroup::can_be_made() || entry.needs_podman() && !*HAS_PODMAN;
     trial(kind, &entry.name, run).with_ignored_flag(ignored)
 }
 

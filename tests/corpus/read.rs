@@ -198,6 +198,12 @@ impl Entry {
         self.unit
     }
 
+    /// Returns whether the scenario starts a container of podman.
+    pub fn needs_podman(&self) -> bool {
+        let mut parts = self.processes.iter();
+        parts.any(|part| part.how.starts_with("podman-"))
+    }
+
     fn victim_exit(&'static self) -> VictimExit {
         match self.victim_exit.as_str() {
             "killed" => VictimExit::Killed,
@@ -253,6 +259,7 @@ impl ProcessEntry {
             "reaped" => Expectation::Reaped,
             "detached" => Expectation::Detached,
             "no-decision" => Expectation::NoDecision,
+            "ends" => Expectation::Ends,
             "killed-by-test" => Expectation::KilledByTest,
             other => match other.split_once(' ') {
                 Some(("boundary", rule)) => Expectation::Boundary(rule),

@@ -140,7 +140,7 @@ pub fn pipeline(s: &ProcessContext) -> ! {
 }
 
 /// Reports a program once it sleeps. `spawn` can return before the kernel reports the exec, which it has then.
-fn await_sleep(s: &ProcessContext, role: &str, pid: u32) {
+pub fn await_sleep(s: &ProcessContext, role: &str, pid: u32) {
     while proc::stat(pid).is_some_and(|stat| stat.state != b'S') {
         std::thread::sleep(Duration::from_millis(1));
     }

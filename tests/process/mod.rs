@@ -13,6 +13,7 @@ mod guest;
 mod launcher;
 mod member;
 mod pid_reuse;
+mod podman;
 mod recorder;
 mod socket_failure;
 mod threads;
@@ -74,6 +75,8 @@ const BEHAVIOURS: &[(&str, BehaviourFn)] = &[
     ("exec", guest::exec),
     ("program", guest::program),
     ("daemonized", guest::daemonized),
+    ("podman-detached", podman::detached),
+    ("podman-attached", podman::attached),
     ("forger", member::forger),
     ("fork-bomb-on-term", bomb::fork_bomb_on_term),
     ("fork-chain-on-term", bomb::fork_chain_on_term),

@@ -116,9 +116,10 @@ pub fn assert_decisions(world: &World, events: &[Event], part: &ProcessSpec, lee
     }
 }
 
-/// Asserts that no process that must live was signalled or had the decision `reap`.
+/// Asserts that no process that must live, or exit by itself, was signalled or had the decision `reap`.
 pub fn assert_unsignalled(world: &World, events: &[Event], parts: &[ProcessSpec]) {
-    for part in parts.iter().filter(|part| part.lives()) {
+    let spared = |part: &&ProcessSpec| part.lives() || part.expect == Expectation::Ends;
+    for part in parts.iter().filter(spared) {
         for key in world.processes(part.role) {
             let touched = events.iter().find(|e| e.is_about(key) && touches(e));
             assert!(

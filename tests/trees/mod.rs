@@ -114,6 +114,17 @@ pub fn trial(kind: &str, name: &str, scenario: impl FnOnce() + Send + 'static) -
     })
 }
 
+/// Returns whether these programs are on PATH. If not, prints that the tests of `what` are left out.
+pub fn has_programs(names: &[&str], what: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let is_there = |name: &&&str| std::env::split_paths(&path).any(|dir| dir.join(name).exists());
+    let missing = names.iter().find(|name| !is_there(name));
+    if let Some(name) = missing {
+        eprintln!("{name} is not installed, so the tests of {what} are left out");
+    }
+    missing.is_none()
+}
+
 /// Runs a scenario as the init process of a new PID namespace.
 pub fn in_pid_namespace(name: &str, source: &str) {
     let mut inside = pids::INSIDE.iter().chain([&windows::INSIDE]);

@@ -19,6 +19,8 @@ pub enum Expectation {
     Server(&'static str),
     /// Has no decision: it is no member, or its own agent lives.
     NoDecision,
+    /// Has no decision either, and exits after the agent without a signal of the service.
+    Ends,
     /// Killed by the test while the agent lives.
     KilledByTest,
 }
@@ -159,6 +161,7 @@ impl ProcessSpec {
             Expectation::Boundary(_)
             | Expectation::Server(_)
             | Expectation::NoDecision
+            | Expectation::Ends
             | Expectation::KilledByTest => Vec::new(),
         }
     }
@@ -166,7 +169,7 @@ impl ProcessSpec {
     pub fn has_events(&self) -> bool {
         !matches!(
             self.expect,
-            Expectation::NoDecision | Expectation::KilledByTest
+            Expectation::NoDecision | Expectation::Ends | Expectation::KilledByTest
         )
     }
     /// Returns whether the service must reap it.
@@ -176,7 +179,7 @@ impl ProcessSpec {
     }
     /// Returns whether it must be alive at the end.
     pub fn lives(&self) -> bool {
-        self.expect != Expectation::KilledByTest && !self.dies()
+        !matches!(self.expect, Expectation::Ends | Expectation::KilledByTest) && !self.dies()
     }
     /// Returns whether it becomes an orphan while its agent lives.
     pub fn is_detached(&self) -> bool {

@@ -261,7 +261,7 @@ impl Scenario {
     fn living_roles(&self) -> BTreeSet<&'static str> {
         let agent = self.agent_lives().then_some(["agent", "leaderless"]);
         let others = OUTSIDERS.into_iter().chain(self.via.map(last_word));
-        let parts = self.parts.iter().filter(|p| !p.dies()).map(|p| p.role);
+        let parts = self.parts.iter().filter(|p| p.lives()).map(|p| p.role);
         others
             .chain(agent.into_iter().flatten())
             .chain(parts)

@@ -4,13 +4,12 @@
 //! tests would see a display on their host, and clear fewer programs for signals of the probes.
 
 use std::process::{Child, Command};
-use std::sync::LazyLock;
 
 use libtest_mimic::Trial;
 use nix::sched::{CloneFlags, unshare};
 
 use super::pids::capsule;
-use super::{CONFIG, ScenarioEntry, ScenarioRun, SourceKind, trial};
+use super::{CONFIG, ScenarioEntry, ScenarioRun, SourceKind, has_programs, trial};
 use crate::world::{World, eventually};
 
 /// The scenario inside of the namespaces.
@@ -27,24 +26,8 @@ const EXITS: [&str; 4] = ["segfault", "raise+SIGKILL", "raise+SIGHUP", "exit+0"]
 /// Returns the test, left out without the programs.
 pub fn trial_on_ebpf() -> Trial {
     let run = || ScenarioRun::run(SourceKind::Ebpf, "windows", |view| capsule(view, "windows"));
-    trial("enforce", "windows", run).with_ignored_flag(!has_programs())
-}
-
-/// Returns whether Xvfb, xterm and xev are installed. Prints a message once if not.
-fn has_programs() -> bool {
-    static HAS: LazyLock<bool> = LazyLock::new(|| {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let is_there =
-            |name: &&str| std::env::split_paths(&path).any(|dir| dir.join(name).exists());
-        let missing = ["Xvfb", "xvfb-run", "xterm", "xev"]
-            .into_iter()
-            .find(|name| !is_there(name));
-        if let Some(name) = missing {
-            eprintln!("{name} is not installed, so the test of windows is left out");
-        }
-        missing.is_none()
-    });
-    *HAS
+    let possible = has_programs(&["Xvfb", "xvfb-run", "xterm", "xev"], "windows");
+    trial("enforce", "windows", run).with_ignored_flag(!possible)
 }
 
 /// X server with a private `/tmp`: clients find it by its abstract socket. Killed on drop.

@@ -52,6 +52,8 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("perl", "perl-base"),
     ("tput", "ncurses-bin"),
     ("cmp", "diffutils"),
+    ("podman", "podman"),
+    ("crun", "crun"),
 ];
 
 #[derive(clap::Args)]

@@ -72,7 +72,10 @@ const PROMISES: &[(&str, &[&str])] = &[
     ),
     (
         "Never: a tmux, container, editor, terminal or a person's browser that an agent opened, and what runs in it (*boundaries*)",
-        &["tests::promises::boundary_and_what_runs_in_it_is_never_reaped_with_the_agent"],
+        &[
+            "tests::promises::boundary_and_what_runs_in_it_is_never_reaped_with_the_agent",
+            "corpus::real-podman-detached-under-a-killed-agent",
+        ],
     ),
     (
         "An agent that runs there has its own session",
