@@ -17,7 +17,7 @@ use nix::unistd::geteuid;
 use super::show::width;
 use super::{Failure, load, pager, parse_pid, parse_time, sockets};
 use crate::api::recognition::unknown_agent;
-use crate::export::{self, message};
+use crate::export::{self, message, printable};
 use crate::journal::history::HistoryError;
 use printer::Printer;
 use reaper_model::rules::built_in;
@@ -56,9 +56,11 @@ pub(super) struct HistoryArgs {
     socket: Option<PathBuf>,
 }
 
-pub(super) fn run(args: HistoryArgs) -> Result<(), Failure> {
+/// Prints the sessions. Returns the exit status: 1 if the journal lacks a process or session that was named.
+pub(super) fn run(args: HistoryArgs) -> Result<u8, Failure> {
     let zone = TimeZone::system();
     let mut printer = Printer::new(export::stdout(), zone, args.json, width(), &args.pids);
+    printer.journal = journal_option(&args);
     // The journal belongs to the host's service; another one is named by its socket.
     let socket = sockets::named(args.socket.as_deref()).filter(|_| args.file.is_none());
     let result = match socket {
@@ -89,10 +91,20 @@ pub(super) fn run(args: HistoryArgs) -> Result<(), Failure> {
     if !text.is_empty() {
         pager::print(&text, args.no_pager).map_err(Failure::stdout)?;
     }
-    if (found == 0 || !absent.is_empty()) && !args.json {
+    let misses_named = !absent.is_empty() || (found == 0 && args.session.is_some());
+    if misses_named || (found == 0 && !args.json) {
         message!("{}", nothing_found(&args, &absent));
     }
-    Ok(())
+    Ok(misses_named.into())
+}
+
+/// Returns the option that makes a further `reaper history` read the same file, with a space before it. The hints name
+/// the socket themselves.
+fn journal_option(args: &HistoryArgs) -> String {
+    let file = args.file.as_ref().map(|file| file.display().to_string());
+    file.map_or_else(String::new, |file| {
+        format!(" --file {}", printable(&file, usize::MAX))
+    })
 }
 
 /// Returns the message for a history without sessions, or without these of the requested processes.

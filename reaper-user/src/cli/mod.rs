@@ -128,7 +128,7 @@ fn run(command: Command) -> Result<u8, Failure> {
         Command::Agent(AgentCommand::Add(args)) => agent_add::run(&args).map(|()| 0),
         Command::Keep(args) => keep::run(&args),
         Command::Unkeep { pids, service } => keep::undo(&pids, &service),
-        Command::History(args) => history::run(args).map(|()| 0),
+        Command::History(args) => history::run(args),
         Command::Config(ConfigCommand::Check { file, config, json }) => {
             config_check::run(file.or(config).as_deref(), json)
         }

@@ -31,6 +31,8 @@ pub(super) struct Printer<W> {
     zone: TimeZone,
     json: bool,
     width: Option<usize>,
+    /// Option for the journal that is read, which the suggested command gets too. Begins with a space unless empty.
+    pub(super) journal: String,
     /// Process, if one alone was requested. Its text has the advice that keeps the next such process.
     pid: Option<u32>,
     /// Pids of the processes and agents in the printed sessions.
@@ -55,6 +57,7 @@ impl<W: Write> Printer<W> {
             zone,
             json,
             width,
+            journal: String::new(),
             pid: match pids {
                 [pid] => Some(*pid),
                 _ => None,
@@ -130,8 +133,9 @@ impl<W: Write> Printer<W> {
             writeln!(self.text, "{BOLD}{line}{BOLD:#}")?;
         }
         if let Some(pid) = self.example {
+            let journal = &self.journal;
             let hint = format!(
-                "To keep such a process: REAPER_KEEP=1, `reaper keep PID`, or the rule from `reaper history {pid}`"
+                "To keep such a process: REAPER_KEEP=1, `reaper keep PID`, or the rule from `reaper history {pid}{journal}`"
             );
             write!(self.text, "{}", wrap(&hints(&hint), 0, self.width))?;
         }

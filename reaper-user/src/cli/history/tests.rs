@@ -98,16 +98,16 @@ fn session_is_written_as_text() {
         text(None, &[]),
         "\
 2025-10-09 08:53:20  claude  claude-100-1, uid 1000
-  100  claude a\\nb
-  100  exited at 09:08:20 after 15m: SIGKILL; closed at 09:08:21
-  100  1 reaped, 1 would have been, 1 kept, 3.1 MB RSS freed
-  101  sh x
-  101  09:08:20  reap        its agent exited
-  101  09:08:20  ended       exit 3, 1.2ms after the first signal, 3.1 MB RSS freed
-  102  [sh\\u{1b}]
-  102  09:08:20  keep        its agent exited (r)
-  103  y
-  103  09:08:20  would reap  its agent exited (r)
+      100  claude a\\nb
+      100  exited at 09:08:20 after 15m: SIGKILL; closed at 09:08:21
+      100  1 reaped, 1 would have been, 1 kept, 3.1 MB RSS freed
+      101  sh x
+      101  09:08:20  reap        its agent exited
+      101  09:08:20  ended       exit 3, 1.2ms after the first signal, 3.1 MB RSS freed
+      102  [sh\\u{1b}]
+      102  09:08:20  keep        its agent exited (r)
+      103  y
+      103  09:08:20  would reap  its agent exited (r)
 
 1 session in the last 2h: 1 reaped, 1 would have been, 1 kept, 3.1 MB RSS freed
 To keep such a process: REAPER_KEEP=1, `reaper keep PID`, or the rule from `reaper history 101`
