@@ -379,13 +379,13 @@ impl Sessions {
         top: ProcessKey,
         left: SessionId,
     ) -> Vec<ProcessKey> {
-        let nested: Vec<SessionId> = self.open.ids(IndexKey::Outer(left)).collect();
+        let mut descends = tree.descent_from(top);
+        let nested = self.open.all(IndexKey::Outer(left));
+        let nested = nested.filter(|session| descends(session.root));
+        let nested: Vec<SessionId> = nested.map(|session| session.id).collect();
         for id in nested {
-            let is_below = |session: &Session| tree.descends_from(session.root, top);
-            if self.get(id).is_some_and(is_below) {
-                self.open.update(id, |session| session.outer = None);
-                self.to_check.push(left);
-            }
+            self.open.update(id, |session| session.outer = None);
+            self.to_check.push(left);
         }
         let own = tree.get(top).and_then(|node| node.state.member.session);
         // The root itself became a server, or the process shares the image of a server and has not executed it.
@@ -396,8 +396,9 @@ impl Sessions {
         let members = members.filter_map(|pid| tree.by_pid(pid));
         let members = members.map(|node| node.key);
         let below: Vec<ProcessKey> = members
-            .filter(|key| *key != top && tree.descends_from(*key, top))
+            .filter(|key| *key != top && descends(*key))
             .collect();
+        drop(descends);
         for key in &below {
             let Some(node) = tree.get_mut(*key) else {
                 continue;

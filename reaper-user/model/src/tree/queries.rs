@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Exited, Image, Node, NodeState, ProcessKey, Tree};
+use super::{Exited, Image, Map, Node, NodeState, ProcessKey, Tree};
 
 impl<S: NodeState> Tree<S> {
     /// Returns the number of living processes.
@@ -81,16 +81,32 @@ impl<S: NodeState> Tree<S> {
         std::iter::successors(first, move |node| parent(node)).take(self.live.len())
     }
 
-    /// Returns whether a process descends from `ancestor` by birth parents, through living processes and exited
-    /// members.
-    pub(crate) fn descends_from(&self, key: ProcessKey, ancestor: ProcessKey) -> bool {
-        let creator = |key: &ProcessKey| match self.get(*key) {
+    /// Returns a test whether a process descends from `ancestor` by birth parents, through living processes and exited
+    /// members. The test visits no process twice, so that testing a whole tree takes no longer if it is deep.
+    pub(crate) fn descent_from(&self, ancestor: ProcessKey) -> impl FnMut(ProcessKey) -> bool {
+        let creator = |key: ProcessKey| match self.get(key) {
             Some(node) => node.birth_parent,
-            None => self.exited(*key)?.birth_parent,
+            None => self.exited(key)?.birth_parent,
         };
-        let above = std::iter::successors(creator(&key), creator);
-        let mut above = above.take(self.live.len() + self.exited.len());
-        above.any(|key| key == ancestor)
+        let mut known: Map<ProcessKey, bool> = Map::default();
+        known.insert(ancestor, true);
+        move |key| {
+            let (mut above, mut path) = (creator(key), Vec::new());
+            let descends = loop {
+                let Some(key) = above else { break false };
+                if let Some(descends) = known.get(&key) {
+                    break *descends;
+                }
+                // A loop, which corrupt input could create, ends here.
+                known.insert(key, false);
+                path.push(key);
+                above = creator(key);
+            };
+            for key in path.into_iter().filter(|_| descends) {
+                known.insert(key, true);
+            }
+            descends
+        }
     }
 
     /// Returns the living descendants of a process, parents before children. Terminates on a loop, which corrupt input
