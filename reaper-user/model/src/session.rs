@@ -44,6 +44,10 @@ const RUN: &str = "reaper-run";
 /// Maximum number of closed sessions that are remembered, for members that become known after their session closed.
 pub const CLOSED_MAX: usize = 64;
 
+/// Maximum number of sessions in which one is nested. An agent below more than that stays a member of the innermost of
+/// these. Each event then changes or visits a bounded number of sessions around it, however deep agents start agents.
+pub const ENCLOSING_MAX: u32 = 64;
+
 /// Exit of a root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RootExit {

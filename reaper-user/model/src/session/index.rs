@@ -48,6 +48,8 @@ pub(super) struct Nesting {
     pub(super) is_ended_by_run: bool,
     /// Latest exit among the roots of this session and those around it, in ns since boot; 0 for none.
     pub(super) last_root_exit_at: u64,
+    /// Number of sessions around this one.
+    pub(super) depth: u32,
 }
 
 /// Reason for which the members of a session are due.
@@ -88,6 +90,7 @@ impl Session {
                 .root_exit
                 .map_or(0, |exit| exit.at)
                 .max(above.last_root_exit_at),
+            depth: outer.map_or(0, |outer| outer.nesting.depth + 1),
         }
     }
 

@@ -336,9 +336,10 @@ impl Sessions {
         }
     }
 
-    /// Returns whether `inner` can be nested in `outer`: that is open and not nested in `inner`.
+    /// Returns whether `inner` can be nested in `outer`: that is open, not nested too deep and not nested in `inner`.
     fn may_nest(&self, inner: SessionId, outer: SessionId) -> bool {
         self.get(outer).is_some()
+            && self.has_room(outer)
             && self
                 .with_enclosing(outer)
                 .all(|session| session.id != inner)

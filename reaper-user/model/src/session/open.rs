@@ -5,8 +5,8 @@ use std::sync::Arc;
 use hashbrown::HashSet;
 
 use super::{
-    ImageSource, IndexKey, Nesting, RUN, RootParent, Session, SessionEvent, SessionId, Sessions,
-    Succession,
+    ENCLOSING_MAX, ImageSource, IndexKey, Nesting, RUN, RootParent, Session, SessionEvent,
+    SessionId, Sessions, Succession,
 };
 use crate::event::ProcessKey;
 use crate::facts::Fact;
@@ -63,6 +63,12 @@ impl Sessions {
         starter
             .filter(|_| kind == SessionKind::Agent)
             .filter(is_agents)
+    }
+
+    /// Returns whether another session may be nested in this one; see [`ENCLOSING_MAX`].
+    pub(super) fn has_room(&self, outer: SessionId) -> bool {
+        self.get(outer)
+            .is_none_or(|outer| outer.nesting.depth < ENCLOSING_MAX)
     }
 
     /// Returns the root of the `reaper run` of which this process is the supervisor; `None` if it is not a supervisor. A `reaper
@@ -158,14 +164,18 @@ impl Sessions {
         let Some(node) = tree.get_mut(key) else {
             return;
         };
+        // The end of a session that the root may not descend from must not make its members due.
+        let sure = !node.state.member.is_lineage_uncertain && node.state.member.inferred.is_none();
+        let (starter, parent) = (node.state.member.session.filter(|_| sure), node.parent);
+        let outer = self.outer_of(kind, starter);
+        if outer.is_some_and(|outer| !self.has_room(outer)) {
+            return;
+        }
         self.last += 1;
         let id = SessionId(self.last);
         node.state.member.boundary = None;
         node.state.member.root = true;
         node.state.member.is_by_sudo = false;
-        // The end of a session that the root may not descend from must not make its members due.
-        let sure = !node.state.member.is_lineage_uncertain && node.state.member.inferred.is_none();
-        let (starter, parent) = (node.state.member.session.filter(|_| sure), node.parent);
         let parent_of_root = node.birth_parent.or(parent);
         let (uids, cgroup_id, sid) = (node.uids, node.image.cgroup_id, node.image.sid);
         let has_terminal = node.image.tty != 0;
@@ -183,7 +193,6 @@ impl Sessions {
             self.get(id)
                 .map_or(0, |outer| outer.nesting.last_root_exit_at)
         };
-        let outer = self.outer_of(kind, starter);
         let outer = outer.filter(|outer| self.is_restoring || last_root_exit_at(*outer) <= now);
         let parent_of_root =
             parent_of_root.map(|key| self.run_of_supervisor(tree, key).unwrap_or(key));

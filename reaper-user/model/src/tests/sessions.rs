@@ -3,6 +3,7 @@
 use super::world::{INIT, World};
 use crate::event::ExitStatus;
 use crate::facts::{Fact, FactSet, Facts};
+use crate::session::ENCLOSING_MAX;
 
 #[test]
 fn agent_and_its_descendants_form_a_session() {
@@ -462,4 +463,21 @@ fn exec_by_another_thread_is_an_exec_of_the_process() {
     let tool = w.spawn(launcher, "npm");
     assert_eq!(w.session_events(), ["opened claude"]);
     assert_eq!(w.root_of(tool), Some(launcher));
+}
+
+#[test]
+fn agent_nested_too_deep_stays_a_member() {
+    let mut w = World::new();
+    let mut agent = w.spawn(INIT, "claude");
+    for _ in 0..ENCLOSING_MAX {
+        agent = w.spawn(agent, "claude");
+    }
+    assert_eq!(w.root_of(agent), Some(agent));
+    let deeper = w.spawn(agent, "claude");
+    let tool = w.spawn(deeper, "sh");
+    assert_eq!([deeper, tool].map(|key| w.root_of(key)), [Some(agent); 2]);
+    w.kill(deeper);
+    assert_eq!(w.why(tool), "keep detached");
+    w.kill(agent);
+    assert_eq!(w.why(tool), "reap root_exited");
 }

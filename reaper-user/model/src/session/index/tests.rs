@@ -36,6 +36,7 @@ impl Sessions {
             let nesting = session.nesting;
             assert_eq!(nesting.awaiting, awaiting);
             assert_eq!(nesting.is_ended_by_run, is_ended_by_run);
+            assert_eq!(nesting.depth as usize, outwards.len() - 1);
             let exits = outwards.iter().filter_map(|outer| outer.root_exit);
             let last = exits.map(|exit| exit.at).max().unwrap_or(0);
             assert_eq!(nesting.last_root_exit_at, last);
