@@ -467,6 +467,22 @@ fn command_through_nohup_has_10_minutes_after_status_0() {
 }
 
 #[test]
+fn agents_server_and_agent_below_it_count_as_having_a_terminal() {
+    let mut h = Host::with_terminal("/opt/codex app-server --listen unix://", 0);
+    let server = h.agent;
+    let agent = h.start(server, CODEX);
+    for root in [agent, server] {
+        let shell = h.start(root, "/bin/bash");
+        let command = h.start(shell, "/usr/bin/nohup");
+        h.exec(command, "/usr/bin/make all", 7);
+        advance(&mut h.w, MINUTE);
+        h.w.exit(root);
+        advance(&mut h.w, 0);
+        h.assert_all(&[command], "wait rule_delay asked-for-commands");
+    }
+}
+
+#[test]
 fn command_that_the_agent_detached_has_no_10_minutes() {
     let mut h = Host::new(CODEX);
     let command = h.start(h.agent, "/usr/bin/setsid");
