@@ -11,6 +11,9 @@ use crate::export::printable;
 /// Directory that exists if systemd is the init of this host (sd_booted(3)).
 const BOOTED: &str = "/run/systemd/system";
 
+/// State of a unit about which the service manager says nothing.
+pub(super) const UNKNOWN: &str = "unknown";
+
 /// State of the unit, as the service manager reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct UnitState {
@@ -104,7 +107,7 @@ fn parse_state(text: &str) -> UnitState {
     UnitState {
         is_installed: value("LoadState") == "loaded",
         state: match (value("ActiveState"), value("SubState")) {
-            ("", _) => "unknown".into(),
+            ("", _) => UNKNOWN.into(),
             (active, sub) => format!("{active} ({sub})"),
         },
         start: value("UnitFileState").into(),
@@ -167,6 +170,6 @@ mod tests {
         let absent =
             parse_state("LoadState=not-found\nActiveState=inactive\nSubState=dead\nMainPID=0\n");
         assert!(!absent.is_installed && absent.pid.is_none());
-        assert_eq!(parse_state("").state, "unknown");
+        assert_eq!(parse_state("").state, UNKNOWN);
     }
 }

@@ -1,13 +1,15 @@
 //! `reaper service status`.
 
+use std::io::ErrorKind;
+
 use serde::Serialize;
 
-use super::control::{UnitState, unit_state};
+use super::control::{UNKNOWN, UnitState, unit_state};
 use super::place::{Place, UNIT};
 use super::{Failure, StatusArgs, own_place};
 use crate::api::SOCKET;
 use crate::api::Status;
-use crate::api::client::Client;
+use crate::api::client::{Client, ClientError};
 use crate::cli::show::{width, wrap};
 use crate::cli::user;
 use crate::export::{print, printable, time, to_json};
@@ -73,8 +75,19 @@ fn ask(place: &Place) -> Result<Status, String> {
     };
     let answer = Client::new(directory.join(SOCKET)).get("/v1/status");
     let status = answer.and_then(|response| response.read());
-    // Also lists other services that answer.
-    status.map_err(|error| Failure::from(error).to_string())
+    status.map_err(|error| match error {
+        // The general advice is about a daemon that was started by hand.
+        ClientError::NoService { path, source }
+            if matches!(
+                source.kind(),
+                ErrorKind::NotFound | ErrorKind::ConnectionRefused
+            ) =>
+        {
+            format!("no service answers on {}", path.display())
+        }
+        // Also lists other services that answer.
+        error => Failure::from(error).to_string(),
+    })
 }
 
 /// Returns the lines of the status.
@@ -87,21 +100,30 @@ fn lines(place: &Place, unit: &UnitState, answer: Result<&Status, &String>) -> V
     };
     lines.push(match unit.is_installed {
         true => format!("{UNIT}: {}, {}{restarts}", unit.state, unit.start),
+        false if unit.state == UNKNOWN => {
+            format!("{UNIT}: systemd does not run this host, or does not answer")
+        }
         false => format!("{UNIT} is not installed: {}", place.command("install")),
     });
     let status = match answer {
         Ok(status) => status,
         Err(error) => {
-            lines.extend(error.lines().map(str::to_owned));
+            let is_stopped = unit.state.starts_with("inactive");
+            if !is_stopped {
+                lines.extend(error.lines().map(str::to_owned));
+            }
             if unit.is_installed {
-                lines.push(format!("why:     sudo reaper service logs{user}"));
+                let sudo = if place.is_own { "" } else { "sudo " };
+                lines.push(format!("why:      {sudo}reaper service logs{user}"));
+                lines.push(format!("to start: {}", place.command("install")));
             }
             return lines;
         }
     };
     lines.push(status.summary());
     lines.push(format!(
-        "since {} ({} ago)",
+        "reaper {} since {} ({} ago)",
+        status.version,
         status.since,
         time(status.uptime_s)
     ));
@@ -114,8 +136,8 @@ fn lines(place: &Place, unit: &UnitState, answer: Result<&Status, &String>) -> V
     );
     let sudo = if place.is_own { "" } else { "sudo " };
     lines.push(format!(
-        "what and why: {sudo}reaper history --since {}s",
-        status.uptime_s.max(1)
+        "what and why: {sudo}reaper history --since {}",
+        time_span(status.uptime_s)
     ));
     lines.push(format!("log:          {sudo}reaper service logs{user}"));
     if status.mode == "observe" {
@@ -125,6 +147,17 @@ fn lines(place: &Place, unit: &UnitState, answer: Result<&Status, &String>) -> V
         });
     }
     lines
+}
+
+/// Returns a time of at least `seconds` in whole minutes, hours or days. It is not exact, because the user types the command
+/// later.
+fn time_span(seconds: u64) -> String {
+    let minutes = seconds / 60 + 2;
+    match minutes {
+        ..120 => format!("{minutes}m"),
+        120..2880 => format!("{}h", minutes / 60 + 1),
+        _ => format!("{}d", minutes / 1440 + 1),
+    }
 }
 
 #[cfg(test)]
@@ -149,13 +182,29 @@ mod tests {
             observing.contains("5 processes would have been reaped"),
             "{observing}"
         );
+        assert!(observing.contains("\nreaper 1.0 since "), "{observing}");
+        assert!(observing.contains("--since 5m\n"), "{observing}");
         let next = "to reap:      sudo reaper service install --enforce";
         assert!(observing.ends_with(next), "{observing}");
         let enforcing = lines(&place, &unit, Ok(&status("enforce"))).join("\n");
         assert!(!enforcing.contains("--enforce"), "{enforcing}");
         let failed = "no service answers".to_owned();
         let failed = lines(&place, &unit, Err(&failed)).join("\n");
-        assert!(failed.ends_with("sudo reaper service logs"), "{failed}");
+        assert!(failed.contains("sudo reaper service logs"), "{failed}");
+        let stopped = UnitState {
+            state: "inactive (dead)".into(),
+            ..unit
+        };
+        let stopped = lines(&place, &stopped, Err(&"none".to_owned())).join("\n");
+        let next = "to start: sudo reaper service install";
+        assert!(
+            stopped.ends_with(next) && !stopped.contains("none"),
+            "{stopped}"
+        );
+        assert_eq!(
+            [time_span(0), time_span(7200), time_span(200_000)],
+            ["2m", "3h", "3d"]
+        );
         let absent = lines(&place, &UnitState::default(), Err(&"none".to_owned()));
         assert_eq!(
             absent[0],
