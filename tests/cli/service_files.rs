@@ -1,6 +1,7 @@
 //! Tests of `reaper service` below another root directory: nothing of this machine is installed, started or removed.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -31,6 +32,7 @@ pub fn trials() -> Vec<Trial> {
         trial("cli", "service-other-program", other_program),
         trial("cli", "service-of-package", packaged),
         trial("cli", "service-of-user", of_user),
+        trial("cli", "service-links-of-image", links_of_image),
         trial("cli", "service-not-root", not_root),
     ]
 }
@@ -197,6 +199,53 @@ fn edited() {
         done(root, &["install", "--force"]);
         assert!(!text(root, path).contains("# mine"));
     }
+    // The seal of an edited unit still names the program that belongs to it.
+    let edited = format!("{}# mine\n", text(root, UNIT));
+    fs::write(root.join(UNIT), edited).expect("edit the unit");
+    done(root, &["uninstall", "--force"]);
+    assert!(files(root).is_empty());
+}
+
+/// Absolute links of an image lead to its own files, and a link in place of a file counts as edited.
+fn links_of_image() {
+    let dir = TempDir::new();
+    let root = &image(&dir);
+    let outside = dir.path().join("outside");
+    for (target, link) in [
+        (outside.clone(), "etc"),
+        (outside.join("bin"), "usr/local/bin"),
+        ("../../../outside/share".into(), "var/lib"),
+    ] {
+        let link = root.join(link);
+        fs::create_dir_all(link.parent().expect("a parent")).expect("a directory");
+        symlink(target, link).expect("a link");
+    }
+    fs::create_dir(&outside).expect("a directory");
+    fs::write(outside.join("canary"), "").expect("a file");
+    let canary = files(&outside);
+    let links = files(root);
+    done(root, &["install", "--enforce"]);
+    let below = root.join(outside.strip_prefix("/").expect("an absolute path"));
+    let written = files(&below);
+    for path in ["systemd/system/reaper.service", "bin/reaper"] {
+        let path = below.join(path);
+        assert!(
+            written.iter().any(|(file, _)| *file == path),
+            "no {}",
+            path.display()
+        );
+    }
+    assert_eq!(files(&outside), canary);
+    done(root, &["uninstall", "--purge"]);
+    assert!(files(root) == links, "files are left");
+    assert_eq!(files(&outside), canary);
+
+    let unit = below.join("systemd/system/reaper.service");
+    fs::create_dir_all(unit.parent().expect("a parent")).expect("a directory");
+    symlink("/dev/null", &unit).expect("a link");
+    refused(root, &["install"], "is a symbolic link");
+    done(root, &["install", "--force"]);
+    assert!(unit.symlink_metadata().expect("the unit").is_file());
 }
 
 /// A program that `install` did not write is replaced only with `--force`, and is not run.
@@ -227,7 +276,7 @@ fn packaged() {
     assert_eq!(target, Path::new("/").join(PACKAGED));
     assert!(root.join(MODE).exists());
     let out = done(root, &["uninstall"]);
-    assert!(out.contains("remove that package"), "{out}");
+    assert!(out.contains("a package has installed it"), "{out}");
     assert!(packaged.exists() && !root.join(MODE).exists());
 }
 

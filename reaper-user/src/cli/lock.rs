@@ -105,11 +105,15 @@ pub(super) fn host_daemon(directory: &Path) -> Option<String> {
     daemon.unwrap_or_default()
 }
 
-/// Returns a running daemon of any scope with its lock, if there is one in this directory.
+/// Returns a running daemon of any scope with its lock, if there is one in this directory other than the process `except`.
 ///
 /// # Errors
 /// The directory cannot be listed, or a lock file cannot be read.
-pub(super) fn running_daemon(directory: &Path) -> std::io::Result<Option<(String, PathBuf)>> {
+pub(super) fn running_daemon(
+    directory: &Path,
+    except: Option<u32>,
+) -> std::io::Result<Option<(String, PathBuf)>> {
+    let is_other = |daemon: &String| except.is_none_or(|pid| !daemon.ends_with(&format!(" {pid}")));
     let entries = match std::fs::read_dir(directory) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         entries => entries?,
@@ -120,7 +124,7 @@ pub(super) fn running_daemon(directory: &Path) -> std::io::Result<Option<(String
         if !name.starts_with(b"daemon") || !name.ends_with(b".lock") {
             continue;
         }
-        if let Some(daemon) = held(&path)? {
+        if let Some(daemon) = held(&path)?.filter(is_other) {
             return Ok(Some((daemon, path)));
         }
     }
@@ -196,15 +200,20 @@ mod tests {
     #[test]
     fn running_daemon_is_found_by_its_lock() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(running_daemon(&dir.path().join("none")).unwrap(), None);
+        assert_eq!(
+            running_daemon(&dir.path().join("none"), None).unwrap(),
+            None
+        );
         let lock = take(dir.path(), Some("7-7")).unwrap();
-        let (daemon, path) = running_daemon(dir.path()).unwrap().expect("a daemon");
+        let (daemon, path) = running_daemon(dir.path(), None).unwrap().expect("a daemon");
         assert!(
             daemon.ends_with(&std::process::id().to_string()),
             "{daemon}"
         );
         assert_eq!(path, dir.path().join("daemon-7-7.lock"));
+        let own = Some(std::process::id());
+        assert_eq!(running_daemon(dir.path(), own).unwrap(), None);
         drop(lock);
-        assert_eq!(running_daemon(dir.path()).unwrap(), None);
+        assert_eq!(running_daemon(dir.path(), None).unwrap(), None);
     }
 }

@@ -5,6 +5,7 @@ mod files;
 mod install;
 mod place;
 mod plan;
+mod root;
 mod status;
 mod uninstall;
 

@@ -19,7 +19,7 @@ use reaper_model::event::ProcessKey;
 pub(super) fn check_no_daemon(config: &Config) -> Result<(), Failure> {
     let own = user::runtime_dir().filter(|_| !geteuid().is_root());
     for directory in own.iter().chain([&config.runtime_dir]) {
-        let running = lock::running_daemon(directory).map_err(|error| {
+        let running = lock::running_daemon(directory, None).map_err(|error| {
             anyhow!(
                 "nothing was reaped: cannot check by the lock files in {} whether a daemon is running: {}",
                 directory.display(),

@@ -3,6 +3,7 @@
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use super::place::{Manager, Place, UNIT};
 use super::{Failure, LogsArgs};
@@ -74,6 +75,26 @@ pub(super) fn call(words: &[String]) -> Result<(), Failure> {
         output.status,
         printable(&text, 1000)
     )))
+}
+
+/// Waits until launchd does not know a job any more, so that `query` fails. `bootout` may return before the process has
+/// exited, and until then `bootstrap` fails.
+///
+/// # Errors
+/// The job is still there after `limit`.
+pub(super) fn wait_gone(query: &[String], limit: Duration) -> Result<(), Failure> {
+    let end = Instant::now() + limit;
+    while call(query).is_ok() {
+        if Instant::now() >= end {
+            return Err(Failure::Refused(format!(
+                "launchd has not ended the job within {} s: see `{}`, then run this command again",
+                limit.as_secs(),
+                query.join(" ")
+            )));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
 }
 
 fn command(words: &[String]) -> Command {
@@ -155,6 +176,13 @@ fn log_command(place: &Place, args: &LogsArgs) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn job_that_launchd_does_not_end_is_an_error() {
+        let known = wait_gone(&["true".to_owned()], Duration::ZERO).unwrap_err();
+        assert!(known.to_string().contains("see `true`"), "{known}");
+        wait_gone(&["false".to_owned()], Duration::ZERO).unwrap();
+    }
 
     #[test]
     fn state_of_a_unit_is_parsed() {

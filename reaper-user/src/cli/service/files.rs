@@ -1,9 +1,11 @@
 //! Files that `service install` writes. Their last line, the seal, shows whether they were edited since.
 
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+
+use nix::libc::O_NOFOLLOW;
 
 use super::Failure;
 use reaper_host::advice::Advised as _;
@@ -36,8 +38,8 @@ pub(super) enum Origin {
     Absent,
     /// `reaper` wrote it, and it was not changed since.
     Own(Seal),
-    /// It was written or changed by hand.
-    Edited,
+    /// It was written or changed by hand, or is a symbolic link. Its seal, if it still has one, names this program.
+    Edited(Option<PathBuf>),
 }
 
 impl Origin {
@@ -45,8 +47,21 @@ impl Origin {
     pub(super) fn seal(&self) -> Option<&Seal> {
         match self {
             Origin::Own(seal) => Some(seal),
-            Origin::Absent | Origin::Edited => None,
+            Origin::Absent | Origin::Edited(_) => None,
         }
+    }
+
+    /// Returns the program that was installed along with the file.
+    pub(super) fn program(&self) -> Option<&Path> {
+        match self {
+            Origin::Own(seal) => seal.program.as_deref(),
+            Origin::Edited(program) => program.as_deref(),
+            Origin::Absent => None,
+        }
+    }
+
+    pub(super) fn is_edited(&self) -> bool {
+        matches!(self, Origin::Edited(_))
     }
 }
 
@@ -74,17 +89,37 @@ fn hash(text: &str, line: &str) -> String {
 /// # Errors
 /// The file exists and cannot be read.
 pub(super) fn origin(path: &Path) -> Result<Origin, Failure> {
-    match fs::read_to_string(path) {
-        Ok(text) => Ok(read_seal(&text).map_or(Origin::Edited, Origin::Own)),
+    if path.is_symlink() {
+        return Ok(Origin::Edited(None));
+    }
+    match read(path) {
+        Ok(text) => {
+            let seal = str::from_utf8(&text).ok().and_then(read_seal);
+            Ok(match seal {
+                Some((seal, true)) => Origin::Own(seal),
+                seal => Origin::Edited(seal.and_then(|(seal, _)| seal.program)),
+            })
+        }
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(Origin::Absent),
-        Err(error) if error.kind() == ErrorKind::InvalidData => Ok(Origin::Edited),
         Err(error) => Err(failed("cannot read", path, &error)),
     }
 }
 
-/// Returns the valid seal of a text.
-fn read_seal(text: &str) -> Option<Seal> {
-    let start = text.trim_end().rfind('\n')? + 1;
+/// Reads a file that is no symbolic link: a link of an image leads to a file of this host.
+///
+/// # Errors
+/// The file cannot be read, or is a symbolic link.
+pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut options = File::options();
+    let mut file = options.read(true).custom_flags(O_NOFOLLOW).open(path)?;
+    let mut content = Vec::new();
+    file.read_to_end(&mut content)?;
+    Ok(content)
+}
+
+/// Returns the last seal of a text, and whether it is valid.
+fn read_seal(text: &str) -> Option<(Seal, bool)> {
+    let start = text[..text.rfind(HASH)?].rfind('\n')? + 1;
     let (text, last) = text.split_at(start);
     let (line, rest) = last.split_once(HASH)?;
     let found = rest.split_whitespace().next()?;
@@ -97,7 +132,9 @@ fn read_seal(text: &str) -> Option<Seal> {
         version: version.to_owned(),
         program,
     };
-    (hash(text, line) == found).then_some(seal)
+    let is_last = last.trim_end().lines().count() == 1;
+    let is_valid = is_last && hash(text, line) == found;
+    Some((seal, is_valid))
 }
 
 /// Returns whether version `a` is newer than `b`, by the numbers of both.
@@ -204,6 +241,8 @@ pub(super) fn failed(what: &str, path: &Path, error: &io::Error) -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
 
     fn seal(version: &str) -> Seal {
@@ -222,16 +261,21 @@ mod tests {
             let text = sealed("[Unit]\nA=b\n", comment, &seal("1.2.3"));
             fs::write(&path, &text).unwrap();
             assert_eq!(origin(&path).unwrap(), Origin::Own(seal("1.2.3")), "{text}");
-            for edited in [
-                text.replace("A=b", "A=c"),
-                text.replace("1.2.3", "1.2.4"),
-                text.clone() + "B=c\n",
-                "[Unit]\n".into(),
-                String::new(),
+            let program = seal("1.2.3").program;
+            for (edited, program) in [
+                (text.replace("A=b", "A=c"), program.clone()),
+                (text.replace("1.2.3", "1.2.4"), program.clone()),
+                (text.clone() + "B=c\n", program),
+                ("[Unit]\n".into(), None),
+                (String::new(), None),
             ] {
                 fs::write(&path, &edited).unwrap();
-                assert_eq!(origin(&path).unwrap(), Origin::Edited, "{edited}");
+                assert_eq!(origin(&path).unwrap(), Origin::Edited(program), "{edited}");
             }
+            fs::remove_file(&path).unwrap();
+            symlink("/dev/null", &path).unwrap();
+            assert_eq!(origin(&path).unwrap(), Origin::Edited(None));
+            fs::remove_file(&path).unwrap();
         }
     }
 

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use anyhow::Context as _;
 use nix::unistd::geteuid;
 
-use super::files::{NewFile, Origin, is_newer, origin};
+use super::files::{NewFile, Origin, is_newer, origin, read};
 use super::place::{LABEL, Manager, Place, UNIT};
 use super::plan::{Report, Step, carry_out};
 use super::{Failure, InstallArgs, control};
@@ -23,10 +23,11 @@ const PROGRAM_DIRECTORIES: [&str; 3] = ["/usr/bin", "/usr/local/bin", "/bin"];
 /// Installs the service, or with `--dry-run` shows what that would do. Returns the exit status.
 pub(super) fn run(args: &InstallArgs) -> Result<u8, Failure> {
     let place = args.change.place()?;
+    let before = place.installed_mode();
     let mode = match (args.enforce, args.observe) {
         (true, _) => Mode::Enforce,
         (_, true) => Mode::Observe,
-        _ => place.installed_mode().unwrap_or(Mode::Observe),
+        _ => before.unwrap_or(Mode::Observe),
     };
     let mut obstacles = args.change.obstacles(&place);
     obstacles.extend(obstacles_here(&place));
@@ -41,7 +42,7 @@ pub(super) fn run(args: &InstallArgs) -> Result<u8, Failure> {
         steps => steps?,
     };
     let mut report = carry_out(steps, args.change.dry_run)?;
-    describe(&mut report, &place, mode);
+    describe(&mut report, &place, before, mode);
     report.print(&args.change, &obstacles)
 }
 
@@ -112,11 +113,15 @@ fn steps(place: &Place, mode: Mode, force: bool) -> Result<Vec<Step>, Failure> {
                 place.command("uninstall")
             )));
         }
+        Some(_) if unit.is_edited() => {
+            check_unchanged(&place.unit(), &unit, force)?;
+            steps.push(Step::Remove(place.unit()));
+        }
         _ => {
-            let own = unit.seal().and_then(|seal| seal.program.clone());
+            let own = unit.program().map(Path::to_owned);
             let program = program(place, own.as_deref(), force)?;
             check_unchanged(&place.unit(), &unit, force)?;
-            let path = program.as_ref().map(|file| inside(place, &file.path));
+            let path = program.as_ref().map(|_| place.program());
             let current = path.clone().map_or_else(this_program, Ok)?;
             // Written by an earlier installation, which left it in place now.
             let installed = path.is_some() || own.as_ref() == Some(&current);
@@ -158,6 +163,7 @@ fn start(place: &Place) -> Vec<Step> {
             let unit = place.unit().display().to_string();
             vec![
                 Step::Try(place.control(&["bootout", &job])),
+                Step::WaitGone(place.control(&["print", &job])),
                 call(&["bootstrap", &domain, &unit]),
             ]
         }
@@ -182,7 +188,7 @@ fn this_program() -> Result<PathBuf, Failure> {
 /// Another program is in its place, or the installed one is newer, and `force` is not set. Or this program cannot be read.
 fn program(place: &Place, own: Option<&Path>, force: bool) -> Result<Option<NewFile>, Failure> {
     let this = this_program()?;
-    let path = place.at(place.program());
+    let path = place.program_file().to_owned();
     let stays = PROGRAM_DIRECTORIES
         .iter()
         .any(|dir| this.parent() == Some(Path::new(dir)));
@@ -190,7 +196,7 @@ fn program(place: &Place, own: Option<&Path>, force: bool) -> Result<Option<NewF
         return Ok(None);
     }
     let content = fs::read(&this).with_context(|| format!("cannot read {}", this.display()))?;
-    let is_same = || fs::read(&path).is_ok_and(|installed| installed == content);
+    let is_same = || read(&path).is_ok_and(|installed| installed == content);
     if fs::symlink_metadata(&path).is_ok() && !is_same() {
         if own != Some(&place.program()) && !force {
             return Err(Failure::Usage(format!(
@@ -236,17 +242,22 @@ fn check_version(path: &Path, version: Option<&str>, force: bool) -> Result<(), 
 /// Refuses to replace a file that was edited by hand, or that a newer version has written.
 fn check_unchanged(path: &Path, origin: &Origin, force: bool) -> Result<(), Failure> {
     match origin {
-        Origin::Edited if !force => Err(Failure::Usage(format!(
+        Origin::Edited(_) if !force && path.is_symlink() => Err(Failure::Usage(format!(
+            "{} is a symbolic link that reaper has not made: remove it (`systemctl unmask {UNIT}` if it masks the unit), or \
+             replace it with --force",
+            path.display()
+        ))),
+        Origin::Edited(_) if !force => Err(Failure::Usage(format!(
             "{} was edited by hand: put the changes into a drop-in (`systemctl edit {UNIT}`), then replace the file with --force",
             path.display()
         ))),
         Origin::Own(seal) => check_version(path, Some(&seal.version), force),
-        Origin::Absent | Origin::Edited => Ok(()),
+        Origin::Absent | Origin::Edited(_) => Ok(()),
     }
 }
 
 /// Adds the mode and the next commands to a report.
-fn describe(report: &mut Report, place: &Place, mode: Mode) {
+fn describe(report: &mut Report, place: &Place, before: Option<Mode>, mode: Mode) {
     if report.dry_run {
         report.notes.push(match mode {
             Mode::Observe => {
@@ -265,6 +276,9 @@ fn describe(report: &mut Report, place: &Place, mode: Mode) {
     }
     report.notes.push(match mode {
         Mode::Observe => "the service runs and observes: it sends no signals".into(),
+        Mode::Enforce if before == Some(Mode::Observe) => {
+            "the service runs and reaps what agents leave behind, also what it has only listed until now".to_owned()
+        }
         Mode::Enforce => "the service runs and reaps what agents leave behind".to_owned(),
     });
     report

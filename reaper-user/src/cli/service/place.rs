@@ -1,11 +1,12 @@
 //! Service managers, and where they expect their files.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use nix::unistd::geteuid;
 
-use super::Failure;
 use super::files::{self, NewFile, Seal};
+use super::{Failure, root};
 use crate::config::Mode;
 use reaper_host::sys::xdg::{absolute, config_home};
 
@@ -20,12 +21,15 @@ const LOG: &str = "/var/log/reaper.log";
 pub(super) const UNIT: &str = "reaper.service";
 /// Label of the job.
 pub(super) const LABEL: &str = "dev.reaper.daemon";
+/// Name of the drop-in with the mode.
+const MODE_FILE: &str = "10-mode.conf";
 /// Directories where packages put units.
-const PACKAGED: [&str; 2] = ["usr/lib/systemd", "lib/systemd"];
+const PACKAGED: [&str; 2] = ["/usr/lib/systemd", "/lib/systemd"];
 
 /// Service manager.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Manager {
+    #[default]
     Systemd,
     Launchd,
 }
@@ -41,7 +45,7 @@ impl Manager {
 }
 
 /// Files of one service.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Place {
     pub manager: Manager,
     /// Root directory of the host.
@@ -52,13 +56,21 @@ pub(super) struct Place {
     home: PathBuf,
     /// Directory for the config of programs, of the user.
     config: PathBuf,
+    /// Directory of units or jobs, and those below it for drop-ins and for links, as this process reaches them.
+    directory: PathBuf,
+    drop_ins: PathBuf,
+    wants: PathBuf,
+    /// Unit of a package, if one is installed.
+    packaged: Option<PathBuf>,
+    /// Place of the program, as this process reaches it.
+    program_file: PathBuf,
 }
 
 impl Place {
     /// Returns the place below `root`, of the host or of this user.
     ///
     /// # Errors
-    /// A user's directories are unknown.
+    /// A user's directories are unknown, or a directory below `root` cannot be resolved.
     pub(super) fn new(manager: Manager, root: &Path, is_own: bool) -> Result<Place, Failure> {
         let unknown = || {
             let what = "--user: the home directory is unknown, as HOME is not set; set it to an absolute path";
@@ -71,13 +83,34 @@ impl Place {
             ),
             false => (PathBuf::new(), PathBuf::new()),
         };
-        Ok(Place {
+        let mut place = Place {
             manager,
             root: root.to_owned(),
             is_own,
             home,
             config,
-        })
+            ..Place::default()
+        };
+        let directory = place.unit_directory();
+        let (target, scope) = match is_own {
+            true => ("default", "user"),
+            false => ("multi-user", "system"),
+        };
+        // A file in each directory, because the last component is not resolved.
+        let parent = |path: PathBuf| path.parent().unwrap_or(root).to_owned();
+        place.directory = parent(place.at(directory.join(UNIT))?);
+        place.drop_ins = parent(place.at(directory.join(format!("{UNIT}.d/{MODE_FILE}")))?);
+        place.wants = parent(place.at(directory.join(format!("{target}.target.wants/{UNIT}")))?);
+        place.program_file = place.at(place.program())?;
+        if manager == Manager::Systemd {
+            for packages in PACKAGED {
+                let path = place.at(Path::new(packages).join(scope).join(UNIT))?;
+                if place.packaged.is_none() && fs::symlink_metadata(&path).is_ok() {
+                    place.packaged = Some(path);
+                }
+            }
+        }
+        Ok(place)
     }
 
     /// Returns whether it is on the host that runs, and not below another root directory.
@@ -85,14 +118,21 @@ impl Place {
         self.root == Path::new("/")
     }
 
-    /// Returns a path as this process reaches it.
-    pub(super) fn at(&self, path: impl AsRef<Path>) -> PathBuf {
+    /// Returns a path as this process reaches it. Symbolic links do not lead out of the root directory.
+    ///
+    /// # Errors
+    /// It cannot be resolved.
+    pub(super) fn at(&self, path: impl AsRef<Path>) -> Result<PathBuf, Failure> {
         let path = path.as_ref();
-        self.root.join(path.strip_prefix("/").unwrap_or(path))
+        match self.is_live() {
+            true => Ok(self.root.join(path)),
+            false => root::resolve(&self.root, path)
+                .map_err(|error| files::failed("cannot resolve", path, &error)),
+        }
     }
 
     /// Returns the directory of units or jobs, inside the root.
-    fn directory(&self) -> PathBuf {
+    fn unit_directory(&self) -> PathBuf {
         match (self.manager, self.is_own) {
             (Manager::Systemd, false) => "/etc/systemd/system".into(),
             (Manager::Systemd, true) => self.config.join("systemd/user"),
@@ -103,7 +143,7 @@ impl Place {
 
     /// Returns the unit or job.
     pub(super) fn unit(&self) -> PathBuf {
-        self.at(self.directory()).join(match self.manager {
+        self.directory.join(match self.manager {
             Manager::Systemd => UNIT.to_owned(),
             Manager::Launchd => format!("{LABEL}.plist"),
         })
@@ -111,24 +151,17 @@ impl Place {
 
     /// Returns the unit of a package, if one is installed.
     pub(super) fn packaged_unit(&self) -> Option<PathBuf> {
-        let scope = if self.is_own { "user" } else { "system" };
-        let mut all = PACKAGED
-            .iter()
-            .map(|dir| self.at(dir).join(scope).join(UNIT));
-        all.find(|path| self.manager == Manager::Systemd && path.exists())
+        self.packaged.clone()
     }
 
     /// Returns the drop-in with the mode.
     pub(super) fn mode_file(&self) -> PathBuf {
-        let directory = self.at(self.directory());
-        directory.join(format!("{UNIT}.d/10-mode.conf"))
+        self.drop_ins.join(MODE_FILE)
     }
 
     /// Returns the link by which systemd starts the unit at boot or login.
     pub(super) fn link(&self) -> PathBuf {
-        let target = if self.is_own { "default" } else { "multi-user" };
-        let wants = format!("{target}.target.wants");
-        self.at(self.directory()).join(wants).join(UNIT)
+        self.wants.join(UNIT)
     }
 
     /// Returns the place of the program, inside the root.
@@ -137,6 +170,11 @@ impl Place {
             true => self.home.join(".local/bin/reaper"),
             false => "/usr/local/bin/reaper".into(),
         }
+    }
+
+    /// Returns the place of the program, as this process reaches it.
+    pub(super) fn program_file(&self) -> &Path {
+        &self.program_file
     }
 
     /// Returns the unit or job that starts `program`, sealed. `installed` is whether the program belongs to it.
@@ -197,7 +235,8 @@ impl Place {
             Manager::Systemd => self.mode_file(),
             Manager::Launchd => self.unit(),
         };
-        let text = std::fs::read_to_string(file).ok();
+        let text = files::read(&file).ok();
+        let text = text.map(|text| String::from_utf8_lossy(&text).into_owned());
         match text.is_some_and(|text| text.contains("--enforce")) {
             true => Some(Mode::Enforce),
             false => {
@@ -267,7 +306,8 @@ mod tests {
             root: "/".into(),
             is_own: true,
             home: "/Users/a".into(),
-            config: PathBuf::new(),
+            directory: "/Users/a/Library/LaunchAgents".into(),
+            ..Place::default()
         };
         let file = place.unit_file(Path::new("/opt/reaper"), false, Mode::Enforce);
         let expected = "/Users/a/Library/LaunchAgents/dev.reaper.daemon.plist";

@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -11,6 +12,9 @@ use super::{ChangeArgs, Failure, control};
 use crate::cli::show::{width, wrap};
 use crate::cli::{lock, unpin};
 use crate::export::{print, printable, to_json};
+
+/// Time limit for the end of a job. launchd kills it after 20 s.
+const JOB_END: Duration = Duration::from_secs(30);
 
 /// One step.
 pub(super) enum Step {
@@ -22,8 +26,10 @@ pub(super) enum Step {
     Call(Vec<String>),
     /// The same, and ignores a failure.
     Try(Vec<String>),
-    /// Checks that no daemon has its lock in this directory.
-    CheckStopped(PathBuf),
+    /// Waits until launchd has ended a job, so that this command fails.
+    WaitGone(Vec<String>),
+    /// Checks that no daemon has its lock in this directory, other than the process with this pid.
+    CheckStopped(PathBuf, Option<u32>),
     /// Removes everything that is pinned in this directory.
     Unpin(PathBuf),
     /// Removes a file or an empty directory, if it exists.
@@ -55,7 +61,8 @@ impl Step {
             Step::Write(file) => ("wrote", "write", show(&file.path)),
             Step::Link(path, _) => ("linked", "link", show(path)),
             Step::Call(words) | Step::Try(words) => ("ran", "run", words.join(" ")),
-            Step::CheckStopped(_) => ("checked", "check", "that no daemon runs".into()),
+            Step::WaitGone(_) => ("waited", "wait", "for the end of the job".into()),
+            Step::CheckStopped(..) => ("checked", "check", "that no daemon runs".into()),
             Step::Unpin(dir) => ("removed", "remove", format!("the pins in {}", show(dir))),
             Step::Remove(path) => ("removed", "remove", show(path)),
             Step::RemoveAll(path) => (
@@ -72,7 +79,7 @@ impl Step {
             Step::Remove(path) | Step::RemoveAll(path) | Step::Unpin(path) => {
                 fs::symlink_metadata(path).is_ok()
             }
-            Step::CheckStopped(_) => false,
+            Step::CheckStopped(..) | Step::WaitGone(_) => false,
             _ => true,
         }
     }
@@ -90,9 +97,13 @@ impl Step {
             }
             Step::Call(words) => control::call(words)?,
             Step::Try(words) => return Ok(control::call(words).is_ok()),
-            Step::CheckStopped(directory) => {
+            Step::WaitGone(query) => {
+                control::wait_gone(query, JOB_END)?;
+                return Ok(false);
+            }
+            Step::CheckStopped(directory, except) => {
                 // Its directory is removed later, with the lock of a daemon of any scope.
-                if let Ok(Some((daemon, _))) = lock::running_daemon(directory) {
+                if let Ok(Some((daemon, _))) = lock::running_daemon(directory, *except) {
                     return Err(Failure::Locked(format!(
                         "{daemon} still runs, and systemd has not started it: stop it, then run this command again"
                     )));
@@ -102,7 +113,7 @@ impl Step {
             Step::Unpin(directory) => return unpin::remove(directory).map(|removed| removed > 0),
             Step::Remove(path) => return files::remove(path),
             Step::RemoveAll(path) => {
-                if !path.exists() {
+                if fs::symlink_metadata(path).is_err() {
                     return Ok(false);
                 }
                 let removed = fs::remove_dir_all(path);

@@ -1,11 +1,12 @@
 //! `reaper service uninstall`.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::files::{Origin, origin};
 use super::place::{LABEL, Manager, Place, UNIT};
 use super::plan::{Step, carry_out};
-use super::{Failure, UninstallArgs};
+use super::{Failure, UninstallArgs, control};
 use crate::cli::load_for;
 use crate::cli::user::{ConfigOwner, place_journal_dir, place_runtime_dir};
 use crate::config::Config;
@@ -21,7 +22,7 @@ pub(super) fn run(args: &UninstallArgs) -> Result<u8, Failure> {
         )));
     }
     for path in [place.unit(), place.mode_file()] {
-        if origin(&path)? == Origin::Edited && !args.change.force {
+        if origin(&path)?.is_edited() && !args.change.force {
             return Err(Failure::Usage(format!(
                 "{} was edited by hand: save what you need of it, then remove it with --force",
                 path.display()
@@ -29,21 +30,21 @@ pub(super) fn run(args: &UninstallArgs) -> Result<u8, Failure> {
         }
     }
     let config = config(&place);
-    let program = unit.seal().and_then(|seal| seal.program.clone());
     // Anyone may write a seal into an image.
-    let program = program.filter(|program| *program == place.program());
-    let steps = steps(&place, &config, program.as_deref(), args.purge);
+    let program = unit.program() == Some(&place.program());
+    let steps = steps(&place, &config, program, args.purge)?;
     let mut report = carry_out(steps, args.change.dry_run)?;
     if let Some(packaged) = packaged {
-        let text = "a package has installed it: remove that package (apt remove reaper, dnf remove reaper)";
+        let text =
+            "a package has installed it; `apt remove reaper` or `dnf remove reaper` removes it";
         report.left.push(format!("{}: {text}", packaged.display()));
     }
-    for (path, why) in kept(&place, &config) {
+    for (path, why) in kept(&place, &config)? {
         let stays = match why {
             DROP_INS => !args.change.dry_run,
             _ => !args.purge || !is_own_directory(&path),
         };
-        if stays && path.exists() {
+        if stays && fs::symlink_metadata(&path).is_ok() {
             report.left.push(format!("{}: {why}", path.display()));
         }
     }
@@ -73,21 +74,24 @@ fn config(place: &Place) -> Config {
 }
 
 /// Returns what a removal leaves, with the reasons.
-fn kept(place: &Place, config: &Config) -> Vec<(PathBuf, &'static str)> {
+///
+/// # Errors
+/// A directory cannot be resolved.
+fn kept(place: &Place, config: &Config) -> Result<Vec<(PathBuf, &'static str)>, Failure> {
     let drop_ins = place.mode_file();
     let drop_ins = drop_ins.parent().unwrap_or(&drop_ins).to_owned();
-    vec![
+    Ok(vec![
         (drop_ins, DROP_INS),
         (
-            place.at(&config.journal_dir),
+            place.at(&config.journal_dir)?,
             "history, and what users keep; --purge removes it, unless the config names a directory that is not called reaper",
         ),
-        (config_directory(place), "the config; --purge removes it"),
-    ]
+        (config_directory(place)?, "the config; --purge removes it"),
+    ])
 }
 
 /// Returns the directory of the config.
-fn config_directory(place: &Place) -> PathBuf {
+fn config_directory(place: &Place) -> Result<PathBuf, Failure> {
     let owner = match place.is_own {
         true => ConfigOwner::User,
         false => ConfigOwner::Host,
@@ -96,16 +100,26 @@ fn config_directory(place: &Place) -> PathBuf {
     place.at(path.parent().unwrap_or(&path))
 }
 
-/// Returns the steps of the removal. `program` is the one that was installed along with the unit.
-fn steps(place: &Place, config: &Config, program: Option<&Path>, purge: bool) -> Vec<Step> {
+/// Returns the steps of the removal. `program` is whether one was installed along with the unit.
+///
+/// # Errors
+/// A directory cannot be resolved.
+fn steps(place: &Place, config: &Config, program: bool, purge: bool) -> Result<Vec<Step>, Failure> {
     let mut steps = Vec::new();
     let job = format!("{}/{LABEL}", place.domain());
     match (place.manager, place.is_live()) {
         (Manager::Systemd, true) => {
+            let directory = || config.runtime_dir.clone();
+            // Before anything is changed.
+            let own = control::unit_state(place).pid;
+            steps.push(Step::CheckStopped(directory(), own));
             steps.push(Step::Try(place.control(&["disable", "--now", UNIT])));
-            steps.push(Step::CheckStopped(config.runtime_dir.clone()));
+            steps.push(Step::CheckStopped(directory(), None));
         }
-        (Manager::Launchd, true) => steps.push(Step::Try(place.control(&["bootout", &job]))),
+        (Manager::Launchd, true) => {
+            steps.push(Step::Try(place.control(&["bootout", &job])));
+            steps.push(Step::WaitGone(place.control(&["print", &job])));
+        }
         (_, false) => {}
     }
     if place.is_live() && !place.is_own {
@@ -115,23 +129,23 @@ fn steps(place: &Place, config: &Config, program: Option<&Path>, purge: bool) ->
     let drop_ins = mode_file.parent().map(Path::to_owned);
     steps.extend([place.link(), place.unit(), mode_file].map(Step::Remove));
     steps.extend(drop_ins.map(Step::Remove));
-    steps.extend(program.map(|program| Step::Remove(place.at(program))));
+    steps.extend(program.then(|| Step::Remove(place.program_file().to_owned())));
     if place.manager == Manager::Systemd && place.is_live() {
         steps.push(Step::Call(place.control(&["daemon-reload"])));
         steps.push(Step::Try(place.control(&["reset-failed", UNIT])));
     }
     let mut directories = Vec::new();
     if place.is_live() {
-        directories.push(place.at(&config.runtime_dir));
+        directories.push(place.at(&config.runtime_dir)?);
     }
     if purge {
-        directories.extend([place.at(&config.journal_dir), config_directory(place)]);
+        directories.extend([place.at(&config.journal_dir)?, config_directory(place)?]);
     }
     let own = directories
         .into_iter()
         .filter(|path| is_own_directory(path));
     steps.extend(own.map(Step::RemoveAll));
-    steps
+    Ok(steps)
 }
 
 /// Returns whether a directory is called `reaper`, so that it has no files of other programs. The config may name any
