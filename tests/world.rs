@@ -363,9 +363,11 @@ impl World {
             .collect()
     }
 
-    /// Returns the only process with this role.
+    /// Returns the only process with this role, after it has reported itself.
+    ///
+    /// A process that was only asked for, with [`World::spawn`] for example, can still be starting.
     pub fn process(&self, role: &str) -> ProcessKey {
-        match self.processes(role).as_slice() {
+        match self.await_processes(role, 1).as_slice() {
             [id] => *id,
             other => panic!("{} processes have the role '{role}'", other.len()),
         }
@@ -447,9 +449,9 @@ impl World {
     /// Asserts that each role has processes and that all of them are alive.
     pub fn assert_alive(&self, roles: &[&str]) {
         for role in roles {
-            let processes = self.processes(role);
+            let processes = self.await_processes(role, 1);
             assert!(
-                !processes.is_empty() && processes.iter().all(|id| id.is_alive()),
+                processes.iter().all(|id| id.is_alive()),
                 "'{role}' is dead"
             );
         }

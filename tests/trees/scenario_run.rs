@@ -164,10 +164,8 @@ pub fn await_seen(world: &World, source: SourceKind, role: &str) {
             (is_any_enough || reported == present.to_str()).then_some(())
         };
         let processes = world.processes(role);
-        processes
-            .iter()
-            .all(|key| seen(key).is_some())
-            .then_some(())
+        let are_all_seen = processes.iter().all(|key| seen(key).is_some());
+        (!processes.is_empty() && are_all_seen).then_some(())
     });
 }
 
