@@ -450,10 +450,7 @@ impl World {
     pub fn assert_alive(&self, roles: &[&str]) {
         for role in roles {
             let processes = self.await_processes(role, 1);
-            assert!(
-                processes.iter().all(|id| id.is_alive()),
-                "'{role}' is dead"
-            );
+            assert!(processes.iter().all(|id| id.is_alive()), "'{role}' is dead");
         }
     }
 
