@@ -28,12 +28,18 @@ pub(super) struct UnpinArgs {
     /// Read the directory of the pins from this config file.
     #[arg(long, value_name = "FILE")]
     pub(super) config: Option<PathBuf>,
-    /// Directory of the pins; overrides the config.
+    /// Directory of the pins; overrides the config [default: /sys/fs/bpf/reaper].
     #[arg(long, value_name = "DIR")]
     pub(super) pin_dir: Option<PathBuf>,
     /// Print one JSON object.
     #[arg(long)]
     pub(super) json: bool,
+}
+
+/// Parses a number of things, of which 0 means none.
+pub(super) fn parse_count(text: &str) -> Result<u32, String> {
+    text.parse()
+        .map_err(|_| format!("not a number: write 0 to {}", u32::MAX))
 }
 
 /// Loads a config file, by default that of this user (see [`ConfigOwner`]). Without one, the built-in settings apply.

@@ -94,7 +94,7 @@ Exit status:
   3    the requested event source is not available here; see `reaper doctor`
   4    another daemon watches the same scope, or uses the pins to be removed
   5    no service answers on the socket
-  6    `scan` found something
+  6    `scan` found something to reap
   124  `run`, `wait`: a time limit ended the run
   125  `run`, `stop`, `wait`, `logs`: reaper failed, or no such run
   126  `run`, `wait`: the command cannot be executed
@@ -108,7 +108,11 @@ pub(super) enum Command {
     #[command(after_long_help = "\
 Examples:
   reaper doctor
+
+  # Check for a daemon with this config
   reaper doctor --config my.toml
+
+  # Print the event source that a daemon would use
   reaper doctor --json | jq .source
 
 Exit status:
@@ -192,6 +196,8 @@ Example:
     #[command(after_long_help = "\
 Examples:
   reaper status
+
+  # Print the number of open sessions
   reaper status --json | jq .sessions_open")]
     Status(ServiceArgs),
     /// Show the process trees of the running agents.
@@ -199,7 +205,7 @@ Examples:
 Tags behind a process:
   [claude-code]        it is this agent
   [detached]           its parent has exited, but its agent is alive
-  [to be reaped: WHY]  its agent has exited; `would be reaped` if the service only observes
+  [to be reaped: WHY]  its agent has exited; `would be` if the service observes
   [waits 9m 59s: WHY]  a rule delays the decision
   [kept: WHY]          kept by a rule, by REAPER_KEEP or by a user
   [boundary: RULE]     it and its descendants belong to no agent above it
@@ -207,6 +213,8 @@ Tags behind a process:
 
 Examples:
   reaper tree
+
+  # Show only one agent
   reaper tree --agent claude-code
 
   # Include processes that belong to no agent
@@ -230,9 +238,11 @@ Examples:
     #[command(after_long_help = "\
 Examples:
   reaper explain 4250
+
+  # Print only the two sentences, for several processes
   reaper explain 4250 4251 --json | jq -r '.why, .next'")]
     Explain {
-        /// Process ids.
+        /// Processes to explain.
         #[arg(required = true, value_name = "PID", value_parser = parse_pid)]
         pids: Vec<u32>,
         #[command(flatten)]
@@ -249,7 +259,7 @@ Examples:
 Example:
   reaper unkeep 4250")]
     Unkeep {
-        /// Process ids.
+        /// Processes to release.
         #[arg(required = true, value_name = "PID", value_parser = parse_pid)]
         pids: Vec<u32>,
         #[command(flatten)]
@@ -321,7 +331,10 @@ pub(super) enum ConfigCommand {
     /// Also warns of rules that can never match, and of rules that an earlier rule makes unreachable.
     #[command(after_long_help = "\
 Examples:
+  # Check the file that the service reads
   sudo reaper config check
+
+  # Check another file
   reaper config check my.toml
 
 Exit status:
@@ -344,7 +357,7 @@ Exit status:
     Init {
         /// File to create [default: /etc/reaper/config.toml for root].
         ///
-        /// For other users, the default is $XDG_CONFIG_HOME/reaper/config.toml.
+        /// For other users, the default is $XDG_CONFIG_HOME/reaper/config.toml. Missing directories are created.
         file: Option<PathBuf>,
         /// Print one JSON object.
         #[arg(long)]

@@ -24,6 +24,7 @@ Examples:
   # Show what a daemon with this file would use
   reaper config show --config my.toml
 
+  # List the names of all rules in force
   reaper config show --json | jq '.rules[].name'";
 
 #[derive(Args)]

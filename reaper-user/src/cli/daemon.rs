@@ -57,7 +57,10 @@ Restarts: probes, maps and ring buffer are pinned on a bpffs. If the daemon is k
     about all due processes within 2 s. `reaper unpin` removes them.
 
 Examples:
+  # Print what would be reaped, but send no signal
   sudo reaper daemon --observe
+
+  # Reap, and append the event stream to a file
   sudo reaper daemon --events /var/log/reaper.jsonl
 
   # Before an upgrade: the next daemon misses nothing
@@ -69,6 +72,7 @@ Examples:
   # Watch your own agents, without privileges
   reaper daemon --user
 
+  # Watch a cgroup, and print the name of each event
   sudo reaper daemon --scope /sys/fs/cgroup/user.slice --json | jq .event";
 
 #[derive(Args)]

@@ -13,6 +13,7 @@ A log is kept as long as the record of its run: for the last 100 finished runs, 
     A run with much output should write to a file of its own.
 
 Examples:
+  # Print the output so far
   reaper logs web
 
   # Follow the output until the run ends

@@ -53,11 +53,22 @@ Crashes: if `reaper run` is killed by SIGKILL, a running service ends the rest. 
     processes in its cgroup. A running --done-when check ends with `reaper run`.
 
 Examples:
+  # End everything that the tests leave behind
   reaper run -- npm test
+
+  # End the run after 45 minutes, with 30 s from SIGTERM to SIGKILL
   reaper run --timeout 45min --grace 30s -- claude -p 'fix the build'
+
+  # End the run after 10 minutes without output
   reaper run --idle 10min -- ./nightly.sh > nightly.log
+
+  # End the run as a success once the file `done` exists
   reaper run --done-when 'test -e done' --every 5s -- ./agent.sh
+
+  # List each process that was ended
   reaper run -v --timeout 10min -- npm test
+
+  # Read the outcome from the report
   reaper run --report run.json -- cargo test; jq .outcome run.json
 
   # Remove a worktree after a success, keep it after a failure
@@ -90,13 +101,13 @@ pub(super) struct RunArgs {
     /// End the run after this time, such as `45min`; a number without a unit is seconds.
     ///
     /// As with timeout(1), the number can be a fraction such as `0.5`, and 0 is no limit. The times of the other options
-    /// need a unit.
+    /// need a unit, and --idle and --every must be more than 0.
     #[arg(long, value_name = "TIME", value_parser = timeout)]
     timeout: Option<Duration>,
-    /// End the run after this time without output on stdout and stderr.
+    /// End the run after this time without output on stdout and stderr, such as `10min`.
     #[arg(long, value_name = "TIME", value_parser = limit)]
     idle: Option<Duration>,
-    /// Time between the first signal and SIGKILL.
+    /// Time between the first signal and SIGKILL, such as `30s`; `0s` is SIGKILL at once.
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "5s")]
     grace: Duration,
     /// First signal, by name or number.
@@ -114,13 +125,13 @@ pub(super) struct RunArgs {
     /// the run has exited. A check that takes longer than 30 s is killed and counts as not done.
     #[arg(long, value_name = "COMMAND")]
     done_when: Option<String>,
-    /// Time between two checks with --done-when.
+    /// Time from the end of a --done-when check to the next one.
     #[arg(long, value_name = "TIME", value_parser = limit, default_value = "10s", requires = "done_when")]
     every: Duration,
     /// Shell command to run after a success, with REAPER_OUTCOME set.
     #[arg(long, value_name = "COMMAND")]
     on_success: Option<String>,
-    /// Shell command to run after a failure, a fatal signal or a time limit.
+    /// Shell command to run after a failure, a fatal signal or a time limit, with REAPER_OUTCOME set.
     #[arg(long, value_name = "COMMAND")]
     on_failure: Option<String>,
     /// Remove this file or directory after a success, unless --on-success fails; can be repeated.

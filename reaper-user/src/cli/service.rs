@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 
 use super::Failure;
+use super::arguments::parse_count;
 use control::show_logs;
 use place::{Manager, Place};
 
@@ -27,8 +28,13 @@ With --user, the service watches only your own processes and needs no root. Its 
 Refuses to replace a unit that was edited by hand, or a newer version, unless --force is given.
 
 Examples:
+  # Install and start the service; it observes first
   sudo reaper service install
+
+  # Make it send signals
   sudo reaper service install --enforce
+
+  # Install your own service
   reaper service install --user
 
   # Show what it would do, and each reason why it would fail
@@ -46,7 +52,14 @@ Stops the service, and removes its unit, its program and everything pinned in th
 
 Examples:
   sudo reaper service uninstall
-  reaper service uninstall --user --dry-run";
+
+  # Show what it would remove of your own service
+  reaper service uninstall --user --dry-run
+
+Exit status:
+  0  the service was removed or, with --dry-run, can be
+  1  a step failed
+  2  it cannot be removed, for example because nothing is installed";
 
 #[derive(Subcommand)]
 pub(super) enum ServiceCommand {
@@ -68,7 +81,10 @@ Exit status:
     /// Show the log of the service.
     #[command(after_long_help = "\
 Examples:
+  # Print the last 100 lines
   sudo reaper service logs
+
+  # Print them, then new lines as they come
   sudo reaper service logs --follow")]
     Logs(LogsArgs),
 }
@@ -76,7 +92,7 @@ Examples:
 /// Options of all commands that write or remove files.
 #[derive(Args)]
 pub(super) struct ChangeArgs {
-    /// Your own service, for your own processes only.
+    /// Act on your own service, which watches only your own processes.
     #[arg(long)]
     user: bool,
     /// Print what would be done, and change nothing.
@@ -121,7 +137,7 @@ pub(super) struct UninstallArgs {
 
 #[derive(Args)]
 pub(super) struct StatusArgs {
-    /// Your own service.
+    /// Show your own service.
     #[arg(long)]
     user: bool,
     /// Print one JSON object.
@@ -131,14 +147,14 @@ pub(super) struct StatusArgs {
 
 #[derive(Args)]
 pub(super) struct LogsArgs {
-    /// Your own service.
+    /// Show the log of your own service.
     #[arg(long)]
     user: bool,
     /// Print new lines as they come.
     #[arg(long, short)]
     follow: bool,
-    /// Number of the last lines.
-    #[arg(long, short = 'n', value_name = "N", default_value_t = 100)]
+    /// Show only the last N lines.
+    #[arg(long, short = 'n', value_name = "N", value_parser = parse_count, default_value = "100")]
     lines: u32,
     /// Print one JSON object per line, with the keys of journalctl.
     #[arg(long)]

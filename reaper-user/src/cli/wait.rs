@@ -6,7 +6,10 @@ use crate::export::print;
 
 pub(super) const HELP: &str = "\
 Examples:
+  # Wait for a run by its name
   reaper wait web && echo success
+
+  # Start a run in the background, and wait for it
   id=$(reaper run --detach -- make); reaper wait $id; echo $?
 
 Exit status:
