@@ -256,7 +256,7 @@ fn doctor() {
         "exit code of doctor --json"
     );
     let checks = report["checks"].as_array().expect("a list of checks");
-    for name in ["bpffs", "process table", "kills in the kernel"] {
+    for name in ["bpffs", "process iterator", "kills in the kernel"] {
         assert!(
             checks.iter().any(|check| check["name"] == name),
             "no check is named '{name}'"

@@ -246,7 +246,7 @@ fn keep_expires() {
         assert_eq!(said.code, Some(2), "{args:?}: {}{}", said.out, said.err);
     }
     let said = ask(&world, &["keep", &pid, "--for", "1s"]);
-    assert_eq!(said.out, format!("kept for 1s: process {pid}\n"));
+    assert_eq!(said.out, format!("Kept for 1s: process {pid}\n"));
     world.await_event("a keep event", |e| e.is("keep", leaf));
     world.kill("agent");
     world.await_gone(&["leaf"]);
@@ -515,7 +515,7 @@ fn closed_with_kept() {
     let kept = world.process("kept");
     let pid = kept.pid.to_string();
     let said = ask(&world, &["keep", &pid, "--tree"]);
-    let expected = format!("kept until it exits: process {pid} and 1 process below it\n");
+    let expected = format!("Kept until it exits: process {pid} and 1 process below it\n");
     assert_eq!(said.out, expected, "{}", said.err);
     assert_eq!(ask_json(&world, &["status"])["kept"], 0, "its agent lives");
     world.kill("agent");

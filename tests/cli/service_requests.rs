@@ -261,8 +261,8 @@ fn kept_by_user() {
     let canary = world.process("canary").pid.to_string();
     let said = ask(&world, &["keep", &canary]);
     assert_eq!(said.code, Some(1), "{}", said.out);
-    let why = format!("process {canary} (");
-    let lives = ") is not tracked: no agent rule matches this process or one above it";
+    let why = format!("cannot keep process {canary} (");
+    let lives = "): not tracked: no agent rule matches this process or one above it";
     assert!(
         said.err.contains(&why) && said.err.contains(lives),
         "{}",
@@ -280,7 +280,7 @@ fn kept_by_user() {
 
     let said = ask(&world, &["unkeep", &pid]);
     assert_eq!(said.code, Some(0), "{}", said.err);
-    let next = "To be reaped: its agent exited. Its agent claude-code (";
+    let next = "To be reaped: its agent claude-code (";
     assert!(
         said.out.contains(next) && said.out.contains("Now: SIGTERM"),
         "{}",

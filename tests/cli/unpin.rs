@@ -36,7 +36,7 @@ fn nothing() {
     let said = reaper(dir.path(), &["unpin", "--pin-dir", pins]);
     assert_eq!(said.code, Some(0), "{}", said.err);
     assert!(
-        said.out.starts_with("nothing is pinned") && said.out.contains(pins),
+        said.out.starts_with("Nothing is pinned") && said.out.contains(pins),
         "{}",
         said.out
     );
@@ -89,7 +89,7 @@ fn empty() {
     let dir = TempDir::new();
     let said = on_bpffs(dir.path(), "mkdir reaper", "ls reaper");
     assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
-    assert!(said.out.starts_with("nothing is pinned"), "{}", said.out);
+    assert!(said.out.starts_with("Nothing is pinned"), "{}", said.out);
 }
 
 /// `unpin` does not follow symbolic links in the pin directory.

@@ -59,7 +59,7 @@ fn tree_kept_over_a_restart() {
     let said = ask(&test.world, &["keep", &top.pid.to_string(), "--tree"]);
     assert_eq!(
         said.out,
-        format!("kept until it exits: process {}\n", top.pid),
+        format!("Kept until it exits: process {}\n", top.pid),
         "{}",
         said.err
     );

@@ -61,6 +61,16 @@ pub struct ErrorResponse {
     pub message: String,
 }
 
+impl ErrorResponse {
+    /// Returns the refusal to show a process of another user.
+    pub(crate) fn not_visible(pid: u32) -> ErrorResponse {
+        let message = format!(
+            "process {pid} belongs to another user, and only its owner or root can see it; run this with sudo"
+        );
+        ErrorResponse::new("eperm", message)
+    }
+}
+
 /// `GET /v1/history`
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct History {

@@ -75,9 +75,7 @@ pub fn test(
     let scripts = peer.map_or(ScriptPaths::Resolved, Peer::script_paths);
     let process = read_process(pid, scripts)?;
     if peer.is_some_and(|peer| !peer.may_see(process.uids)) {
-        let what =
-            format!("process {pid} belongs to another user: only its owner or root can see it");
-        return Err(ErrorResponse::new("eperm", what));
+        return Err(ErrorResponse::not_visible(pid));
     }
     let image = &*process.image;
     let of_program = rules.iter().filter(|rule| rule.action.is_of_program());

@@ -11,7 +11,7 @@ use std::io::{ErrorKind, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context as _, anyhow};
 use clap::Args;
 use nix::unistd::geteuid;
 use serde::Serialize;
@@ -24,6 +24,7 @@ use crate::config::Config;
 use crate::config::new_agent::NewAgent;
 use crate::export::{self, command_line, printable, to_json};
 use program::Target;
+use reaper_host::advice::Advised as _;
 use reaper_host::facts::scan_processes;
 use reaper_host::source::procfs::Procfs;
 use reaper_model::event::ProcEntry;
@@ -46,7 +47,7 @@ Examples:
   # Recognise the agent that runs as process 4250
   sudo reaper agent add --pid 4250
 
-  # Recognise a program by its name in PATH, and show the rule without writing it
+  # Show the rule for a program in PATH, without writing it
   reaper agent add --dry-run my-agent
 
   # Add the rule to the config of your own service (`reaper daemon --user`)
@@ -206,8 +207,10 @@ fn write(file: &Path, block: &str) -> Result<(), Failure> {
         file.write_all(block.as_bytes())?;
         file.sync_all()
     };
-    let written = append().with_context(|| format!("cannot write {}", file.display()));
-    Ok(written?)
+    append().map_err(|error| {
+        let error = error.advised_or("run with sudo, or name another file with --config");
+        Failure::Other(anyhow!("cannot write {}: {error}", file.display()))
+    })
 }
 
 impl Match {

@@ -1,7 +1,7 @@
 //! `reaper agents`: lists the agents that the rules recognise, and tests the rules against a process.
 
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
@@ -38,6 +38,7 @@ Examples:
   # Say for each rule why it does not recognise a process
   reaper agents --test 4250
 
+  # List the names alone
   reaper agents --json | jq -r '.agents[].name'";
 
 #[derive(Args)]
@@ -233,7 +234,10 @@ fn test_text(test: &RuleTestResponse, width: Option<usize>) -> String {
         out += &wrap(&add, 0, width);
     }
     let process = format!("{} {}", test.pid, test.command);
-    let program = Path::new(&test.exe).display().to_string();
+    let program = match test.exe.is_empty() {
+        true => "unknown, as its path cannot be read".to_owned(),
+        false => test.exe.clone(),
+    };
     let known = [
         ("process", Some(process)),
         ("program", Some(program)),

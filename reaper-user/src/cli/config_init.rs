@@ -8,6 +8,7 @@ use std::path::Path;
 use serde_json::json;
 
 use super::Failure;
+use super::show::{width, wrap};
 use super::user::ConfigOwner;
 use crate::config::EXAMPLE;
 use crate::export::{print, printable, to_json};
@@ -17,8 +18,13 @@ pub(super) const HELP: &str = "\
 Every setting in the file is a comment with its default, so the new file changes nothing. An existing file is left alone.
 
 Examples:
+  # Write /etc/reaper/config.toml
   sudo reaper config init
+
+  # Write the config of your own service (`reaper daemon --user`)
   reaper config init
+
+  # Write another file
   reaper config init my.toml";
 
 pub(super) fn run(file: Option<&Path>, json: bool) -> Result<(), Failure> {
@@ -32,8 +38,8 @@ pub(super) fn run(file: Option<&Path>, json: bool) -> Result<(), Failure> {
         return print(to_json(&json!({ "file": file }))).map_err(Failure::stdout);
     }
     let shown = printable(&path.to_string_lossy(), usize::MAX);
-    let text = format!("wrote {shown}; edit it, then run `reaper config check {shown}`\n");
-    print(text).map_err(Failure::stdout)
+    let text = format!("Wrote {shown}; edit it, then run `reaper config check {shown}`.");
+    print(wrap(&text, 0, width())).map_err(Failure::stdout)
 }
 
 /// Creates the file, and the directories above it. Only its owner may write to them.

@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use super::show::{self, Mark, row, width, wrap};
 use crate::config::Config;
-use crate::export::{print, printable, to_json};
+use crate::export::{print, printable, size, to_json};
 use reaper_host::source::SourceKind;
 use reaper_host::source::ebpf::btf::{self, Btf, BtfError};
 use reaper_host::sys::host::{Host, Limit};
@@ -218,7 +218,7 @@ fn surroundings(host: &Host) -> Vec<Check> {
     let pids = &host.pid_namespace;
     let signs = &host.container;
     let memlock = match host.memlock {
-        Limit::Bytes(n) => format!("{n} bytes"),
+        Limit::Bytes(n) => size(n),
         Limit::Unlimited => "unlimited".to_owned(),
         Limit::Unknown => "unknown".to_owned(),
     };
@@ -257,7 +257,7 @@ fn surroundings(host: &Host) -> Vec<Check> {
             ),
         Check::new("pid namespace", pids.is_initial || pids.inode == 0, place(pids.is_initial, pids.inode))
             .or("only processes of this pid namespace are visible", elsewhere),
-        Check::new("host", signs.is_empty(), if signs.is_empty() { "no container".into() } else { signs.join(", ") })
+        Check::new("bare host", signs.is_empty(), if signs.is_empty() { "no sign of a container or guest".into() } else { signs.join(", ") })
             .or("a container or guest may be refused what root can do on a host", unrefused),
         Check::new("processes of others", host.proc_shows_others, if host.proc_shows_others { "shown in /proc" } else { "hidden" }).or(
             "/proc is mounted with hidepid: without the probes or the proc connector, only your own processes are visible",

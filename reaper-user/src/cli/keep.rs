@@ -92,7 +92,7 @@ fn keep(pid: u32, args: &KeepArgs) -> Result<(), Failure> {
         } else {
             "; it is not in the journal, so a restart of the service loses it"
         };
-        format!("kept {until}: {}{note}\n", processes(&done))
+        format!("Kept {until}: {}{note}\n", processes(&done))
     })
 }
 
@@ -103,7 +103,7 @@ pub(super) fn undo(pids: &[u32], service: &ServiceArgs) -> Result<u8, Failure> {
         print(service, &response, |done: KeepResult| {
             let then = [&done.why, &done.next].into_iter().flatten();
             let then = then.map(|text| wrap(&printable(&hints(text), TEXT_MAX), 0, width()));
-            format!("no longer kept: {}\n", processes(&done)) + &then.collect::<String>()
+            format!("No longer kept: {}\n", processes(&done)) + &then.collect::<String>()
         })
     })
 }
@@ -131,7 +131,7 @@ fn processes(done: &KeepResult) -> String {
 
 fn table(keeps: &KeepsResponse, width: Option<usize>) -> String {
     if keeps.keeps.is_empty() {
-        let text = hints("no process is kept by a user; `reaper keep PID` keeps one");
+        let text = hints("No process is kept by a user; `reaper keep PID` keeps one.");
         return wrap(&text, 0, width);
     }
     let mut out = format!(

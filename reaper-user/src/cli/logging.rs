@@ -1,12 +1,16 @@
 //! Log of the program on standard error.
 
-use std::io;
+use std::fmt;
+use std::io::{self, IsTerminal as _};
 
 use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::FormatTime;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::export;
+use reaper_host::sys;
 
 /// Logs warnings and errors to stderr, with `probes` also the messages of the probes.
 pub(super) fn log_to_stderr(probes: bool) {
@@ -26,6 +30,16 @@ pub(super) fn log_to_stderr(probes: bool) {
     let log = tracing_subscriber::registry().with(wanted);
     match for_journal {
         true => log.with(lines.with_level(false).without_time()).init(),
+        false if io::stderr().is_terminal() => log.with(lines.with_timer(TimeOfDay)).init(),
         false => log.with(lines).init(),
+    }
+}
+
+/// Local time of day, as in the lines of the daemon.
+struct TimeOfDay;
+
+impl FormatTime for TimeOfDay {
+    fn format_time(&self, out: &mut Writer<'_>) -> fmt::Result {
+        write!(out, "{}", export::time_of_day_in_seconds(sys::boot_time()))
     }
 }

@@ -19,11 +19,15 @@ Needs no service. Lists the commands that you have started with `reaper run`. Ru
     killed are closed first, and what is left of them is ended: the command, if its pid still belongs to it, its \
     descendants and the processes in its cgroup. Runs from before the last boot are only closed.
 
-Columns: AGE is the time since the start, LEFT what remains of --timeout. PID is `-` for a run of another pid \
+Columns: STATE is `waiting`, `running`, `ending` or `lost`, and for a finished run its outcome: `success`, `failed`, \
+    `death` (a signal, or --done-when said that it is not done), `timeout`, `idle` or `cancelled`. AGE is the time since the \
+    start; for a finished run, how long it took. LEFT is what remains of --timeout. PID is `-` for a run of another pid \
     namespace, such as a container.
 
 Examples:
   reaper ps
+
+  # List the ids of the runs that --timeout ended
   reaper ps --all --json | jq '.runs[] | select(.outcome == \"timeout\") | .id'";
 
 /// Longest value of a column, in characters.
@@ -141,6 +145,14 @@ impl ListedRun<'_> {
             .map_or(self.state, |result| result.outcome.as_str())
     }
 
+    /// Returns the age. `None` for a finished run whose duration nothing has measured: its age would grow without meaning.
+    fn age_ms_if_known(&self) -> Option<u64> {
+        let is_measured = self
+            .result
+            .is_none_or(|result| result.duration_ms.is_some());
+        is_measured.then_some(self.age_ms)
+    }
+
     /// Returns the columns before the command, with `-` for a missing value.
     fn columns(&self) -> [String; 8] {
         let text = |text: &Option<String>| {
@@ -153,7 +165,7 @@ impl ListedRun<'_> {
             text(&self.start.name),
             self.pid.map_or_else(|| "-".into(), |pid| pid.to_string()),
             self.shown_state().to_owned(),
-            time(Some(self.age_ms)),
+            time(self.age_ms_if_known()),
             time(self.remaining_ms),
             text(&self.start.session),
             text(&self.start.agent),

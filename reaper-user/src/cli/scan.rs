@@ -29,7 +29,8 @@ If a service is running, it does the scan: it knows the ancestry of each process
     once, and the keeps in the journal.
 
 A process that no service has watched is reaped only on strong evidence, and only if no living agent may have started it:
-  - it is an orphan, and its environment names an exited agent by pid (CLAUDE_PID or OPENCODE_PID), and has another marker of it
+  - it is an orphan whose environment names an exited agent by its pid
+    (CLAUDE_PID or OPENCODE_PID), and has another marker of that agent
   - it is an orphaned shell of a Claude tool, and older than --min-age
   - the journal has it as a member of a closed session
 Its descendants are reaped with it.
@@ -54,14 +55,15 @@ Examples:
   # Reap it; a service does that only for root and for its own user
   sudo reaper scan --reap
 
+  # List the pids of what would be reaped
   reaper scan --json | jq '.reapable[].pid'
 
 Exit status:
-  0  nothing is left behind
+  0  there is nothing to reap
   1  the scan failed, or the service refused it
   2  wrong usage or config
   4  --reap: a service is running but did not do the scan; nothing was reaped
-  6  something was found, even if --reap ended it";
+  6  there is something to reap, even if --reap has ended it";
 
 #[derive(Args)]
 pub(super) struct ScanArgs {

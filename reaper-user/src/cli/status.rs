@@ -5,7 +5,7 @@ use super::hint::hints;
 use super::show::{count, memory_text, row, time, width, wrap};
 use super::{Failure, ServiceArgs};
 use crate::api::Status;
-use crate::export::{FreedMemory, gap_text, printable, without_error_codes};
+use crate::export::{self, FreedMemory, gap_text, printable, without_error_codes};
 
 /// Width of the column with the names, in characters.
 const NAMES: usize = 11;
@@ -40,7 +40,7 @@ fn rows(status: &Status) -> Vec<(&'static str, String)> {
     let up = time(status.uptime_s);
     let scope = match status.scope.as_slice() {
         [] => "the whole host".to_owned(),
-        scope => scope.join(", "),
+        scope => export::scope_text(scope),
     };
     let mode = match &*status.mode {
         "observe" => "observe: decisions are made, but no signals are sent",

@@ -42,15 +42,20 @@ pub(super) fn run(agent: Option<String>, all: bool, service: &ServiceArgs) -> Re
     };
     let response = client(service).get(&path)?;
     print(service, &response, |tree: TreeResponse| {
-        table(&tree, branches, width())
+        table(&tree, agent.as_deref(), branches, width())
     })
 }
 
-fn table(tree: &TreeResponse, branches: Branches, width: Option<usize>) -> String {
+fn table(
+    tree: &TreeResponse,
+    agent: Option<&str>,
+    branches: Branches,
+    width: Option<usize>,
+) -> String {
     let groups = tree.groups.iter();
     let groups: Vec<_> = groups.filter(|group| !group.processes.is_empty()).collect();
     let mut out = String::new();
-    for line in wrap(&summary(&groups), 0, width).lines() {
+    for line in wrap(&summary(&groups, agent), 0, width).lines() {
         let _ = writeln!(out, "{BOLD}{line}{BOLD:#}");
     }
     for group in groups {
@@ -83,8 +88,8 @@ fn table(tree: &TreeResponse, branches: Branches, width: Option<usize>) -> Strin
     out
 }
 
-/// Returns how many agents run, and how much is left of others.
-fn summary(groups: &[&TreeGroup]) -> String {
+/// Returns how many agents run, and how much is left of others. `agent` is the agent that the list is limited to.
+fn summary(groups: &[&TreeGroup], agent: Option<&str>) -> String {
     let sessions = groups.iter().filter(|group| group.session.is_some());
     let (exited, running): (Vec<&TreeGroup>, Vec<&TreeGroup>) =
         sessions.copied().partition(|group| {
@@ -101,14 +106,17 @@ fn summary(groups: &[&TreeGroup]) -> String {
     exited.iter().for_each(|group| left.add(group));
     let kept: u64 = exited.iter().map(|group| kept(group)).sum();
     let running = match running.len() as u64 {
-        0 => format!("No agent {yours}is running"),
+        0 => {
+            let agent = printable(agent.unwrap_or("agent"), NAME_MAX);
+            format!("No {agent} {yours}is running")
+        }
         n => {
             let agents = count(n, "agent", "agents");
             format!("{agents} {yours}running with {}", total.text())
         }
     };
     let exited = match exited.len() as u64 {
-        0 if total.processes == 0 => ", and none has left anything behind".to_owned(),
+        0 if total.processes == 0 => ", and none has left anything behind.".to_owned(),
         0 => String::new(),
         n => format!("; {n} exited and left {}{}", left.text(), kept_text(kept)),
     };
@@ -368,7 +376,7 @@ mod tests {
     #[test]
     fn first_line_counts_agents_and_leftovers() {
         let first = |groups: Vec<TreeGroup>| {
-            let text = table(&TreeResponse { groups }, ASCII, None);
+            let text = table(&TreeResponse { groups }, None, ASCII, None);
             let text = anstream::adapter::strip_str(&text).to_string();
             text.lines().next().unwrap_or_default().to_owned()
         };
@@ -386,7 +394,8 @@ mod tests {
         };
         let none = first(vec![TreeGroup::default()]);
         assert!(
-            none.ends_with("is running, and none has left anything behind"),
+            none.starts_with("No agent ")
+                && none.ends_with("is running, and none has left anything behind."),
             "{none}"
         );
         let both = first(vec![group(1, None), group(2, Some("SIGKILL"))]);

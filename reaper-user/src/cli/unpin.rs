@@ -66,8 +66,8 @@ impl From<PinError> for Failure {
 fn sentence(directory: &Path, removed: &Removed) -> String {
     let directory = directory.display();
     if removed.scopes.is_empty() && removed.entries == 0 {
-        return format!("nothing is pinned in {directory}");
+        return format!("Nothing is pinned in {directory}.");
     }
     let (entries, scopes) = (removed.entries, removed.scopes.join(", "));
-    format!("removed {entries} pins of {scopes} from {directory}")
+    format!("Removed {entries} pins of {scopes} from {directory}.")
 }

@@ -26,7 +26,7 @@ mod tests;
 mod text;
 mod words;
 
-pub use clock::{EntityId, wall_time};
+pub use clock::{EntityId, time_of_day_in_seconds, wall_time};
 pub use config_file::ConfigFile;
 pub use consumer::Consumer;
 pub use encode::{ExitInfo, command_args};
@@ -56,4 +56,5 @@ pub use text::{
 };
 pub use words::{
     Judgement, evidence_ref_text, evidence_text, gap_text, outcome_reason_text, reason_text,
+    scope_text,
 };

@@ -130,10 +130,29 @@ impl Judgement<'_> {
     }
 }
 
+/// Describes the scope of a service by its names: pids, paths of cgroups, `uid:N`.
+pub fn scope_text(names: &[String]) -> String {
+    let describe = |name: &String| match name.strip_prefix("uid:") {
+        Some(uid) => format!("processes of uid {uid}"),
+        None if name.starts_with('/') => format!("cgroup {name}"),
+        None if name.bytes().all(|byte| byte.is_ascii_digit()) => {
+            format!("process {name} with its descendants")
+        }
+        None => name.clone(),
+    };
+    let described: Vec<String> = names.iter().map(describe).collect();
+    described.join(", ")
+}
+
+/// Returns the time from `now` to `until`, rounded up to a second. Both are in ns since boot.
+pub(super) fn remaining(until: u64, now: u64) -> String {
+    time(until.saturating_sub(now).div_ceil(1_000_000_000))
+}
+
 /// Describes the wait of a process: `10m: it listens on 5173, and its agent exited with status 0`. `now` is in ns since
 /// boot.
 pub(super) fn wait_text(wait: &WaitInfo, reason: &str, now: u64) -> String {
-    let remaining = time(wait.until.saturating_sub(now).div_ceil(1_000_000_000));
+    let remaining = remaining(wait.until, now);
     let conditions = wait.conditions.iter();
     let conditions: Vec<String> = conditions.map(|name| condition_text(name, wait)).collect();
     let why = match conditions.as_slice() {

@@ -18,7 +18,7 @@ pub(super) fn run_hooks(run: &Run, signals: &BlockedSignals, report: &mut RunRep
     if let Some(hook) = hook
         && let Err(error) = run_hook(run, hook, signals, report)
     {
-        report.errors.push(format!("{option} {hook}: {error}"));
+        report.errors.push(format!("{option} {hook:?}: {error}"));
         // The paths stay, because the hook may not have used their contents yet.
         return;
     }

@@ -31,7 +31,13 @@ pub(super) fn why(snapshot: &ExplainSnapshot, nearest: Option<&RuleTest>) -> Str
     let mut letters = judgement.chars();
     let first = letters.next().map(char::to_uppercase).into_iter().flatten();
     let sentence: String = first.chain(letters).collect();
-    format!("{sentence}{near}.{}", details(snapshot))
+    let details = details(snapshot);
+    // The details repeat this reason, with name and time.
+    let agent_exited = sentence.strip_suffix(reason_text("root_exited"));
+    match (agent_exited, details.strip_prefix(" Its ")) {
+        (Some(judgement), Some(agent)) => format!("{judgement}its {agent}"),
+        _ => format!("{sentence}{near}.{details}"),
+    }
 }
 
 /// Returns the judgement on a process, such as `kept: its agent lives`.
@@ -214,6 +220,9 @@ pub(super) fn next(snapshot: &ExplainSnapshot, nearest: Option<&RuleTest>) -> St
 /// Returns what will happen to an untracked process, and how its agent becomes known.
 fn next_untracked(snapshot: &ExplainSnapshot, nearest: Option<&RuleTest>) -> String {
     let no_agent = matches!(snapshot.untracked_reason, Some(UntrackedReason::NoAgent(_)));
+    if let Some(UntrackedReason::Never(_)) = snapshot.untracked_reason {
+        return "No rule changes that.".into();
+    }
     let next = match no_agent && snapshot.predates_service {
         true => {
             "This service never signals it, unless an agent left it behind before the service started: `reaper scan` \

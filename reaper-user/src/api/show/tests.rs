@@ -346,12 +346,12 @@ fn explanation_sentences_match_the_decision() {
         ),
         (
             due("reap", "root_exited", None),
-            format!("To be reaped: its agent exited. {killed}"),
+            format!("To be reaped: its {}", &killed[4..]),
             "Now: SIGTERM, and SIGKILL 5s later.".into(),
         ),
         (
             observed(due("reap", "root_exited", None)),
-            format!("Would be reaped: its agent exited. {killed}"),
+            format!("Would be reaped: its {}", &killed[4..]),
             "Now: nothing is signalled, as this service only observes.".into(),
         ),
         (
@@ -393,7 +393,7 @@ fn explanation_sentences_match_the_decision() {
         (
             untracked(UntrackedReason::Never("never_pid1")),
             "Never signalled: it is the init process.".into(),
-            "This service never signals it.".into(),
+            "No rule changes that.".into(),
         ),
         (
             ExplainSnapshot {
@@ -618,11 +618,11 @@ fn explanation_says_what_keeps_the_process() {
         let explained = explanation(snapshot, ScriptPaths::Given);
         (explained.why, explained.next)
     };
-    let cause = "Its agent claude-code (42) was killed by SIGKILL 0s ago";
+    let cause = "its agent claude-code (42) was killed by SIGKILL 0s ago";
     assert_eq!(
         signalled(None),
         (
-            format!("Being reaped: SIGTERM sent 0s ago, its agent exited. {cause}."),
+            format!("Being reaped: SIGTERM sent 0s ago, {cause}."),
             "SIGKILL follows 5s after the first signal, unless it exits.".into()
         )
     );
@@ -631,7 +631,7 @@ fn explanation_says_what_keeps_the_process() {
         signalled(stuck),
         (
             format!(
-                "Could not be ended 0s ago: it may not be signalled by this user; end it as root; its agent exited. {cause}."
+                "Could not be ended 0s ago: it may not be signalled by this user; end it as root; {cause}."
             ),
             "This service does not try again; `sudo reaper scan --reap` does.".into()
         )

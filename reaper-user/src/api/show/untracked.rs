@@ -32,9 +32,7 @@ pub(in crate::api) fn snapshot(
     let scripts = peer.script_paths();
     let process = read_process(pid, scripts)?;
     if !peer.may_see(process.uids) {
-        let what =
-            format!("process {pid} belongs to another user: only its owner or root can see it");
-        return Err(ErrorResponse::new("eperm", what));
+        return Err(ErrorResponse::not_visible(pid));
     }
     let above = ancestors(&process, scripts);
     let rules = context.rules.shared_rules();

@@ -47,7 +47,7 @@ pub(super) fn kernel(btf: Option<&Btf>, offsets: Option<&Offsets>) -> Vec<Check>
             "uids and exit statuses cannot be read through pidfds",
             "use kernel 6.13 or later for uids, 6.15 or later for exit statuses",
         ),
-        ask("process table", &|b| b.has_func("bpf_iter_task")).or(
+        ask("process iterator", &|b| b.has_func("bpf_iter_task")).or(
             "pre-existing processes are read from /proc, where start times have a resolution of 10ms",
             "use kernel 5.10 or later with CONFIG_PROC_FS=y",
         ),

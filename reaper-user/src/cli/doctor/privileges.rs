@@ -70,14 +70,14 @@ pub(super) fn checks(host: &Host, pidfds: Result<(), PidfdUnavailable>) -> Vec<C
             format!("{others} cannot be signalled{no_watch}"),
             advice("CAP_KILL"),
         ),
-        one("look at others", "CAP_SYS_PTRACE").or(
+        one("inspect others", "CAP_SYS_PTRACE").or(
             format!(
                 "programs of {others} are known only if a probe has reported them; otherwise the processes are kept"
             ),
             advice("CAP_SYS_PTRACE"),
         ),
         check(
-            "read others",
+            "files of others",
             caps.has("CAP_DAC_READ_SEARCH") || caps.has("CAP_DAC_OVERRIDE"),
             &["CAP_DAC_READ_SEARCH", "CAP_DAC_OVERRIDE"],
         )
@@ -140,8 +140,8 @@ mod tests {
                 if [
                     "load probes",
                     "signal others",
-                    "look at others",
-                    "read others",
+                    "inspect others",
+                    "files of others",
                 ]
                 .contains(&check.name)
                 {

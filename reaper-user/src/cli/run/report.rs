@@ -10,6 +10,7 @@ use crate::cli::runs::survivor;
 use crate::cli::show::count;
 use crate::export::{message, to_json};
 use crate::run::{RunOutcome, RunReport};
+use reaper_host::advice::Advised as _;
 use reaper_host::sys::held_path::{self, HeldFile, HeldPath, HeldPathError};
 use reaper_model::value::show_duration;
 
@@ -31,6 +32,9 @@ pub(super) struct OutputArgs {
     #[arg(long)]
     json: bool,
 }
+
+/// What to do if a report cannot be written.
+const ELSEWHERE: &str = "name a file that this user can write";
 
 /// Destinations of the report.
 pub(super) struct ReportOutput {
@@ -103,10 +107,15 @@ impl ReportFile {
                 }
             })
         };
-        let cannot = |error| {
+        let cannot = |error: HeldPathError| {
             let path = path.display();
+            // The other errors say what to do.
+            let advice = match error {
+                HeldPathError::Io { .. } => format!("; {ELSEWHERE}"),
+                _ => String::new(),
+            };
             anyhow::anyhow!(
-                "the command was not started, because --report {path} cannot be written: {error}"
+                "the command was not started, because --report {path} cannot be written: {error}{advice}"
             )
         };
         Ok(ReportFile {
@@ -120,9 +129,9 @@ impl ReportFile {
             TargetFile::Regular(path) => path.replace(line),
             TargetFile::Special(file) => file.write(line),
         };
-        written.with_context(|| {
-            let path = self.path.display();
-            format!("the run has ended, but --report {path} cannot be written")
+        written.map_err(|error| {
+            let (path, error) = (self.path.display(), error.advised_or(ELSEWHERE));
+            anyhow::anyhow!("the run has ended, but --report {path} cannot be written: {error}")
         })
     }
 }

@@ -47,7 +47,11 @@ pub(super) fn text(
 fn summary(report: &ScanReport, reap: bool, all_users: bool) -> String {
     let yours = if all_users { "" } else { " of yours" };
     if report.reapable.is_empty() {
-        return format!("No process{yours} is left behind by an agent.");
+        return match report.kept.len() as u64 {
+            0 => format!("No process{yours} is left behind by an agent."),
+            1 => format!("Nothing to reap: 1 process{yours} is left alone."),
+            n => format!("Nothing to reap: {n} processes{yours} are left alone."),
+        };
     }
     let number = report.reapable.len() as u64;
     if let (Some(ended), Some(freed)) = (report.ended, report.freed_bytes) {
@@ -150,6 +154,11 @@ mod tests {
         assert_eq!(
             first_line(&report, false),
             "No process is left behind by an agent."
+        );
+        report.kept = vec![Finding::default(); 2];
+        assert_eq!(
+            first_line(&report, false),
+            "Nothing to reap: 2 processes are left alone."
         );
         report.reapable = vec![Finding {
             rss: Some(3_000_000),

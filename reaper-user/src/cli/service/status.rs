@@ -116,6 +116,9 @@ fn lines(place: &Place, unit: &UnitState, answer: Result<&Status, &String>) -> V
                 let sudo = if place.is_own { "" } else { "sudo " };
                 lines.push(format!("why:      {sudo}reaper service logs{user}"));
                 lines.push(format!("to start: {}", place.command("install")));
+            } else if unit.state == UNKNOWN {
+                let sudo = if place.is_own { "" } else { "sudo " };
+                lines.push(format!("to start: {sudo}reaper daemon{user}"));
             }
             return lines;
         }

@@ -81,12 +81,6 @@ impl Engine {
     }
 }
 
-fn not_visible(pid: u32) -> ErrorResponse {
-    let message =
-        format!("process {pid} belongs to another user: only its owner or root can see it");
-    ErrorResponse::new("eperm", message)
-}
-
 impl View<'_> {
     /// Returns the state of a process and of its ancestors. The caller fills in the state of the engine: the fields from
     /// `enforce` on.
@@ -102,7 +96,7 @@ impl View<'_> {
             return Err(ErrorResponse::new("not_found", message));
         };
         if !self.may_see(node) {
-            return Err(not_visible(pid));
+            return Err(ErrorResponse::not_visible(pid));
         }
         let sessions = &self.model.sessions;
         let session = node.state.member.session.and_then(|id| sessions.get(id));

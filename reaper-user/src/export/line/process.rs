@@ -11,7 +11,7 @@ use crate::export::text::{
     duration, exit_status_text, forked_by, freed, printable, process_count, process_label,
     tree_memory,
 };
-use crate::export::words::{evidence_ref_text, reason_text, wait_text};
+use crate::export::words::{evidence_ref_text, reason_text, remaining, wait_text};
 use crate::reap::{ReapOutcome, ReleaseReason, SentBy, SentSignal};
 use reaper_model::event::ExitStatus;
 use reaper_model::leftover::{Leftover, LeftoverVerdict};
@@ -68,7 +68,11 @@ pub(super) fn line(record: &EventRecord, detail: Detail, memory: &mut Memory) ->
             by,
             kept,
             processes,
-        } => (process, keep(*by, kept.as_ref(), *processes), None),
+        } => (
+            process,
+            keep(record.boot_ns, *by, kept.as_ref(), *processes),
+            None,
+        ),
         EventBody::Signal { process, .. } if detail < Detail::Steps => {
             memory.claim(process.key);
             return None;
@@ -151,7 +155,10 @@ fn by_itself(status: ExitStatus) -> String {
         ExitStatus::Unknown => "by itself".into(),
         ExitStatus::Exited(_) => format!("by itself: {}", exit_status_text(status)),
         ExitStatus::Signalled { .. } => {
-            format!("not by this service: {}", exit_status_text(status))
+            format!(
+                "by {}, which this service did not send",
+                exit_status_text(status)
+            )
         }
     }
 }
@@ -226,21 +233,20 @@ fn left_behind(leftover: &Leftover, observes: bool) -> Columns {
     (style, event, format!("left behind by {agent}: {reason}"))
 }
 
-fn keep(by: u32, kept: Option<&KeepDuration>, processes: usize) -> Columns {
+fn keep(now: u64, by: u32, kept: Option<&KeepDuration>, processes: usize) -> Columns {
     let (event, change) = match kept {
         None => ("unkeep", "no longer kept".into()),
         Some(KeepDuration { until, tree }) => {
             let tree = if *tree { " with its descendants" } else { "" };
-            let end = if until.is_some() {
-                " for a limited time"
-            } else {
-                ""
+            let end = match until {
+                Some(until) => format!("for {}", remaining(*until, now)),
+                None => "until it exits".into(),
             };
-            ("keep", format!("kept{tree}{end}"))
+            ("keep", format!("kept{tree} {end}"))
         }
     };
     let count = process_count(processes);
-    (NOTE, event, format!("{change}, by user {by}{count}"))
+    (NOTE, event, format!("{change}, by uid {by}{count}"))
 }
 
 fn signal(sent: &SentSignal) -> Columns {

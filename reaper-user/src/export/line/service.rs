@@ -8,6 +8,7 @@ use super::session::shown_memory;
 use crate::export::command::short_command;
 use crate::export::record::{EventBody, ProcessRef, Resumed, Totals};
 use crate::export::text::{ProcessCounts, counted, duration, freed, printable, size};
+use crate::export::words::scope_text;
 
 /// Maximum number of characters of a directory.
 const PATH_MAX: usize = 128;
@@ -130,7 +131,7 @@ fn ready_rows(body: &EventBody) -> Vec<String> {
     let mut rows = vec![format!("mode {mode}, config {config}")];
     let scope = match scope.as_slice() {
         [] => "the whole host".to_owned(),
-        names => names.join(", "),
+        names => scope_text(names),
     };
     rows.push(format!(
         "watching {scope} through {source}, {processes} processes found"

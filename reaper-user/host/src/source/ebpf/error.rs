@@ -58,7 +58,7 @@ pub enum EbpfError {
         what: String,
     },
     /// The object file given by the user cannot be read.
-    #[error("cannot read {}, given by --bpf-object: {source}", path.display())]
+    #[error("cannot read {}, given by --bpf-object: {source}; check the path, or omit --bpf-object", path.display())]
     Object {
         /// The file.
         path: PathBuf,

@@ -97,8 +97,11 @@ pub(super) async fn not_kept(target: &SignalTarget, peer: Peer, shared: &Shared)
             "; to keep a leftover, set `reap_leftovers = false` and restart the service"
         }
         _ if snapshot.gap => "; try again in a few seconds",
-        _ => "",
+        _ => "; only members of an agent's session can be kept",
     };
-    let what = format!("process {pid} ({}) is {judgement}{advice}", target.comm);
+    let what = format!(
+        "cannot keep process {pid} ({}): {judgement}{advice}",
+        target.comm
+    );
     ErrorResponse::new("conflict", what)
 }
