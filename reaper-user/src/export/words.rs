@@ -130,18 +130,25 @@ impl Judgement<'_> {
     }
 }
 
-/// Describes the scope of a service by its names: pids, paths of cgroups, `uid:N`.
+/// Describes the scope of a service by its names: pids and paths of cgroups, of which one is enough, then `uid:N`, which
+/// limits them.
 pub fn scope_text(names: &[String]) -> String {
-    let describe = |name: &String| match name.strip_prefix("uid:") {
-        Some(uid) => format!("processes of uid {uid}"),
-        None if name.starts_with('/') => format!("cgroup {name}"),
-        None if name.bytes().all(|byte| byte.is_ascii_digit()) => {
-            format!("process {name} with its descendants")
-        }
-        None => name.clone(),
-    };
-    let described: Vec<String> = names.iter().map(describe).collect();
-    described.join(", ")
+    let mut text = String::new();
+    for name in names {
+        let (gap, only) = match text.is_empty() {
+            true => ("", ""),
+            false => (", ", "only "),
+        };
+        text += &match name.strip_prefix("uid:") {
+            Some(uid) => format!("{gap}{only}processes of uid {uid}"),
+            None if name.starts_with('/') => format!("{gap}cgroup {name}"),
+            None if name.bytes().all(|byte| byte.is_ascii_digit()) => {
+                format!("{gap}process {name} with its descendants")
+            }
+            None => format!("{gap}{name}"),
+        };
+    }
+    text
 }
 
 /// Returns the time from `now` to `until`, rounded up to a second. Both are in ns since boot.
@@ -200,6 +207,19 @@ fn condition_text(condition: &str, wait: &WaitInfo) -> String {
 mod tests {
     use super::*;
     use reaper_model::event::ProcessKey;
+
+    #[test]
+    fn uid_limits_the_processes_of_a_scope() {
+        let text = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            scope_text(&names)
+        };
+        assert_eq!(text(&["uid:1000"]), "processes of uid 1000");
+        assert_eq!(
+            text(&["7", "/sys/fs/cgroup/x", "uid:1000"]),
+            "process 7 with its descendants, cgroup /sys/fs/cgroup/x, only processes of uid 1000"
+        );
+    }
 
     #[test]
     fn judgement_has_verdict_reason_rule_and_time() {
