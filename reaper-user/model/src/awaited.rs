@@ -1,7 +1,7 @@
 //! Programs that the rules recognise only by what is read after the exec: the end of a long command line, or the
 //! resolved path of a script.
 //!
-//! A process whose script may show that it is an agent is *awaited*: it and its descendants are followed like members
+//! A process whose script may show that it is an agent is *awaited*: it and its descendants are tracked like members
 //! until the path is read, but nothing is decided about them.
 
 use reaper_common::{MEMBER_CANDIDATE, MEMBER_TRACKED};
@@ -63,7 +63,7 @@ impl Model {
     }
 
     /// Takes the processes that are no longer awaited, and those directly below them, noted since the last call. The
-    /// caller updates their map entries: some are still followed, for an outer awaited process or as members.
+    /// caller updates their map entries: some are still tracked, for an outer awaited process or as members.
     pub fn take_released(&mut self) -> Vec<ProcessKey> {
         std::mem::take(&mut self.released)
     }

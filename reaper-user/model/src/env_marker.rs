@@ -121,7 +121,7 @@ impl EnvMarkers {
     /// Reads an environment in the form of /proc/pid/environ: `NAME=value`, each terminated by NUL. `whole` says that
     /// it is complete.
     pub fn of(environ: &[u8], whole: bool) -> EnvMarkers {
-        let mut trace = EnvMarkers {
+        let mut env_markers = EnvMarkers {
             cut: !whole,
             ..EnvMarkers::default()
         };
@@ -130,9 +130,9 @@ impl EnvMarkers {
                 continue;
             };
             let (name, value) = (&entry[..equals], &entry[equals + 1..]);
-            trace.keep |= entry == b"REAPER_KEEP=1";
-            trace.switched |= SWITCHED.contains(&name);
-            trace.add_multiplexer(name, value);
+            env_markers.keep |= entry == b"REAPER_KEEP=1";
+            env_markers.switched |= SWITCHED.contains(&name);
+            env_markers.add_multiplexer(name, value);
             for (variable, wanted, agent) in MARKERS.iter().filter(|m| m.0.as_bytes() == name) {
                 let (mut owner, mut conversation) = (None, None);
                 let fits = match wanted {
@@ -154,15 +154,15 @@ impl EnvMarkers {
                         agent_pid: owner,
                         conversation,
                     };
-                    trace.cut |= !insert_bounded(&mut trace.markers, marker);
+                    env_markers.cut |= !insert_bounded(&mut env_markers.markers, marker);
                 }
             }
         }
         // Markers with a pid come first, as they are the strongest evidence.
-        trace
+        env_markers
             .markers
             .sort_by_key(|marker| marker.agent_pid.is_none());
-        trace
+        env_markers
     }
 
     fn add_multiplexer(&mut self, name: &[u8], value: &[u8]) {

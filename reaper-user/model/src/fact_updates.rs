@@ -121,7 +121,7 @@ impl Model {
     }
 
     /// Returns whether a fact about a process is unreadable.
-    pub fn is_unread(&self, key: ProcessKey) -> bool {
+    pub fn has_unreadable_facts(&self, key: ProcessKey) -> bool {
         let facts = self.tree.get(key).and_then(Node::facts);
         facts.is_some_and(|facts| *facts != facts.without_unreadable())
     }

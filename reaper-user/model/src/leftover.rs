@@ -350,7 +350,7 @@ impl Leftover {
     pub fn reason(&self) -> &'static str {
         match &self.verdict {
             LeftoverVerdict::Reap => self.evidence.name(),
-            LeftoverVerdict::Report(doubt) => doubt.name(),
+            LeftoverVerdict::Report(uncertainty) => uncertainty.name(),
             LeftoverVerdict::Wait { .. } => "rule_delay",
             LeftoverVerdict::Keep { reason, .. } => reason.name(),
         }

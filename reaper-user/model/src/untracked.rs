@@ -1,4 +1,4 @@
-//! Removes untracked processes from the tree where the probes report followed processes only: their exits would go
+//! Removes untracked processes from the tree where the probes report tracked processes only: their exits would go
 //! unnoticed.
 
 use hashbrown::HashSet;
@@ -49,7 +49,7 @@ impl Model {
     }
 
     /// Returns whether a living process matters to no session and not to the service itself. Then it is no member,
-    /// boundary or root, no ancestor of a member, and not followed for an awaited process. It is not in a scope that
+    /// boundary or root, no ancestor of a member, and not tracked for an awaited process. It is not in a scope that
     /// names processes, and is no init and no ancestor of the service.
     pub fn is_untracked(&self, key: ProcessKey) -> bool {
         let node = self.tree.get(key);

@@ -292,7 +292,7 @@ impl Engine {
     /// Counts a failed read of a process with unreadable facts, whose cause may be temporary. Returns when to retry it,
     /// in ns of CLOCK_MONOTONIC. Returns `None` if its facts are readable, or after the last retry.
     pub(super) fn retry_unreadable(&mut self, key: ProcessKey) -> Option<u64> {
-        if !self.model.is_unread(key) {
+        if !self.model.has_unreadable_facts(key) {
             return None;
         }
         self.deferred.next_retry(key, self.kernel.clock.monotonic())

@@ -39,7 +39,8 @@ pub struct Scanner {
     keeps_error: Option<&'static str>,
     /// Whether a clone is reaping leftovers.
     busy: Arc<AtomicBool>,
-    /// Trees that wait for the delay of a rule: the head, and the time of its discovery in ns of CLOCK_MONOTONIC.
+    /// Trees that wait for the delay of a rule: the root of the subtree, and the time of its discovery in ns of
+    /// CLOCK_MONOTONIC.
     waiting: Arc<Mutex<HashMap<ProcessKey, u64>>>,
 }
 
@@ -185,7 +186,7 @@ impl Scanner {
             let row = found.table.rows.get(&key.pid);
             row.is_some_and(|row| row.entry.key == *key)
         };
-        waiting.retain(|head, _| is_alive(head));
+        waiting.retain(|subtree_root, _| is_alive(subtree_root));
         for leftover in &found.leftovers {
             if matches!(leftover.verdict, LeftoverVerdict::Wait { .. }) {
                 waiting.entry(leftover.subtree_root).or_insert(now);
@@ -199,7 +200,9 @@ impl Scanner {
     fn waited(&self) -> HashMap<ProcessKey, u64> {
         let now = sys::monotonic();
         let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = |(head, since): (&ProcessKey, &u64)| (*head, now.saturating_sub(*since));
+        let waited = |(subtree_root, since): (&ProcessKey, &u64)| {
+            (*subtree_root, now.saturating_sub(*since))
+        };
         waiting.iter().map(waited).collect()
     }
 
@@ -273,7 +276,7 @@ impl Scanner {
         let (uid, min_age, requested_by_user) =
             (options.uid, options.min_age, options.requested_by_user);
         let is_due = |leftover: &&Leftover| leftover.verdict == LeftoverVerdict::Reap;
-        // All others are reported only for the head of each tree.
+        // All others are reported only for the root of each subtree.
         let is_reported = |leftover: &&Leftover| match leftover.verdict {
             LeftoverVerdict::Reap => true,
             LeftoverVerdict::Report(_) | LeftoverVerdict::Wait { .. } => {

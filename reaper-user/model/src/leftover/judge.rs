@@ -61,8 +61,8 @@ struct RowState {
     claim: Option<Claim>,
     /// Index of the outermost process with strong evidence: an ancestor or itself.
     strong: Option<usize>,
-    /// Index of the top of its tree: `strong`, or the topmost ancestor with the same agent in its evidence.
-    head: usize,
+    /// Index of the root of its subtree: `strong`, or the topmost ancestor with the same agent in its evidence.
+    subtree_root: usize,
     /// Index of the agent that it belongs to; `Some(None)` below a boundary, `None` below neither.
     agent: Option<Option<usize>>,
     /// Whether it or an ancestor is a member of a session of the service.
@@ -220,16 +220,19 @@ impl<'a> Judge<'a> {
         let above = up.map(|up| &self.states[up]);
 
         let claim = self.claim(row);
-        let is_strong = claim.as_ref().is_some_and(|claim| claim.doubt.is_none());
+        let is_strong = claim
+            .as_ref()
+            .is_some_and(|claim| claim.uncertainty.is_none());
         let strong = above.and_then(|above| above.strong);
         let strong = strong.or(is_strong.then_some(at));
         let same = |above: &&RowState| match (&above.claim, &claim) {
             (Some(above), Some(claim)) => above.agent == claim.agent,
             _ => false,
         };
-        let head = strong.unwrap_or_else(|| above.filter(same).map_or(at, |above| above.head));
+        let subtree_root =
+            strong.unwrap_or_else(|| above.filter(same).map_or(at, |above| above.subtree_root));
         // The parent, if it is in the same tree.
-        let tree = above.filter(|_| head != at);
+        let tree = above.filter(|_| subtree_root != at);
 
         let of_itself = self.keep_with_descendants(row);
         let of_above = above.and_then(|above| above.kept_with_descendants.clone());
@@ -239,15 +242,15 @@ impl<'a> Judge<'a> {
                 Some(above) => above.kept.clone(),
                 None => of_above.clone(),
             };
-            kept = self.keep_reason(row, self.rows[head]);
-            waiting = self.wait(row, self.rows[head]);
+            kept = self.keep_reason(row, self.rows[subtree_root]);
+            waiting = self.wait(row, self.rows[subtree_root]);
             let holds = kept.clone().filter(|kept| kept.holds_relatives);
             needs_relatives = (holds, waiting.clone());
             kept = kept.or(from_above);
             waiting = waiting.or_else(|| tree.and_then(|above| above.waiting.clone()));
         }
-        let doubt = claim.as_ref().and_then(|claim| claim.doubt);
-        let other = doubt.filter(|doubt| doubt.is_of_another());
+        let uncertainty = claim.as_ref().and_then(|claim| claim.uncertainty);
+        let other = uncertainty.filter(|uncertainty| uncertainty.is_of_another());
         let agent = if self.is_agent(row) {
             Some(Some(at))
         } else if self.query.rules.leaves_session(&row.entry.image).is_some() {
@@ -259,7 +262,7 @@ impl<'a> Judge<'a> {
         RowState {
             up,
             strong,
-            head,
+            subtree_root,
             agent,
             member: self.is_member(row) || above.is_some_and(|above| above.member),
             in_cgroup: cgroups.contains(&row.entry.image.cgroup_id)
@@ -287,7 +290,7 @@ impl<'a> Judge<'a> {
             let (kept, waiting) = state.needs_relatives.clone();
             state.kept = state.kept.take().or_else(|| kept.clone());
             state.waiting = state.waiting.take().or_else(|| waiting.clone());
-            if let Some(up) = state.up.filter(|_| state.head != at) {
+            if let Some(up) = state.up.filter(|_| state.subtree_root != at) {
                 let needs = &mut self.states[up].needs_relatives;
                 needs.0 = needs.0.take().or(kept);
                 needs.1 = needs.1.take().or(waiting);
@@ -318,13 +321,13 @@ impl<'a> Judge<'a> {
         let claim = self.states[of].claim.as_ref()?;
         let agent = state.agent.flatten();
         // A process that belongs to a living agent is not a leftover.
-        let is_leftover = state.strong.is_some() || claim.doubt == Some(Uncertainty::Agent);
+        let is_leftover = state.strong.is_some() || claim.uncertainty == Some(Uncertainty::Agent);
         if agent.is_some_and(|agent| agent != at || !is_leftover) {
             return None;
         }
         Some(Leftover {
             key: row.entry.key,
-            subtree_root: self.rows[state.head].entry.key,
+            subtree_root: self.rows[state.subtree_root].entry.key,
             agent: Arc::clone(&claim.agent),
             evidence: claim.evidence,
             verdict: self.verdict(row, state, claim),
@@ -335,14 +338,14 @@ impl<'a> Judge<'a> {
     fn verdict(&self, row: &LeftoverRow, state: &RowState, claim: &Claim) -> LeftoverVerdict {
         let pid = row.entry.key.pid;
         let relative = |of: u32| Some(of).filter(|of| *of != pid);
-        let doubt = if let Some(kept) = &state.kept {
+        let uncertainty = if let Some(kept) = &state.kept {
             return LeftoverVerdict::Keep {
                 reason: kept.reason,
                 rule: kept.rule.clone(),
                 relative: relative(kept.pid),
             };
-        } else if claim.doubt.is_some() {
-            claim.doubt
+        } else if claim.uncertainty.is_some() {
+            claim.uncertainty
         } else if self.agent_ancestors.contains(&pid) {
             Some(Uncertainty::Agent)
         } else if !state.whole {
@@ -350,8 +353,8 @@ impl<'a> Judge<'a> {
         } else {
             state.other
         };
-        match (doubt, &state.waiting) {
-            (Some(doubt), _) => LeftoverVerdict::Report(doubt),
+        match (uncertainty, &state.waiting) {
+            (Some(uncertainty), _) => LeftoverVerdict::Report(uncertainty),
             (None, Some(waiting)) => LeftoverVerdict::Wait {
                 rule: Arc::clone(&waiting.rule),
                 remaining_ns: waiting.remaining_ns,

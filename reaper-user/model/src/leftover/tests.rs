@@ -493,8 +493,8 @@ fn recorded_member_of_exited_root_is_reaped() {
 
 #[test]
 fn env_markers_contain_no_values() {
-    let trace = EnvMarkers::of(b"A=1\0TOKEN=x\0CODEX_CI=1\0=\0\0B\0CLAUDE_PID=12\0", true);
-    let markers: Vec<_> = trace
+    let env_markers = EnvMarkers::of(b"A=1\0TOKEN=x\0CODEX_CI=1\0=\0\0B\0CLAUDE_PID=12\0", true);
+    let markers: Vec<_> = env_markers
         .markers
         .iter()
         .map(|marker| (marker.variable, marker.agent_pid))

@@ -40,7 +40,7 @@ pub(super) enum Hold {
     #[default]
     Nothing,
     /// Depends on these facts of this process. The rule may hold the relatives.
-    Ask(RuleId, FactSet, ProcessKey),
+    Needs(RuleId, FactSet, ProcessKey),
     /// The relatives wait until this time (`CLOCK_MONOTONIC`, ns).
     Until(RuleId, u64),
     /// The relatives are kept, by this rule if there is one. The time (`CLOCK_MONOTONIC`, ns) is that at which this may
@@ -52,7 +52,7 @@ pub(super) enum Hold {
 enum RuleResult {
     NoMatch,
     /// Depends on these facts.
-    Ask(FactSet),
+    Needs(FactSet),
     /// Depends on an unreadable fact.
     Unreadable,
     /// Applies from this time on (`CLOCK_MONOTONIC`, ns).
@@ -67,7 +67,7 @@ const PIPE_RECHECK_NS: u64 = 60_000_000_000;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ConditionResult {
     No,
-    Ask(FactSet),
+    Needs(FactSet),
     Unreadable,
     Yes,
 }
@@ -103,7 +103,7 @@ impl<'a> Case<'a> {
             }
             match self.evaluate(rule, &mut until) {
                 RuleResult::NoMatch => continue,
-                RuleResult::Ask(wanted) => {
+                RuleResult::Needs(wanted) => {
                     needs |= wanted;
                     asking = asking.or(Some(id));
                     matters |= rule.action != Action::Keep;
@@ -196,7 +196,7 @@ impl<'a> Case<'a> {
                 self.recheck(when, until);
                 return RuleResult::NoMatch;
             }
-            ConditionResult::Ask(needs) => return RuleResult::Ask(needs),
+            ConditionResult::Needs(needs) => return RuleResult::Needs(needs),
             ConditionResult::Unreadable => return RuleResult::Unreadable,
             ConditionResult::Yes => {}
         }
@@ -205,7 +205,7 @@ impl<'a> Case<'a> {
             false => Some(over),
         };
         match over {
-            None => return RuleResult::Ask(FactSet::ACTIVITY),
+            None => return RuleResult::Needs(FactSet::ACTIVITY),
             Some(over) if rule.has_delay() && self.model.monotonic_now() < over => {
                 return RuleResult::Wait(over);
             }
@@ -219,7 +219,7 @@ impl<'a> Case<'a> {
         }
         match self.is_idle(rule, until) {
             ConditionResult::No => return RuleResult::NoMatch,
-            ConditionResult::Ask(needs) => return RuleResult::Ask(needs),
+            ConditionResult::Needs(needs) => return RuleResult::Needs(needs),
             ConditionResult::Unreadable => return RuleResult::Unreadable,
             ConditionResult::Yes => {}
         }
@@ -232,7 +232,7 @@ impl<'a> Case<'a> {
         });
         match cpu.and(self.program(rule)) {
             ConditionResult::No => RuleResult::NoMatch,
-            ConditionResult::Ask(needs) => RuleResult::Ask(needs),
+            ConditionResult::Needs(needs) => RuleResult::Needs(needs),
             ConditionResult::Unreadable => RuleResult::Unreadable,
             ConditionResult::Yes => RuleResult::Applies,
         }
@@ -256,7 +256,7 @@ impl<'a> Case<'a> {
                 Action::Reap => {}
                 _ => match self.login(&rule.when) {
                     ConditionResult::No => {}
-                    ConditionResult::Ask(needs) => return Hold::Ask(id, needs, self.node.key),
+                    ConditionResult::Needs(needs) => return Hold::Needs(id, needs, self.node.key),
                     ConditionResult::Yes | ConditionResult::Unreadable => {
                         return Hold::Keep(Some(id), None);
                     }
@@ -283,7 +283,7 @@ impl<'a> Case<'a> {
             let mut until = None;
             match self.evaluate(rule, &mut until) {
                 RuleResult::NoMatch => continue,
-                RuleResult::Ask(wanted) => {
+                RuleResult::Needs(wanted) => {
                     needs |= wanted;
                     asking = asking.or(Some(id).filter(|_| holds));
                     continue;
@@ -299,7 +299,7 @@ impl<'a> Case<'a> {
         }
         asking.map_or(hold, |id| {
             let (needs, owner) = facts_and_owner(self.model, self.session, needs);
-            Hold::Ask(id, needs, owner.unwrap_or(self.node.key))
+            Hold::Needs(id, needs, owner.unwrap_or(self.node.key))
         })
     }
 
@@ -459,7 +459,7 @@ impl ConditionResult {
     /// Returns the result of the test `is` on a fact. An unread fact asks for `needs`.
     fn of<T>(needs: FactSet, fact: &Fact<T>, is: impl FnOnce(&T) -> bool) -> ConditionResult {
         match fact {
-            Fact::Unread => ConditionResult::Ask(needs),
+            Fact::Unread => ConditionResult::Needs(needs),
             Fact::Unreadable => ConditionResult::Unreadable,
             Fact::Known(fact) => ConditionResult::from(is(fact)),
         }
@@ -469,11 +469,11 @@ impl ConditionResult {
     fn and(self, other: ConditionResult) -> ConditionResult {
         match (self, other) {
             (ConditionResult::No, _) | (_, ConditionResult::No) => ConditionResult::No,
-            (ConditionResult::Ask(one), ConditionResult::Ask(two)) => {
-                ConditionResult::Ask(one | two)
+            (ConditionResult::Needs(one), ConditionResult::Needs(two)) => {
+                ConditionResult::Needs(one | two)
             }
-            (ConditionResult::Ask(needs), _) | (_, ConditionResult::Ask(needs)) => {
-                ConditionResult::Ask(needs)
+            (ConditionResult::Needs(needs), _) | (_, ConditionResult::Needs(needs)) => {
+                ConditionResult::Needs(needs)
             }
             (ConditionResult::Unreadable, _) | (_, ConditionResult::Unreadable) => {
                 ConditionResult::Unreadable

@@ -183,7 +183,7 @@ fn walk(model: &Model, node: &Node, due: RootExit, known: &mut HashMap<ProcessKe
         let Holds { own, below, .. } = found.get(&node.key).copied().unwrap_or_default();
         let below = match own {
             // Waiting for processes that are forked again and again would never end.
-            Hold::Ask(..) if model.born_after(node, due) => below,
+            Hold::Needs(..) if model.born_after(node, due) => below,
             own => own.or(below),
         };
         if let Some(parent) = node.parent.and_then(|parent| found.get_mut(&parent)) {
@@ -202,7 +202,7 @@ fn own_hold(model: &Model, node: &Node, due: RootExit) -> Hold {
     let hold = Case::new(model, node, session, Some(due)).holds();
     // Another rule may match the whole command line or the resolved script.
     match MatchedRules::wants(model, node) {
-        Some((rule, wanted)) => Hold::Ask(rule, wanted, node.key).or(hold),
+        Some((rule, wanted)) => Hold::Needs(rule, wanted, node.key).or(hold),
         None => hold,
     }
 }
@@ -219,7 +219,7 @@ fn keeps_below(model: &Model, node: &Node, due: Option<RootExit>) -> Hold {
         return kept;
     }
     if let Some((rule, wanted)) = MatchedRules::wants(model, node) {
-        return Hold::Ask(rule, wanted, node.key);
+        return Hold::Needs(rule, wanted, node.key);
     }
     match MatchedRules::unknown(model, node) {
         Some(rule) => Hold::Keep(rule, None),
@@ -242,7 +242,7 @@ impl Hold {
     fn rank(self) -> (u8, u64) {
         match self {
             Hold::Nothing => (0, 0),
-            Hold::Ask(..) => (1, 0),
+            Hold::Needs(..) => (1, 0),
             Hold::Until(_, until) => (2, until),
             Hold::Keep(_, until) => (3, until.unwrap_or(u64::MAX)),
         }
@@ -264,7 +264,7 @@ impl Hold {
         };
         Some(match self {
             Hold::Nothing => return None,
-            Hold::Ask(rule, needs, of) => Decision {
+            Hold::Needs(rule, needs, of) => Decision {
                 needs,
                 relative: Some(of),
                 ..decide(Verdict::Wait, Reason::Unread, Some(rule), None)

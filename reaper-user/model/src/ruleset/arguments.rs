@@ -25,7 +25,8 @@ pub(super) enum Word<'a> {
     Positional(&'a [u8]),
 }
 
-/// Iterator over the arguments. It allocates only for an option whose value is the next argument.
+/// Iterator over the arguments. Joins an option to a value that is the next argument, as [`Syntax::value_options`]
+/// says, and leaves out `--`. Allocates only for such a value.
 pub(super) struct Words<'a, I> {
     args: I,
     syntax: &'a Syntax,

@@ -113,7 +113,7 @@ fn unreadable_command_line_keeps_until_it_is_read() {
     set_arguments(&mut w, java, Fact::Unreadable);
     assert_eq!(w.why(java), "keep unreadable editor");
     assert_eq!(w.why(child), "keep ancestor_kept editor");
-    assert!(w.model.is_unread(java));
+    assert!(w.model.has_unreadable_facts(java));
     w.model.forget_unreadable(java);
     assert_eq!(w.why(java), "wait unread");
     read_arguments(&mut w, java, &argv);

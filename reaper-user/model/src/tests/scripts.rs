@@ -355,7 +355,7 @@ fn unreadable_script_keeps_until_it_is_read() {
     assert_eq!(w.decide(child).relative, Some(key));
     resolve_script(&mut w, key, None);
     assert_eq!(w.why(child), "keep ancestor_kept editor");
-    assert!(w.model.is_unread(key));
+    assert!(w.model.has_unreadable_facts(key));
     w.model.forget_unreadable(key);
     assert_eq!(w.why(key), "wait unread");
     resolve_script(&mut w, key, Some("/lib/other.js"));

@@ -36,7 +36,7 @@ const AGENT_NAMES: &[&[u8]] = &[b"amp", b"crush", b"goose"];
 pub(super) struct Claim {
     pub(super) agent: Arc<str>,
     pub(super) evidence: LeftoverEvidence,
-    pub(super) doubt: Option<Uncertainty>,
+    pub(super) uncertainty: Option<Uncertainty>,
 }
 
 impl<'a> Judge<'a> {
@@ -45,32 +45,35 @@ impl<'a> Judge<'a> {
     /// while a service watched.
     pub(super) fn claim(&self, row: &'a LeftoverRow) -> Option<Claim> {
         let none = EnvMarkers::default();
-        let trace = match &row.env_markers {
-            Fact::Known(trace) => trace,
+        let env_markers = match &row.env_markers {
+            Fact::Known(env_markers) => env_markers,
             Fact::Unread | Fact::Unreadable => &none,
         };
-        if let Some(claim) = self.recorded(row, trace) {
+        if let Some(claim) = self.recorded(row, env_markers) {
             return Some(claim);
         }
         if self.is_watched(row) {
             return None;
         }
-        let marker = trace.markers.first();
+        let marker = env_markers.markers.first();
         let named = marker.and_then(|marker| Some((marker, marker.agent_pid?)));
         let weak = marker.map(|marker| LeftoverEvidence::Marker {
             variable: marker.variable,
         });
-        let (agent, evidence, doubt) = if let Some((marker, pid)) = named {
+        let (agent, evidence, uncertainty) = if let Some((marker, pid)) = named {
             let variable = marker.variable;
-            let alone = || (!trace.has_second_marker(marker)).then_some(Uncertainty::NoOwner);
-            match self.owner_doubt(row, trace, marker.agent).or_else(alone) {
-                Some(doubt) => (marker.agent, weak?, Some(doubt)),
+            let alone = || (!env_markers.has_second_marker(marker)).then_some(Uncertainty::NoOwner);
+            match self
+                .owner_uncertainty(row, env_markers, marker.agent)
+                .or_else(alone)
+            {
+                Some(uncertainty) => (marker.agent, weak?, Some(uncertainty)),
                 None => {
                     let evidence = LeftoverEvidence::ExitedAgent { variable, pid };
                     (
                         marker.agent,
                         evidence,
-                        self.marker_doubt(row, trace, marker),
+                        self.marker_uncertainty(row, env_markers, marker),
                     )
                 }
             }
@@ -78,7 +81,7 @@ impl<'a> Judge<'a> {
             (
                 CLAUDE,
                 LeftoverEvidence::ToolShell,
-                self.shell_doubt(row, trace),
+                self.shell_uncertainty(row, env_markers),
             )
         } else {
             (marker?.agent, weak?, Some(Uncertainty::NoOwner))
@@ -86,27 +89,27 @@ impl<'a> Judge<'a> {
         Some(Claim {
             agent: agent.into(),
             evidence,
-            doubt,
+            uncertainty,
         })
     }
 
     /// Returns the uncertainty about a marker whose agent has exited; `None` if it is sufficient.
-    fn marker_doubt(
+    fn marker_uncertainty(
         &self,
         row: &'a LeftoverRow,
-        trace: &EnvMarkers,
+        env_markers: &EnvMarkers,
         marker: &EnvMarker,
     ) -> Option<Uncertainty> {
-        if !self.is_adopted(row, trace) {
+        if !self.is_adopted(row, env_markers) {
             Some(Uncertainty::NotOrphan)
-        } else if self.has_changed_uid(row, trace) {
+        } else if self.has_changed_uid(row, env_markers) {
             Some(Uncertainty::ChangedUid)
         } else {
-            let doubt = self.successor_doubt(row, trace, marker.agent, 0);
-            let doubt = doubt.or_else(|| self.shared_doubt(row, trace));
-            let doubt = doubt.or_else(|| self.origin_doubt(row, trace));
-            doubt.or_else(|| {
-                self.unknown_owner(row, trace)
+            let uncertainty = self.successor_uncertainty(row, env_markers, marker.agent, 0);
+            let uncertainty = uncertainty.or_else(|| self.shared_uncertainty(row, env_markers));
+            let uncertainty = uncertainty.or_else(|| self.origin_uncertainty(row, env_markers));
+            uncertainty.or_else(|| {
+                self.unknown_owner(row, env_markers)
                     .map(Uncertainty::OwnerUnknown)
             })
         }
@@ -114,7 +117,7 @@ impl<'a> Judge<'a> {
 
     /// Returns a pid in the markers that no record shows to be that of such an agent. Returns `None` if none exists,
     /// or if a user ordered the reap: records are then not required.
-    fn unknown_owner(&self, row: &LeftoverRow, trace: &EnvMarkers) -> Option<u32> {
+    fn unknown_owner(&self, row: &LeftoverRow, env_markers: &EnvMarkers) -> Option<u32> {
         let is_recorded = |marker: &EnvMarker, pid: u32| {
             let mut sessions = self.roots.get(&pid).into_iter().flatten();
             sessions.any(|session| {
@@ -123,7 +126,7 @@ impl<'a> Judge<'a> {
                     && session.root.start < row.entry.key.start
             })
         };
-        let mut markers = trace.markers.iter();
+        let mut markers = env_markers.markers.iter();
         let unknown =
             |marker: &EnvMarker| marker.agent_pid.filter(|pid| !is_recorded(marker, *pid));
         let needs_record = !self.query.requested_by_user;
@@ -131,26 +134,30 @@ impl<'a> Judge<'a> {
     }
 
     /// Returns the uncertainty about the shell of a Claude tool; `None` if its command line is sufficient evidence.
-    fn shell_doubt(&self, row: &'a LeftoverRow, trace: &EnvMarkers) -> Option<Uncertainty> {
+    fn shell_uncertainty(
+        &self,
+        row: &'a LeftoverRow,
+        env_markers: &EnvMarkers,
+    ) -> Option<Uncertainty> {
         let parent = self.parent(row);
         let age = self.query.now.saturating_sub(row.entry.key.start);
         if !parent.is_some_and(|parent| self.is_adopter(parent)) {
             Some(Uncertainty::NotOrphan)
-        } else if self.has_changed_uid(row, trace) {
+        } else if self.has_changed_uid(row, env_markers) {
             Some(Uncertainty::ChangedUid)
-        } else if let Some(doubt) = self.agent_doubt(row) {
-            Some(doubt)
-        } else if let Some(doubt) = self.agents.continuer_doubt(row, trace) {
-            Some(doubt)
+        } else if let Some(uncertainty) = self.agent_uncertainty(row) {
+            Some(uncertainty)
+        } else if let Some(uncertainty) = self.agents.continuer_uncertainty(row, env_markers) {
+            Some(uncertainty)
         } else if age < self.query.min_age {
             Some(Uncertainty::Young)
         } else {
-            self.origin_doubt(row, trace)
+            self.origin_uncertainty(row, env_markers)
         }
     }
 
     /// Returns the evidence that a process was a recorded member of a session; `None` if it was not.
-    fn recorded(&self, row: &LeftoverRow, trace: &EnvMarkers) -> Option<Claim> {
+    fn recorded(&self, row: &LeftoverRow, env_markers: &EnvMarkers) -> Option<Claim> {
         let key = row.entry.key;
         let is = |member: &ProcessKey| !row.entry.exact || *member == key;
         let mut sessions = self.recorded.get(&tick(key))?.iter();
@@ -159,36 +166,36 @@ impl<'a> Judge<'a> {
         let root = session.root;
         let alive = self.table.rows.get(&root.pid);
         let uids = row.entry.uids;
-        let doubt = if alive.is_some_and(|row| row.entry.key.has_same_tick(root)) {
+        let uncertainty = if alive.is_some_and(|row| row.entry.key.has_same_tick(root)) {
             Some(Uncertainty::OwnerAlive(root.pid))
         } else if self.table.unread.contains_key(&root.pid) {
             Some(Uncertainty::OwnerUncertain(root.pid))
         } else if is_switched(row) || session.uid.is_some_and(|uid| uid != uids.real) {
             Some(Uncertainty::ChangedUid)
         } else {
-            let named = self.named_owner_doubt(row, trace);
+            let named = self.named_owner_uncertainty(row, env_markers);
             // The root may have passed the session on while no service watched. Pid 0 stands for processes that are
             // already being ended.
-            let successor_doubt = || {
+            let successor_uncertainty = || {
                 // The table has starts rounded to the tick.
                 let since = root.start - root.start % TICK_NS;
                 let known = self.query.rules.session_rule(&session.agent);
                 let unknown = known.is_none().then_some(Uncertainty::AgentUnknown);
-                let alive = self.successor_doubt(row, trace, &session.agent, since);
+                let alive = self.successor_uncertainty(row, env_markers, &session.agent, since);
                 alive.or(unknown)
             };
-            named.or_else(|| successor_doubt().filter(|_| root.pid > 0))
+            named.or_else(|| successor_uncertainty().filter(|_| root.pid > 0))
         };
         Some(Claim {
             agent: Arc::clone(&session.agent),
             evidence: LeftoverEvidence::Recorded { root: root.pid },
-            doubt,
+            uncertainty,
         })
     }
 
     /// Returns the uncertainty if a living agent of the same user may own a process whose evidence names none: any
     /// agent that is not younger.
-    fn agent_doubt(&self, row: &LeftoverRow) -> Option<Uncertainty> {
+    fn agent_uncertainty(&self, row: &LeftoverRow) -> Option<Uncertainty> {
         let alive = self.agents.older_than(row);
         let uncertain = || self.unread_of(row).map(Uncertainty::AgentUncertain);
         alive.map(Uncertainty::AgentAlive).or_else(uncertain)
@@ -196,14 +203,14 @@ impl<'a> Judge<'a> {
 
     /// Returns the uncertainty if a living agent may continue the session of an exited one. Successors started at
     /// `since` (ns since boot) or later.
-    fn successor_doubt(
+    fn successor_uncertainty(
         &self,
         row: &LeftoverRow,
-        trace: &EnvMarkers,
+        env_markers: &EnvMarkers,
         agent: &str,
         since: u64,
     ) -> Option<Uncertainty> {
-        let named = self.agents.continuer_doubt(row, trace);
+        let named = self.agents.continuer_uncertainty(row, env_markers);
         let alive = || self.agents.successor(row, agent, since);
         let uncertain = || self.unread_of(row).map(Uncertainty::AgentUncertain);
         named
@@ -212,39 +219,49 @@ impl<'a> Judge<'a> {
     }
 
     /// Returns the uncertainty if a living agent of the same user, or an ancestor of one, may have the same marker.
-    fn shared_doubt(&self, row: &LeftoverRow, trace: &EnvMarkers) -> Option<Uncertainty> {
+    fn shared_uncertainty(
+        &self,
+        row: &LeftoverRow,
+        env_markers: &EnvMarkers,
+    ) -> Option<Uncertainty> {
         // For an ancestor of a living agent this reason comes first.
         if self.agent_ancestors.contains(&row.entry.key.pid) {
             return Some(Uncertainty::Agent);
         }
-        self.agents.shared_doubt(row, trace)
+        self.agents.shared_uncertainty(row, env_markers)
     }
 
     /// Returns the uncertainty if an agent named in the markers is or may be alive.
-    fn owner_doubt(
+    fn owner_uncertainty(
         &self,
         row: &LeftoverRow,
-        trace: &EnvMarkers,
+        env_markers: &EnvMarkers,
         agent: &str,
     ) -> Option<Uncertainty> {
         // In another PID namespace the pid means another process. The part that was not read may name another agent.
         let uncertain = |pid: &u32| {
-            row.nested || trace.cut || self.agents.has_nested(agent, row.entry.uids.real, *pid)
+            row.nested
+                || env_markers.cut
+                || self.agents.has_nested(agent, row.entry.uids.real, *pid)
         };
         let uncertain = || {
-            trace
+            env_markers
                 .agent_pids()
                 .find(uncertain)
                 .map(Uncertainty::OwnerUncertain)
         };
-        let named = self.named_owner_doubt(row, trace);
+        let named = self.named_owner_uncertainty(row, env_markers);
         named.or_else(uncertain)
     }
 
-    /// Like [`Judge::owner_doubt`], but only for pids that are in use.
-    fn named_owner_doubt(&self, row: &LeftoverRow, trace: &EnvMarkers) -> Option<Uncertainty> {
+    /// Like [`Judge::owner_uncertainty`], but only for pids that are in use.
+    fn named_owner_uncertainty(
+        &self,
+        row: &LeftoverRow,
+        env_markers: &EnvMarkers,
+    ) -> Option<Uncertainty> {
         let mut uncertain = None;
-        for pid in trace.agent_pids().filter(|_| !row.nested) {
+        for pid in env_markers.agent_pids().filter(|_| !row.nested) {
             match self.table.rows.get(&pid) {
                 // The pid was reused: this process is younger than the leftover.
                 Some(owner) if owner.entry.key.start > row.entry.key.start => {}
@@ -260,7 +277,7 @@ impl<'a> Judge<'a> {
 
     /// Returns whether a process may run as another user than the agent in its environment. Without a login user, this
     /// is assumed for system users, unless agents of that user are known.
-    fn has_changed_uid(&self, row: &LeftoverRow, trace: &EnvMarkers) -> bool {
+    fn has_changed_uid(&self, row: &LeftoverRow, env_markers: &EnvMarkers) -> bool {
         let uid = row.entry.uids.real;
         let of_program = || {
             let mut sessions = self.query.recorded.iter();
@@ -269,13 +286,13 @@ impl<'a> Judge<'a> {
                 && !sessions.any(|session| session.uid == Some(uid))
         };
         is_switched(row)
-            || trace.switched
+            || env_markers.switched
             || row.login_uid.map_or_else(of_program, |login| login != uid)
     }
 
     /// Returns whether a process counts as adopted; see the section on orphans in the parent module. False if its
     /// parent is unknown, is an agent or shares its marker.
-    fn is_adopted(&self, row: &LeftoverRow, trace: &EnvMarkers) -> bool {
+    fn is_adopted(&self, row: &LeftoverRow, env_markers: &EnvMarkers) -> bool {
         let Some(parent) = self.parent(row) else {
             return false;
         };
@@ -283,13 +300,15 @@ impl<'a> Judge<'a> {
         let is_adopted = match &parent.env_markers {
             Fact::Known(above) => {
                 let known = known || !above.cut && self.has_lost_its_session(row, parent);
-                known && !trace.shares_marker(above)
+                known && !env_markers.shares_marker(above)
             }
             Fact::Unread | Fact::Unreadable => known,
         };
         is_adopted
             && !self.is_agent(parent)
-            && trace.agent_pids().all(|pid| pid != parent.entry.key.pid)
+            && env_markers
+                .agent_pids()
+                .all(|pid| pid != parent.entry.key.pid)
     }
 
     /// Returns whether the leader of its kernel session has exited. False if its parent is in that session too, or if

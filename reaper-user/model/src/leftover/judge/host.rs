@@ -53,10 +53,10 @@ impl Hosts {
             let of_uid = self.unreadable.entry(row.entry.uids.real).or_default();
             of_uid.add(key);
         }
-        let Fact::Known(trace) = &row.env_markers else {
+        let Fact::Known(env_markers) = &row.env_markers else {
             return;
         };
-        for marker in &trace.markers {
+        for marker in &env_markers.markers {
             match marker.agent_pid {
                 Some(owner) => self.owners.entry(owner).or_default().add(key),
                 None => self.agents.entry(marker.agent).or_default().add(key),
@@ -76,8 +76,8 @@ impl Hosts {
 
     /// Returns whether another such program that is not younger has, or may have, the same marker (see
     /// [`EnvMarkers::shares_marker`]).
-    fn may_have_passed_on(&self, row: &LeftoverRow, trace: &EnvMarkers) -> bool {
-        let mut owners = trace.agent_pids().peekable();
+    fn may_have_passed_on(&self, row: &LeftoverRow, env_markers: &EnvMarkers) -> bool {
+        let mut owners = env_markers.agent_pids().peekable();
         let is_older = |host: Option<&Eldest>| host.is_some_and(|host| host.is_older(row));
         let uids = row.entry.uids;
         let both = [uids.real, uids.effective];
@@ -85,7 +85,7 @@ impl Hosts {
             || if owners.peek().is_some() {
                 owners.any(|owner| is_older(self.owners.get(&owner)))
             } else {
-                let mut markers = trace.markers.iter();
+                let mut markers = env_markers.markers.iter();
                 markers.any(|marker| is_older(self.agents.get(marker.agent)))
             }
     }
@@ -114,15 +114,15 @@ impl Eldest {
 impl<'a> Judge<'a> {
     /// Returns the uncertainty if the markers may come from a multiplexer, a terminal or the like that an agent
     /// started.
-    pub(super) fn origin_doubt(
+    pub(super) fn origin_uncertainty(
         &self,
         row: &'a LeftoverRow,
-        trace: &EnvMarkers,
+        env_markers: &EnvMarkers,
     ) -> Option<Uncertainty> {
-        let mut multiplexers = trace.multiplexers.iter();
-        let multiplexed = trace.cut
-            || multiplexers.any(|one| !self.lacks_marker(one, row, trace))
-            || self.hosts.may_have_passed_on(row, trace)
+        let mut multiplexers = env_markers.multiplexers.iter();
+        let multiplexed = env_markers.cut
+            || multiplexers.any(|one| !self.lacks_marker(one, row, env_markers))
+            || self.hosts.may_have_passed_on(row, env_markers)
             || self.unread_of(row).is_some();
         if multiplexed {
             return Some(Uncertainty::Multiplexed);
@@ -135,7 +135,7 @@ impl<'a> Judge<'a> {
         let older =
             leader.entry.key.start <= row.entry.key.start && leader.entry.key != row.entry.key;
         let shares = match &leader.env_markers {
-            Fact::Known(above) => above.cut || trace.shares_marker(above),
+            Fact::Known(above) => above.cut || env_markers.shares_marker(above),
             Fact::Unread | Fact::Unreadable => true,
         };
         // The leader may be a leftover itself.
@@ -147,13 +147,13 @@ impl<'a> Judge<'a> {
         &self,
         multiplexer: &Multiplexer,
         row: &LeftoverRow,
-        trace: &EnvMarkers,
+        env_markers: &EnvMarkers,
     ) -> bool {
         let born = row.entry.key.start;
         let lacks_it = match multiplexer.server {
             Some(pid) => self.table.rows.get(&pid).is_some_and(|server| {
                 server.entry.key.start <= born
-                    && matches!(&server.env_markers, Fact::Known(above) if !above.cut && !trace.shares_marker(above))
+                    && matches!(&server.env_markers, Fact::Known(above) if !above.cut && !env_markers.shares_marker(above))
             }),
             // A server with the marker is found among the hosts.
             None if multiplexer.variable == "ZELLIJ" => {
@@ -168,5 +168,5 @@ impl<'a> Judge<'a> {
 
 /// Returns whether the environment of a process is unreadable or incomplete.
 fn is_unreadable(row: &LeftoverRow) -> bool {
-    !matches!(&row.env_markers, Fact::Known(trace) if !trace.cut)
+    !matches!(&row.env_markers, Fact::Known(env_markers) if !env_markers.cut)
 }

@@ -108,8 +108,12 @@ pub(crate) fn is_terminal(image: &Image) -> bool {
 }
 
 impl<'a> Judge<'a> {
-    /// Returns the reason to keep a process for its own sake. `head` is the top of its tree.
-    pub(super) fn keep_reason(&self, row: &'a LeftoverRow, head: &'a LeftoverRow) -> Option<Kept> {
+    /// Returns the reason to keep a process for its own sake. `subtree_root` is the root of its subtree.
+    pub(super) fn keep_reason(
+        &self,
+        row: &'a LeftoverRow,
+        subtree_root: &'a LeftoverRow,
+    ) -> Option<Kept> {
         let kept = |reason| Some(Kept::new(row, reason));
         // The user works in it.
         if self.own.contains(&row.entry.key.pid) {
@@ -128,7 +132,7 @@ impl<'a> Judge<'a> {
             let keeps = matches!(rule.action, Action::Keep | Action::Report);
             // That of the unit is checked below.
             let is_of_unit = rule.when.is_of_own_unit_alone() && rule.matchers.is_empty();
-            keeps && rule.may_keep() && !is_of_unit && may_hold(rule, row, head)
+            keeps && rule.may_keep() && !is_of_unit && may_hold(rule, row, subtree_root)
         };
         if let Some(rule) = judging.iter().map(|id| rules.rule(*id)).find(keeps) {
             let reason = if rule.when.uid.is_some_and(UidCondition::is_other) {
@@ -141,13 +145,13 @@ impl<'a> Judge<'a> {
                 ..Kept::new(row, reason).by(&rule.name)
             });
         }
-        let Fact::Known(trace) = &row.env_markers else {
+        let Fact::Known(env_markers) = &row.env_markers else {
             return kept(KeepReason::Unreadable);
         };
-        if trace.keep && self.query.honor_keep {
+        if env_markers.keep && self.query.honor_keep {
             return kept(KeepReason::KeepMarker);
         }
-        if trace.cut && self.query.honor_keep || image.exe.is_empty() {
+        if env_markers.cut && self.query.honor_keep || image.exe.is_empty() {
             return kept(KeepReason::Unreadable);
         }
         if let Some(rule) = rules.unknown_keep(image, &judging) {
@@ -156,7 +160,7 @@ impl<'a> Judge<'a> {
         match &row.unit {
             Fact::Known(unit) => {
                 let managed = is_managed(unit) || self.is_main(row, unit);
-                let own = managed && !self.has_from_above(row, head, unit);
+                let own = managed && !self.has_inherited_unit(row, subtree_root, unit);
                 own.then(|| Kept::new(row, KeepReason::OwnUnit).by(unit))
             }
             Fact::Unread | Fact::Unreadable => kept(KeepReason::Unreadable),
@@ -165,15 +169,19 @@ impl<'a> Judge<'a> {
 
     /// Returns the first rule whose delay has not expired; `None` if none makes the process wait. Only rules count that
     /// reap and may match.
-    pub(super) fn wait(&self, row: &'a LeftoverRow, head: &'a LeftoverRow) -> Option<Waiting> {
+    pub(super) fn wait(
+        &self,
+        row: &'a LeftoverRow,
+        subtree_root: &'a LeftoverRow,
+    ) -> Option<Waiting> {
         let rules = self.query.rules;
-        let waited = self.query.waited.get(&head.entry.key).copied();
+        let waited = self.query.waited.get(&subtree_root.entry.key).copied();
         let judging = rules.matching_member_rules(&row.entry.image);
         judging.iter().find_map(|id| {
             let rule = rules.rule(*id);
             let rest = rule.delay_ns.saturating_sub(waited.unwrap_or(0));
             let waits = rule.action == Action::Reap && rule.may_keep() && rest > 0;
-            (waits && may_hold(rule, row, head)).then(|| Waiting {
+            (waits && may_hold(rule, row, subtree_root)).then(|| Waiting {
                 rule: Arc::clone(&rule.name),
                 remaining_ns: rest,
                 pid: row.entry.key.pid,
@@ -191,13 +199,18 @@ impl<'a> Judge<'a> {
         started && unit.ends_with(".service") && row.entry.image.sid == row.entry.key.pid
     }
 
-    /// Returns whether the unit of a process is not its own: it is that of the top of its tree. For the top itself, it
-    /// is that of a parent which is not the service manager.
-    fn has_from_above(&self, row: &LeftoverRow, head: &LeftoverRow, unit: &Arc<str>) -> bool {
-        let above = if row.entry.key == head.entry.key {
+    /// Returns whether the unit of a process is not its own: it is that of the root of its subtree. For that root
+    /// itself, it is that of a parent which is not the service manager.
+    fn has_inherited_unit(
+        &self,
+        row: &LeftoverRow,
+        subtree_root: &LeftoverRow,
+        unit: &Arc<str>,
+    ) -> bool {
+        let above = if row.entry.key == subtree_root.entry.key {
             self.parent(row).filter(|parent| !self.is_adopter(parent))
         } else {
-            Some(head)
+            Some(subtree_root)
         };
         above.is_some_and(|above| above.unit == Fact::Known(Arc::clone(unit)))
     }
@@ -232,7 +245,7 @@ impl<'a> Judge<'a> {
         };
         let might_keep = || rules.unknown_keep(image, &judging);
         let has_markers =
-            matches!(&row.env_markers, Fact::Known(trace) if !trace.markers.is_empty());
+            matches!(&row.env_markers, Fact::Known(env_markers) if !env_markers.markers.is_empty());
         let is_main = || matches!(&row.unit, Fact::Known(unit) if self.is_main(row, unit));
         judging.iter().any(|id| keeps(rules.rule(*id)))
             || has_markers && is_main()
@@ -240,12 +253,13 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// Returns whether the conditions of a rule on uids, listening sockets and windows may hold. `detached` does not: the
-/// process table does not show what a process ran before. All other conditions are assumed to hold.
-fn may_hold(rule: &Rule, row: &LeftoverRow, head: &LeftoverRow) -> bool {
+/// Returns whether a rule may match a process, by its conditions on uids, listening sockets and windows. `subtree_root`
+/// is the root of its subtree, whose uids the condition compares with. False for a rule with `detached`: the process
+/// table does not show what a process ran before. All other conditions are assumed to hold.
+fn may_hold(rule: &Rule, row: &LeftoverRow, subtree_root: &LeftoverRow) -> bool {
     let (uid, listening) = (rule.when.uid, rule.when.listening);
     rule.when.detached != Some(true)
-        && uid.is_none_or(|uid| uid.holds(row.entry.uids, head.entry.uids))
+        && uid.is_none_or(|uid| uid.holds(row.entry.uids, subtree_root.entry.uids))
         && listening.is_none_or(|wanted| row.listening != Fact::Known(!wanted))
         && (!rule.when.window
             || row.window != Fact::Known(false) && rule.matches_program(&row.entry.image))

@@ -71,7 +71,7 @@ impl Agents {
         let rows = || judge.table.rows.values();
         let wanted: HashSet<(u32, ConversationDigest)> = rows()
             .filter_map(|row| Some((row.entry.uids.real, read(row)?)))
-            .flat_map(|(uid, trace)| trace.conversations().map(move |one| (uid, one)))
+            .flat_map(|(uid, env_markers)| env_markers.conversations().map(move |one| (uid, one)))
             .collect();
         let mut visited = HashSet::new();
         for row in rows() {
@@ -86,6 +86,8 @@ impl Agents {
         agents
     }
 
+    /// Adds a living agent to the groups that it belongs to. `wanted` has the conversations that any process has in its
+    /// environment, by real uid; other conversations are not noted.
     fn add(
         &mut self,
         judge: &Judge<'_>,
@@ -130,8 +132,8 @@ impl Agents {
             let is_end = judge.is_adopter(row) && !judge.is_agent(row);
             let passes_on = !is_end && !is_login(&row.entry.image);
             match &row.env_markers {
-                Fact::Known(trace) => {
-                    for marker in trace.markers.iter().filter_map(marker) {
+                Fact::Known(env_markers) => {
+                    for marker in env_markers.markers.iter().filter_map(marker) {
                         self.by_marker.entry((uid, marker)).or_default().add(key);
                     }
                 }
@@ -178,14 +180,14 @@ impl Agents {
     }
 
     /// Returns the uncertainty if a living agent continues, or may continue, the conversation of a process.
-    pub(super) fn continuer_doubt(
+    pub(super) fn continuer_uncertainty(
         &self,
         row: &LeftoverRow,
-        trace: &EnvMarkers,
+        env_markers: &EnvMarkers,
     ) -> Option<Uncertainty> {
         let uid = row.entry.uids.real;
-        trace.conversations().next()?;
-        let mut all = trace.conversations();
+        env_markers.conversations().next()?;
+        let mut all = env_markers.conversations();
         let named = all.find_map(|one| self.continued.get(&(uid, one))?.other_by(row, u64::MAX));
         let cut = || self.cut.get(&uid)?.other_by(row, u64::MAX);
         let uncertain = || cut().map(Uncertainty::AgentUncertain);
@@ -193,13 +195,13 @@ impl Agents {
     }
 
     /// Returns the uncertainty if another living agent, or an ancestor of one, has or may have a marker of the process.
-    pub(super) fn shared_doubt(
+    pub(super) fn shared_uncertainty(
         &self,
         row: &LeftoverRow,
-        trace: &EnvMarkers,
+        env_markers: &EnvMarkers,
     ) -> Option<Uncertainty> {
         let uid = row.entry.uids.real;
-        let mut markers = trace.markers.iter().filter_map(marker);
+        let mut markers = env_markers.markers.iter().filter_map(marker);
         let other = |one: Marker| self.by_marker.get(&(uid, one))?.other_by(row, u64::MAX);
         let shared = markers.find_map(other).map(Uncertainty::SharedMarker);
         let unreadable = || self.unreadable.get(&uid)?.other_by(row, u64::MAX);
@@ -240,14 +242,14 @@ impl Judge<'_> {
 /// Returns the part of a marker that identifies an agent or a conversation; `None` if the marker only names the kind of
 /// agent.
 fn marker(marker: &EnvMarker) -> Option<Marker> {
-    let tells = marker.agent_pid.is_some() || marker.conversation.is_some();
-    tells.then_some((marker.variable, marker.agent_pid, marker.conversation))
+    let identifies = marker.agent_pid.is_some() || marker.conversation.is_some();
+    identifies.then_some((marker.variable, marker.agent_pid, marker.conversation))
 }
 
 /// Returns the markers of a process; `None` if its environment is unreadable or incomplete.
 fn read(row: &LeftoverRow) -> Option<&EnvMarkers> {
     match &row.env_markers {
-        Fact::Known(trace) => Some(trace).filter(|trace| !trace.cut),
+        Fact::Known(env_markers) => Some(env_markers).filter(|env_markers| !env_markers.cut),
         Fact::Unread | Fact::Unreadable => None,
     }
 }

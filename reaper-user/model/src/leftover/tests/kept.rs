@@ -4,15 +4,15 @@ use super::*;
 
 #[test]
 fn process_with_reason_to_keep_is_kept() {
-    let head = || p(200, 1, 100, "/bin/sh", DEAD);
+    let subtree_root = || p(200, 1, 100, "/bin/sh", DEAD);
     check(
         "keep_rule",
-        &[head(), p(201, 200, 101, "/usr/bin/ssh-agent", "")],
+        &[subtree_root(), p(201, 200, 101, "/usr/bin/ssh-agent", "")],
     );
     check(
         "keep_rule",
         &[
-            head(),
+            subtree_root(),
             p(201, 200, 101, "/usr/bin/ssh-agent", ""),
             p(202, 201, 102, NODE, ""),
         ],
@@ -20,7 +20,7 @@ fn process_with_reason_to_keep_is_kept() {
     check(
         "boundary",
         &[
-            head(),
+            subtree_root(),
             p(201, 200, 101, "/usr/bin/tmux", ""),
             p(202, 201, 102, NODE, ""),
         ],
@@ -31,7 +31,7 @@ fn process_with_reason_to_keep_is_kept() {
     );
     check(
         "keep_marker",
-        &[head(), p(201, 200, 101, NODE, "REAPER_KEEP=1\0")],
+        &[subtree_root(), p(201, 200, 101, NODE, "REAPER_KEEP=1\0")],
     );
     let unit = |pid, parent, unit| P {
         unit,
@@ -49,7 +49,10 @@ fn process_with_reason_to_keep_is_kept() {
             ..unit(200, 50, "app-konsole@1.service")
         }],
     );
-    check("own_unit", &[head(), unit(201, 200, "docker-0a1b.scope")]);
+    check(
+        "own_unit",
+        &[subtree_root(), unit(201, 200, "docker-0a1b.scope")],
+    );
     // The unit is that of the adopter.
     let mut adopter = p(150, 60, 50, "/usr/bin/keeper", "");
     adopter.unit = "ci.service";

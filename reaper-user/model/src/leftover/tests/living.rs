@@ -8,9 +8,9 @@ const ID: &str = "0198c1de-7a44-4c39-9d7c-5f0a1b2c3d4e";
 
 /// Returns a process with an environment that is not a constant.
 fn with_env(process: P, env: &str) -> LeftoverRow {
-    let trace = Fact::Known(EnvMarkers::of(env.as_bytes(), true));
+    let env_markers = Fact::Known(EnvMarkers::of(env.as_bytes(), true));
     LeftoverRow {
-        env_markers: trace,
+        env_markers,
         ..process.row()
     }
 }

@@ -13,9 +13,10 @@ fn listens(pid: u32, parent: u32, listening: Fact<bool>) -> P {
 fn server_delay_runs_from_its_discovery() {
     let waited = |listening, seconds: Option<u64>| {
         let all = table(&[listens(200, 1, listening)]);
-        let head = all.rows[&200].entry.key;
+        let subtree_root = all.rows[&200].entry.key;
         let found = scan(&all, |q| {
-            q.waited.extend(seconds.map(|waited| (head, waited * S)));
+            q.waited
+                .extend(seconds.map(|waited| (subtree_root, waited * S)));
         });
         found[0].verdict.clone()
     };
@@ -90,8 +91,8 @@ fn ancestors_and_descendants_wait_with_server() {
     // The kept process may have passed its marker on to the other tree.
     let other = "multiplexed";
     assert_eq!(reasons(&found), [wait, keep, keep, keep, "reap", other]);
-    let head = all.rows[&200].entry.key;
-    let found = scan(&all, |q| q.waited.extend([(head, u64::MAX)]));
+    let subtree_root = all.rows[&200].entry.key;
+    let found = scan(&all, |q| q.waited.extend([(subtree_root, u64::MAX)]));
     assert_eq!(why(&found, 200), "reap");
 }
 

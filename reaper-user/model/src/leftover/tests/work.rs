@@ -37,12 +37,12 @@ proptest! {
     #[test]
     fn env_markers_of_any_environment_are_bounded(entries in prop::collection::vec(entry(), 0..80), whole: bool) {
         let environ = entries.join(&0);
-        let trace = EnvMarkers::of(&environ, whole);
-        prop_assert!(trace.markers.len() <= 32 && trace.multiplexers.len() <= 32);
-        prop_assert!(trace.cut || whole);
+        let env_markers = EnvMarkers::of(&environ, whole);
+        prop_assert!(env_markers.markers.len() <= 32 && env_markers.multiplexers.len() <= 32);
+        prop_assert!(env_markers.cut || whole);
         let kept = environ.split(|byte| *byte == 0).any(|entry| entry == b"REAPER_KEEP=1");
-        prop_assert_eq!(trace.keep, kept);
-        prop_assert!(trace.agent_pids().all(|owner| owner > 0));
+        prop_assert_eq!(env_markers.keep, kept);
+        prop_assert!(env_markers.agent_pids().all(|owner| owner > 0));
     }
 }
 
@@ -51,7 +51,12 @@ fn environment_full_of_markers_is_read_in_part() {
     let many = |of: &dyn Fn(u32) -> String| -> Vec<u8> {
         (2..60_000).flat_map(|n| of(n).into_bytes()).collect()
     };
-    let most = |trace: &EnvMarkers| trace.markers.len().max(trace.multiplexers.len());
+    let most = |env_markers: &EnvMarkers| {
+        env_markers
+            .markers
+            .len()
+            .max(env_markers.multiplexers.len())
+    };
     for (environ, cut) in [
         (many(&|n| format!("CLAUDE_PID={n}\0")), true),
         (many(&|n| format!("TMUX=x,{n},0\0")), true),
@@ -61,10 +66,10 @@ fn environment_full_of_markers_is_read_in_part() {
     ] {
         let mut environ = environ;
         environ.extend(b"REAPER_KEEP=1\0SUDO_UID=0\0");
-        let trace = EnvMarkers::of(&environ, true);
-        assert!(most(&trace) <= 32, "{}", most(&trace));
-        assert_eq!(trace.cut, cut);
-        assert!(trace.keep && trace.switched, "the rest is read");
+        let env_markers = EnvMarkers::of(&environ, true);
+        assert!(most(&env_markers) <= 32, "{}", most(&env_markers));
+        assert_eq!(env_markers.cut, cut);
+        assert!(env_markers.keep && env_markers.switched, "the rest is read");
     }
     // The part that was not read may name a living agent.
     let environ = many(&|n| format!("OPENCODE_PID={}\0", 100_000 + n));
@@ -117,11 +122,15 @@ fn long_chains_and_many_hosts_take_linear_time() {
     };
     let found = scan_recorded(&all, &[recorded], |_| {});
     assert_eq!(found.len(), count as usize);
-    let head = ProcessKey {
+    let subtree_root = ProcessKey {
         pid: 1000,
         start: 100 * S,
     };
-    assert!(found.iter().all(|leftover| leftover.subtree_root == head));
+    assert!(
+        found
+            .iter()
+            .all(|leftover| leftover.subtree_root == subtree_root)
+    );
     // Descendants come after their ancestors.
     let pids: Vec<u32> = found.iter().map(|leftover| leftover.key.pid).collect();
     assert!(pids.is_sorted());

@@ -106,7 +106,7 @@ impl Case<'_> {
                 Fact::Known(own) => match self.session.is_in_unit(own) {
                     Some(is_same) => ConditionResult::from(is_same != wanted),
                     None if self.model.unit_source(self.session).is_some() => {
-                        ConditionResult::Ask(FactSet::ROOT_UNIT)
+                        ConditionResult::Needs(FactSet::ROOT_UNIT)
                     }
                     None => ConditionResult::Unreadable,
                 },

@@ -29,7 +29,7 @@ impl Case<'_> {
         let now = self.model.monotonic_now();
         let mut since = self.orphaned_since(when);
         match self.read().stdio {
-            Fact::Unread => return ConditionResult::Ask(FactSet::STDIO),
+            Fact::Unread => return ConditionResult::Needs(FactSet::STDIO),
             Fact::Known(Stdio::HungUp) => {
                 since = since.max(self.node.hung_up_since().unwrap_or(now));
             }
@@ -41,7 +41,7 @@ impl Case<'_> {
         }
         let soon = (period / READINGS).min(READING_INTERVAL_MAX_NS);
         match self.model.idle_since(self.session) {
-            IdleSince::Unread => ConditionResult::Ask(FactSet::ACTIVITY),
+            IdleSince::Unread => ConditionResult::Needs(FactSet::ACTIVITY),
             IdleSince::InUse => {
                 self.recheck_after(soon, until);
                 ConditionResult::No
@@ -50,7 +50,7 @@ impl Case<'_> {
                 let over = since.max(idle).saturating_add(period);
                 let left = over.saturating_sub(now);
                 if left == 0 && rule.action == Action::Reap && now > read_at + FRESH_NS {
-                    return ConditionResult::Ask(FactSet::ACTIVITY);
+                    return ConditionResult::Needs(FactSet::ACTIVITY);
                 }
                 self.recheck_after(if left == 0 { soon } else { left.min(soon) }, until);
                 ConditionResult::from(left == 0)
