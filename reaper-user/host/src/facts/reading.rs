@@ -162,7 +162,7 @@ fn read_program(
 }
 
 /// Returns which patterns match a variable (`NAME=value`) of an environment: bit n is set if pattern n does. Patterns
-/// after the first 64 are ignored. `whole` tells whether the environment is complete.
+/// after the first 64 are ignored. `whole` says whether the environment is complete.
 ///
 /// In a truncated environment a pattern without a match is unknown, so the result is unreadable. It is known if all
 /// patterns match, or if the first does: that is `REAPER_KEEP=1`, which alone keeps the process.

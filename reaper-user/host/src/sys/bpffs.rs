@@ -10,7 +10,7 @@ use nix::sys::statfs::{FsType, statfs};
 
 /// `BPF_FS_MAGIC` of include/uapi/linux/magic.h.
 const MAGIC: FsType = FsType(0xcafe_4a11);
-/// Root directory of the first process.
+/// Root directory of init.
 const INIT_ROOT: &str = "/proc/1/root";
 /// Directory where systemd and bpftool mount it.
 const DEFAULT: &str = "/sys/fs/bpf";
@@ -20,8 +20,7 @@ pub fn is(path: &Path) -> bool {
     statfs(path).is_ok_and(|fs| fs.filesystem_type() == MAGIC)
 }
 
-/// Returns the place where the first process sees a path: another one in a private mount namespace, as of a confined
-/// service.
+/// Returns the place where init sees a path: another one in a private mount namespace, as of a confined service.
 pub fn of_init(path: &Path) -> PathBuf {
     Path::new(INIT_ROOT).join(path.strip_prefix("/").unwrap_or(path))
 }

@@ -305,7 +305,7 @@ const ENTERING: i32 = 4096;
 pub fn enter_cgroup(command: &mut Command, procs: File) {
     let enter = move || match write(&procs, b"0") {
         Ok(_) => Ok(()),
-        // The parent gets only a number. The offset tells this error from one of exec.
+        // The parent gets only a number. The offset distinguishes this error from one of exec.
         Err(errno) => Err(io::Error::from_raw_os_error(ENTERING + errno as i32)),
     };
     // SAFETY: between fork and exec the closure makes only system calls and allocates nothing.

@@ -16,9 +16,9 @@ use super::proc_file::{field, number, uids, words};
 use crate::advice::Advised as _;
 
 /// Inode of the initial pid namespace, the same on every kernel (`PROC_PID_INIT_INO`).
-pub(super) const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
+pub(super) const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 /// Inode of the initial user namespace, the same on every kernel (`PROC_USER_INIT_INO`).
-const FIRST_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
+const INITIAL_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
 
 /// Capabilities that the service can use, with their numbers in include/uapi/linux/capability.h.
 const CAPABILITIES: [(&str, u32); 10] = [
@@ -142,8 +142,8 @@ impl Host {
                 effective.map_or(0, |hex| u64::from_str_radix(hex, 16).unwrap_or(0)),
             ),
             lockdown: lockdown_at(root),
-            pid_namespace: namespace(&root.join("proc/self/ns/pid"), FIRST_PID_NAMESPACE),
-            user_namespace: namespace(&root.join("proc/self/ns/user"), FIRST_USER_NAMESPACE),
+            pid_namespace: namespace(&root.join("proc/self/ns/pid"), INITIAL_PID_NAMESPACE),
+            user_namespace: namespace(&root.join("proc/self/ns/user"), INITIAL_USER_NAMESPACE),
             btf: root.join("sys/kernel/btf/vmlinux").is_file(),
             memlock: match first(&limits, b"Max locked memory") {
                 Some(b"unlimited") => Limit::Unlimited,
@@ -163,7 +163,7 @@ impl Host {
 
     /// Returns whether this process is in the initial user namespace, so that its capabilities apply to the host. They
     /// do not in a rootless container. Also true if the namespace is unknown.
-    pub fn in_first_user_namespace(&self) -> bool {
+    pub fn in_initial_user_namespace(&self) -> bool {
         // 0 if the kernel has no user namespaces, or does not show them.
         self.user_namespace.is_initial || self.user_namespace.inode == 0
     }
@@ -187,7 +187,7 @@ pub fn lockdown() -> Option<String> {
 /// the kernel has another cause than missing privileges.
 pub fn is_root_with_bpf() -> bool {
     let host = Host::read();
-    host.capabilities.may_load_probes() && host.in_first_user_namespace()
+    host.capabilities.may_load_probes() && host.in_initial_user_namespace()
 }
 
 /// Path of the file with the lockdown mode, without the root.
@@ -210,12 +210,12 @@ fn bracketed(modes: &str) -> Option<String> {
     Some(rest.split_once(']')?.0.to_owned())
 }
 
-/// Reads a namespace from a link in `/proc/self/ns`. `first` is the inode of the initial namespace.
-fn namespace(link: &Path, first: u64) -> Namespace {
+/// Reads a namespace from a link in `/proc/self/ns`. `initial` is the inode of the initial namespace.
+fn namespace(link: &Path, initial: u64) -> Namespace {
     let inode = std::fs::metadata(link).map_or(0, |m| m.ino());
     Namespace {
         inode,
-        is_initial: inode == first,
+        is_initial: inode == initial,
     }
 }
 

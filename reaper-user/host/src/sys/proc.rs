@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use super::host::FIRST_PID_NAMESPACE;
+use super::host::INITIAL_PID_NAMESPACE;
 use super::proc_file::{field, number, value, words};
 
 /// Returns the inode of this process's pid namespace, or 0 for the initial one. Also 0 if the kernel has no pid
@@ -21,7 +21,7 @@ pub fn non_initial_pid_namespace() -> io::Result<u32> {
         ));
     }
     match std::fs::metadata("/proc/self/ns/pid") {
-        Ok(of) if of.ino() == FIRST_PID_NAMESPACE => Ok(0),
+        Ok(of) if of.ino() == INITIAL_PID_NAMESPACE => Ok(0),
         Ok(of) => Ok(of.ino() as u32),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
         Err(error) => Err(error),

@@ -11,13 +11,13 @@ pub(super) fn checks(host: &Host, pidfds: Result<(), PidfdUnavailable>) -> Vec<C
     let held = |names: &[&'static str]| {
         let have = names.iter().copied();
         let have: Vec<_> = have.filter(|n| host.capabilities.has(n)).collect();
-        match (have.is_empty(), host.in_first_user_namespace()) {
+        match (have.is_empty(), host.in_initial_user_namespace()) {
             (true, _) => "none".to_owned(),
             (false, true) => have.join(" "),
             (false, false) => format!("{}, but only in its user namespace", have.join(" ")),
         }
     };
-    let (namespace, first) = (&host.user_namespace, host.in_first_user_namespace());
+    let (namespace, first) = (&host.user_namespace, host.in_initial_user_namespace());
     let check =
         |name, has: bool, names: &[&'static str]| Check::new(name, has && first, held(names));
     let caps = host.capabilities;

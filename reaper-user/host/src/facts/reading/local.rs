@@ -1,7 +1,8 @@
 //! Unix sockets of the service's network namespace: which listen, and which are connected to a display server.
 //!
-//! The socket that a display server has accepted has the name of its listening socket, and `sock_diag(7)` tells the socket
-//! at its other end. The accepted socket is in the network namespace of the client, so those of other namespaces are missing.
+//! The socket that a display server has accepted has the name of its listening socket, and `sock_diag(7)` reports the
+//! socket at its other end. The accepted socket is in the network namespace of the client, so those of other namespaces
+//! are missing.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -15,7 +16,7 @@ use crate::sys;
 
 /// Time in ns for which the sockets are reused.
 const ROUND: u64 = 10_000_000;
-/// Flags of `unix_diag_req` (include/uapi/linux/unix_diag.h): tell the name, and the socket at the other end.
+/// Flags of `unix_diag_req` (include/uapi/linux/unix_diag.h): report the name, and the socket at the other end.
 const SHOW: u32 = 1 | 4;
 /// Attributes of an answer.
 const NAME: u16 = 0;
@@ -63,11 +64,13 @@ pub(super) fn table(requested: u64) -> io::Result<Arc<LocalTable>> {
     Ok(table)
 }
 
-/// A kernel may lack the module for `sock_diag(7)` of Unix sockets. Its table in /proc then has the listening ones.
+/// Reads the sockets from `sock_diag(7)`. A kernel may lack its module for Unix sockets; then only the listening ones
+/// are read, from /proc.
 fn read() -> io::Result<LocalTable> {
     read_ends().or_else(|_| read_listening())
 }
 
+/// Reads the listening sockets from `net/unix` in /proc.
 fn read_listening() -> io::Result<LocalTable> {
     let mut table = LocalTable::default();
     for row in rows(Path::new("/proc/self/net/unix"))? {
@@ -95,6 +98,7 @@ pub(super) fn has_window(table: &Path) -> io::Result<bool> {
     Ok(rows(table)?.iter().any(is_window))
 }
 
+/// Reads the sockets from `sock_diag(7)`, with the clients of a display server.
 fn read_ends() -> nix::Result<LocalTable> {
     let mut request = vec![libc::AF_UNIX as u8, 0, 0, 0];
     for word in [ESTABLISHED | LISTEN, 0, SHOW, u32::MAX, u32::MAX] {

@@ -94,7 +94,7 @@ pub fn socket_facts(
     Ok(all)
 }
 
-/// Returns no ports: macOS tells only whether a socket listens.
+/// Returns no ports: macOS shows only whether a socket listens.
 pub fn listening_ports(_: &Procfs, _: ProcessKey) -> Vec<u16> {
     Vec::new()
 }

@@ -72,7 +72,7 @@ pub fn remove(dir: &Path) -> Result<Removed, PinError> {
 }
 
 /// Returns the directory in which probes of an earlier service are still pinned, although they cannot be used. Also
-/// looks where the first process sees the pins.
+/// looks where init sees the pins.
 pub(super) fn find_stale(options: &PinOptions) -> Option<PathBuf> {
     let path = options.dir.join(&options.name);
     let has_probes =

@@ -1,8 +1,8 @@
 //! Event source for hosts without BPF: the kernel's proc connector.
 //!
 //! The connector reports forks, execs, exits and new user ids of all processes to root, in the order of each processor.
-//! It names processes by pid alone. This source tells processes with the same pid apart by the times of their forks and
-//! by /proc. From Linux 6.9 on, it also compares the inode numbers of pidfds.
+//! It names processes by pid alone. This source distinguishes processes with the same pid by the times of their forks
+//! and by /proc. From Linux 6.9 on, it also compares the inode numbers of pidfds.
 //!
 //! It reads /proc and the inode numbers when it receives an event, so a moment late. If the process has exited or its
 //! pid was reused in that moment, its program stays unknown. If the read takes too long on a busy machine, the program

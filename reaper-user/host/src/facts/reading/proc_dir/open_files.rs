@@ -111,10 +111,10 @@ impl ProcDir {
         Ok((listens || all).then_some(listens))
     }
 
-    /// Returns the displays to which the process is connected, and whether it has a listening Unix socket. `None` if it has
-    /// too many open files to read all within [`FILES_BUDGET`], or if the kernel does not tell which processes have windows:
-    /// in another network namespace that has one, it may be any process.
-    /// Read by path, as in [`ProcDir::listening`].
+    /// Returns the displays to which the process is connected, and whether it has a listening Unix socket. `None` if it
+    /// has too many open files to read all within [`FILES_BUDGET`], or if the kernel does not show which processes have
+    /// windows: in another network namespace that has one, it may be any process. Read by path, as in
+    /// [`ProcDir::listening`].
     pub(in crate::facts::reading) fn local_sockets(
         &self,
         requested: u64,
