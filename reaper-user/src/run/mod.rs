@@ -33,12 +33,12 @@
 
 mod cgroup;
 mod closing;
+mod done_check;
 mod end;
 mod hooks;
 mod limit;
 mod outcome;
 mod output_monitor;
-mod probe;
 mod received_signal;
 mod record;
 mod record_writer;
@@ -92,7 +92,7 @@ pub struct Run {
     /// writes to these streams: a stdout or stderr that was set on [`Run::command`] is replaced, except where this process
     /// has a terminal.
     pub idle: Option<Duration>,
-    /// Probe that tests whether the run is done.
+    /// Command that checks whether the run is done.
     pub done_when: Option<DoneWhen>,
     /// Script for `sh -c` after a success, run when the tree has been ended. It is supervised like the command, but
     /// without a time limit. `REAPER_OUTCOME` is in its environment.
@@ -151,19 +151,19 @@ pub enum Progress<'a> {
     Started(u32),
 }
 
-/// A probe command that exits with status 0 once a run is done. A probe that runs longer than 30 s is killed, and
-/// counts as failed.
+/// A command that checks whether a run is done: it then exits with status 0. A check that runs longer than 30 s is
+/// killed, and counts as failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DoneWhen {
     /// Script for `sh -c`.
     pub command: String,
-    /// Time from the start of the run to the first probe, and from the end of a probe to the next. When the command has
-    /// exited, the last probe starts at once.
+    /// Time from the start of the run to the first check, and from the end of a check to the next. When the command has
+    /// exited, the last check starts at once.
     pub every: Duration,
 }
 
 impl Run {
-    /// Creates a run with SIGTERM, the default [`Times`], and without limits, probe, hooks, record or cgroup.
+    /// Creates a run with SIGTERM, the default [`Times`], and without limits, check, hooks, record or cgroup.
     pub fn new(command: Command) -> Run {
         Run {
             command,
@@ -197,7 +197,7 @@ impl Run {
     /// record.
     ///
     /// Signals to this process are forwarded to the command, except those that the terminal has sent to both. A signal
-    /// that another process sends to their common process group reaches the command twice, because nothing tells
+    /// that another process sends to their common process group reaches the command twice, because nothing shows
     /// whether the command has received it. While the tree is being ended, a termination signal ends the grace at once.
     ///
     /// All children of this process count as the command's. So there must be no others ([`role`]), and no other threads

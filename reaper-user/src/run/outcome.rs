@@ -24,7 +24,7 @@ impl CommandExit {
 /// State of a run at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunState {
-    /// Last result of the done-probe; `None` without a probe.
+    /// Last result of the done check; `None` without a check.
     pub done: Option<bool>,
     /// Exit of the command; `None` while it runs.
     pub end: Option<CommandExit>,
@@ -44,11 +44,11 @@ pub struct RunState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunOutcome {
-    /// The done-probe succeeded or, without a probe, the command exited with status 0.
+    /// The done check succeeded or, without a check, the command exited with status 0.
     Success,
     /// The command exited with another status, or it could not start.
     Failed,
-    /// A signal killed the command, it exited with status 0 while the done-probe failed, or its supervisor was killed.
+    /// A signal killed the command, it exited with status 0 while the done check failed, or its supervisor was killed.
     Death,
     /// The time limit expired.
     Timeout,
@@ -79,7 +79,7 @@ impl RunOutcome {
 
 /// Returns the outcome of a run, or `None` while it is in progress.
 ///
-/// A successful done-probe takes precedence over everything. A stop is never a failure. The time limits do not apply to
+/// A successful done check takes precedence over everything. A stop is never a failure. The time limits do not apply to
 /// a command that has exited.
 pub fn outcome(state: &RunState) -> Option<RunOutcome> {
     let expired =

@@ -29,7 +29,7 @@ const ID_LENGTH: usize = 6;
 /// if the disk has become full.
 const RESERVED: usize = 4096;
 
-/// Record of a run of this process. Holds the lock, which tells other processes that the run has a supervisor.
+/// Record of a run of this process. Holds the lock, which shows other processes that the run has a supervisor.
 #[derive(Debug)]
 pub struct RecordWriter {
     runs: Runs,

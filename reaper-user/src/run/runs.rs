@@ -24,8 +24,8 @@
 //!
 //!   Without a cgroup and without a running service, some processes survive. Orphans that the supervisor had adopted
 //!   look like processes outside of the run. A child is missed if its parent exits at SIGTERM right after the fork. So are
-//!   children of a running `--done-when` probe. The kernel kills the probe itself with the supervisor. It is not
-//!   recorded, because probes run often.
+//!   children of a running `--done-when` check. The kernel kills the check itself with the supervisor. It is not
+//!   recorded, because checks run often.
 //! - *After a claim*: the run is closed with the claimed outcome. If a stop was claimed but its SIGTERM not sent, the
 //!   next stop sends it.
 //! - *While the tree is being ended*: the same as while the command runs. Processes that have had SIGTERM get it again.
@@ -431,6 +431,9 @@ fn has_record(log: &Path) -> bool {
 
 /// Opens a record for reading and appending. On a read-only file system it is opened for reading, and can still be
 /// locked.
+///
+/// # Errors
+/// The file cannot be opened, or is not a regular file. The text for that has a remedy.
 pub(super) fn open(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     let options = options.read(true).custom_flags(O_NOFOLLOW | O_NONBLOCK);
@@ -441,7 +444,7 @@ pub(super) fn open(path: &Path) -> io::Result<File> {
         file => file?,
     };
     if !file.metadata()?.is_file() {
-        return Err(io::Error::other("it is not a regular file"));
+        return Err(io::Error::other("it is not a regular file; remove it"));
     }
     Ok(file)
 }
@@ -474,7 +477,7 @@ fn read(path: &Path) -> Option<RecordedRun> {
                 tracing::warn!(
                     "cannot read the run record {}: {}; its run is left out",
                     path.display(),
-                    error.advised_or("let this user read it (chown, chmod u+r)")
+                    file_advised(&error)
                 );
             }
             return None;

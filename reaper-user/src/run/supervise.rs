@@ -14,8 +14,8 @@ use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getpgid, getpgrp};
 
 use super::cgroup::RunCgroup;
+use super::done_check::DoneCheck;
 use super::output_monitor::OutputMonitor;
-use super::probe::DoneProbe;
 use super::received_signal::ReceivedSignal;
 use super::report::EndedProcess;
 use super::stand_in::Supervisor;
@@ -30,7 +30,7 @@ use reaper_host::sys::pidfd::Pidfd;
 /// Signals by which a terminal stops a process.
 const STOP_SIGNALS: [Signal; 3] = [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU];
 /// Number of files that must be free when the command starts. To end what it leaves behind takes four: a pidfd, the list
-/// of a cgroup, and two to read /proc. A start of the done-probe takes five.
+/// of a cgroup, and two to read /proc. A start of the done check takes five.
 const FILES: usize = 5;
 const NO_PIDFD: &str =
     "cannot open a pidfd, through which processes are ended, so the command was not started";
@@ -57,7 +57,7 @@ pub(super) struct SupervisedCommand<'a> {
     stop_requested: Cell<bool>,
     /// Whether a SIGCHLD was read since the last [`Self::wait_children`].
     sigchld_read: Cell<bool>,
-    probe: Option<DoneProbe<'a>>,
+    check: Option<DoneCheck<'a>>,
     output: Option<OutputMonitor>,
     /// Start time (`CLOCK_MONOTONIC`, ns).
     start_ns: u64,
@@ -125,7 +125,7 @@ pub(super) fn supervise_command(
         stop_signals: Vec::new(),
         stop_requested: Cell::new(false),
         sigchld_read: Cell::new(false),
-        probe: done_when.map(|done_when| DoneProbe::new(done_when, blocked_signals.inherited)),
+        check: done_when.map(|done_when| DoneCheck::new(done_when, blocked_signals.inherited)),
         output,
         start_ns,
         run,
@@ -180,7 +180,7 @@ fn kill_without_pidfd(command: &mut Child, times: Times, errno: Errno) -> RunErr
 }
 
 impl SupervisedCommand<'_> {
-    /// Forwards signals and polls the probe until the run has an outcome. Ends no process.
+    /// Forwards signals and polls the check until the run has an outcome. Ends no process.
     fn await_outcome(&mut self) -> RunOutcome {
         // In the first round all signals are forwarded: those of the terminal may have come before the command existed.
         // The command may receive a signal that arrived during its start twice.
@@ -196,8 +196,8 @@ impl SupervisedCommand<'_> {
                 self.forward(received, skip_terminal_signals);
             }
             skip_terminal_signals = true;
-            if let Some(probe) = &mut self.probe {
-                probe.poll(self.end.is_some());
+            if let Some(check) = &mut self.check {
+                check.poll(self.end.is_some());
             }
             let state = self.state();
             if let Some(outcome) = outcome(&state) {
@@ -209,13 +209,13 @@ impl SupervisedCommand<'_> {
 
     fn state(&self) -> RunState {
         let now = sys::monotonic();
-        // With a probe, the exit counts only after a probe that started after it.
-        let probe = self.probe.as_ref();
-        let settled = probe.is_none_or(|probe| probe.is_final());
-        // The time limits apply only while the command runs, not to the last probe.
+        // With a check, the exit counts only after a check that started after it.
+        let check = self.check.as_ref();
+        let settled = check.is_none_or(|check| check.is_final());
+        // The time limits apply only while the command runs, not to the last check.
         let lives = self.end.is_none();
         RunState {
-            done: probe.map(DoneProbe::is_done),
+            done: check.map(DoneCheck::is_done),
             end: self.end.filter(|_| settled),
             stop: self.stopped_by(),
             age: Duration::from_nanos(now.saturating_sub(self.start_ns)),
@@ -229,13 +229,13 @@ impl SupervisedCommand<'_> {
     }
 
     /// Notes the time `now` of a termination signal. If the command had exited before this signal was read, cancels the
-    /// probe, which alone still runs.
+    /// check, which alone still runs.
     fn on_stop_signal(&mut self, received: ReceivedSignal, now: u64, command_exited: bool) {
         self.stop_signals
             .retain(|(number, _)| *number != received.number());
         self.stop_signals.push((received.number(), now));
-        if command_exited && let Some(probe) = &mut self.probe {
-            probe.cancel();
+        if command_exited && let Some(check) = &mut self.check {
+            check.cancel();
         }
     }
 
@@ -262,15 +262,15 @@ impl SupervisedCommand<'_> {
         before.find(explains).map(|(number, _)| *number)
     }
 
-    /// Returns the time until a limit expires or the probe is due. Returns `None` if there is neither.
+    /// Returns the time until a limit expires or the check is due. Returns `None` if there is neither.
     fn time_left(&self, state: &RunState) -> Option<Duration> {
         let RunState { budget, idle, .. } = *state;
-        let probe = self.probe.as_ref().and_then(DoneProbe::deadline);
-        let probe = probe.map(|at| Duration::from_nanos(at.saturating_sub(sys::monotonic())));
+        let check = self.check.as_ref().and_then(DoneCheck::deadline);
+        let check = check.map(|at| Duration::from_nanos(at.saturating_sub(sys::monotonic())));
         [
             budget.map(|budget| budget.saturating_sub(state.age)),
             idle.map(|idle| idle.saturating_sub(state.silent)),
-            probe,
+            check,
         ]
         .into_iter()
         .flatten()
@@ -338,7 +338,7 @@ impl SupervisedCommand<'_> {
         stop
     }
 
-    /// Reaps the children that have exited, and records the exit of the command and of the probe. If the terminal has
+    /// Reaps the children that have exited, and records the exit of the command and of the check. If the terminal has
     /// stopped the command, also stops this process. Returns whether children are left.
     pub(super) fn wait_children(&mut self) -> bool {
         // Before the wait: a child that exits later sends another SIGCHLD.
@@ -354,8 +354,8 @@ impl SupervisedCommand<'_> {
                     self.ended_ns = sys::monotonic();
                 }
                 Ok(Some((pid, change))) => {
-                    if let Some(probe) = &mut self.probe {
-                        probe.on_child_change(pid, change);
+                    if let Some(check) = &mut self.check {
+                        check.on_child_change(pid, change);
                     }
                 }
                 Ok(None) => return true,

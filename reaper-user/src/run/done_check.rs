@@ -1,4 +1,4 @@
-//! Runs the done-probe (`--done-when`): a command whose status 0 says that the run is done.
+//! Runs the done check (`--done-when`): a command whose status 0 says that the run is done.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
@@ -16,36 +16,36 @@ use reaper_host::sys;
 use reaper_host::sys::child::{self, ChildChange, InheritedSignals};
 use reaper_host::sys::exit_poll::ExitPoll;
 
-/// Time limit for one probe.
-const PROBE_MAX: Duration = Duration::from_secs(30);
+/// Time limit for one check.
+const CHECK_MAX: Duration = Duration::from_secs(30);
 
-/// Done-probe of a run, of which at most one process runs at a time.
-pub(super) struct DoneProbe<'a> {
+/// Done check of a run. At most one process of it runs at a time.
+pub(super) struct DoneCheck<'a> {
     done_when: &'a DoneWhen,
     inherited: InheritedSignals,
-    running: Option<RunningProbe>,
-    /// Time of the next probe (`CLOCK_MONOTONIC`, ns).
+    running: Option<RunningCheck>,
+    /// Time of the next check (`CLOCK_MONOTONIC`, ns).
     next_ns: u64,
-    /// Whether the last probe succeeded.
+    /// Whether the last check succeeded.
     done: bool,
-    /// Whether no more probes follow: one has finished that started after the command's exit, or they were cancelled.
+    /// Whether no more checks follow: one has finished that started after the command's exit, or they were cancelled.
     is_final: bool,
-    /// Whether a warning about the probe has been logged.
+    /// Whether a warning about the check has been logged.
     warned: bool,
 }
 
 #[derive(Clone, Copy)]
-struct RunningProbe {
+struct RunningCheck {
     pid: u32,
     /// Time limit (`CLOCK_MONOTONIC`, ns).
     deadline_ns: u64,
-    /// Whether the command had exited before the probe started.
+    /// Whether the command had exited before the check started.
     after_exit: bool,
 }
 
-impl<'a> DoneProbe<'a> {
-    pub(super) fn new(done_when: &'a DoneWhen, inherited: InheritedSignals) -> DoneProbe<'a> {
-        DoneProbe {
+impl<'a> DoneCheck<'a> {
+    pub(super) fn new(done_when: &'a DoneWhen, inherited: InheritedSignals) -> DoneCheck<'a> {
+        DoneCheck {
             done_when,
             inherited,
             running: None,
@@ -56,24 +56,24 @@ impl<'a> DoneProbe<'a> {
         }
     }
 
-    /// Returns whether the last probe that has finished succeeded; false before the first.
+    /// Returns whether the last check that has finished succeeded; false before the first.
     pub(super) fn is_done(&self) -> bool {
         self.done
     }
 
-    /// Returns whether no more probes follow.
+    /// Returns whether no more checks follow.
     pub(super) fn is_final(&self) -> bool {
         self.is_final
     }
 
-    /// Starts a probe if one is due or the command has exited, but not after a success or the final probe. At most one
-    /// runs at a time. Kills a probe that runs longer than [`PROBE_MAX`], which counts as failed.
+    /// Starts a check if one is due or the command has exited, but not after a success or the final check. At most one
+    /// runs at a time. Kills a check that runs longer than [`CHECK_MAX`], which counts as failed.
     pub(super) fn poll(&mut self, command_exited: bool) {
         let now = sys::monotonic();
         match self.running {
             Some(running) if running.deadline_ns <= now => {
                 self.warn(&format!(
-                    "did not exit within {PROBE_MAX:?}; it was killed, and the run counts as not done yet"
+                    "did not exit within {CHECK_MAX:?}; it was killed, and the run counts as not done yet"
                 ));
                 kill_subtree(running.pid);
                 self.finish(running, false);
@@ -86,7 +86,7 @@ impl<'a> DoneProbe<'a> {
         }
     }
 
-    /// Kills a running probe, which counts as failed. No more probes follow.
+    /// Kills a running check, which counts as failed. No more checks follow.
     pub(super) fn cancel(&mut self) {
         if let Some(running) = self.running {
             kill_subtree(running.pid);
@@ -95,7 +95,7 @@ impl<'a> DoneProbe<'a> {
         self.is_final = true;
     }
 
-    /// Returns when [`Self::poll`] has something to do (`CLOCK_MONOTONIC`, ns). Returns `None` if no more probes
+    /// Returns when [`Self::poll`] has something to do (`CLOCK_MONOTONIC`, ns). Returns `None` if no more checks
     /// follow.
     pub(super) fn deadline(&self) -> Option<u64> {
         match self.running {
@@ -104,7 +104,7 @@ impl<'a> DoneProbe<'a> {
         }
     }
 
-    /// Records the result of the running probe if it is this child and has exited. Does nothing for other children.
+    /// Records the result of the running check if it is this child and has exited. Does nothing for other children.
     pub(super) fn on_child_change(&mut self, pid: u32, change: ChildChange) {
         match (self.running, change) {
             (Some(running), ChildChange::Exited(_) | ChildChange::Killed(_))
@@ -126,13 +126,13 @@ impl<'a> DoneProbe<'a> {
         // Its own process group, so that the terminal does not signal it.
         command.process_group(0);
         self.inherited.restore_signals(&mut command);
-        // The record does not name it: there are too many probes. So it must not outlive this process.
+        // The record does not name it: there are too many checks. So it must not outlive this process.
         child::kill_on_parent_death(&mut command);
         match command.spawn() {
             Ok(child) => {
-                self.running = Some(RunningProbe {
+                self.running = Some(RunningCheck {
                     pid: child.id(),
-                    deadline_ns: sys::after(PROBE_MAX),
+                    deadline_ns: sys::after(CHECK_MAX),
                     after_exit,
                 });
             }
@@ -147,14 +147,14 @@ impl<'a> DoneProbe<'a> {
         }
     }
 
-    fn finish(&mut self, running: RunningProbe, done: bool) {
+    fn finish(&mut self, running: RunningCheck, done: bool) {
         self.running = None;
         self.done = done;
         self.is_final = running.after_exit;
         self.next_ns = sys::after(self.done_when.every);
     }
 
-    /// Logs a problem with the probe, but only the first one of a run.
+    /// Logs a problem with the check, but only the first one of a run.
     fn warn(&mut self, problem: &str) {
         if !std::mem::replace(&mut self.warned, true) {
             tracing::warn!(
