@@ -159,7 +159,7 @@ pub(super) fn next(snapshot: &ExplainSnapshot, nearest: Option<&RuleTest>) -> St
     let time = decision.until.map(|until| time(seconds_until(until)));
     match (decision.decision, time) {
         ("reap", _) if snapshot.gap => {
-            "Events are missing; it is decided again once the gap is closed.".into()
+            "Events are missing; the service decides again once the gap is closed.".into()
         }
         ("reap", _) => match &snapshot.signalled {
             Some(signalled) if signalled.outcome.is_some() => {
@@ -190,12 +190,12 @@ pub(super) fn next(snapshot: &ExplainSnapshot, nearest: Option<&RuleTest>) -> St
         }
         ("wait", None) => "It is decided once that has been read; until then it is kept.".into(),
         (_, Some(time)) if decision.reason == "kept_by_user" => {
-            format!("In {time} the keep expires, and it is decided again.")
+            format!("In {time} the keep expires, and the service decides again.")
         }
         (_, Some(time)) if snapshot.row.root && snapshot.exited_root.is_none() => {
             format!("In {time} reaper checks again whether anything uses it.")
         }
-        (_, Some(time)) => format!("In {time} it is decided again."),
+        (_, Some(time)) => format!("In {time} the service decides again."),
         _ if snapshot.exited_root.is_some() => {
             "It is left running as long as that reason holds.".into()
         }
@@ -250,7 +250,7 @@ fn next_of_leftover(found: &Finding, snapshot: &ExplainSnapshot) -> String {
             "`reaper scan --reap` ends it. On its own, the service may need more evidence: see `reaper scan --help`."
                 .into()
         }
-        "wait" => "When the delay has expired, it is decided again.".into(),
+        "wait" => "When the delay has expired, the service decides again.".into(),
         _ => "It is left running as long as that reason holds.".into(),
     }
 }
@@ -259,7 +259,7 @@ fn next_of_leftover(found: &Finding, snapshot: &ExplainSnapshot) -> String {
 fn when_it_ends(snapshot: &ExplainSnapshot) -> String {
     let agent = agent(snapshot);
     let (Some(killed), Some(done)) = (&snapshot.if_killed, &snapshot.if_succeeded) else {
-        return format!("When {agent} exits, this process is decided again.");
+        return format!("When {agent} exits, the service decides about this process again.");
     };
     let (killed, done) = (outlook(snapshot, killed), outlook(snapshot, done));
     let first = format!("When {agent} exits, {killed}.");
@@ -269,7 +269,8 @@ fn when_it_ends(snapshot: &ExplainSnapshot) -> String {
     format!("{first} If {agent} exits with status 0, {done}.")
 }
 
-/// Returns what such a decision would mean for a member.
+/// Returns what happens to a member with this decision, as the end of a sentence. The decision is the one that the exit
+/// of its agent would bring.
 fn outlook(snapshot: &ExplainSnapshot, decision: &DecisionSnapshot) -> String {
     let rule = decision.rule.as_ref();
     let by = rule.map_or_else(String::new, |rule| format!(", by the rule \"{rule}\""));

@@ -373,7 +373,7 @@ fn explanation_sentences_match_the_decision() {
             spinning,
             "Waits 10m: a rule delays the decision (busy-loops). Its agent is claude-code (42).".into(),
             "In 10m, if the conditions of that rule still hold, it is reaped: SIGTERM, and SIGKILL 5s later. When \
-             claude-code (42) exits, this process is decided again."
+             claude-code (42) exits, the service decides about this process again."
                 .into(),
         ),
         (
