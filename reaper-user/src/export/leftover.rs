@@ -118,7 +118,7 @@ fn reason_and_evidence(leftover: &Leftover, more: &str) -> String {
 /// Prefixes a reason with the ancestor or descendant to which it applies, if that is not the process itself.
 fn with_relative(relative: Option<u32>, reason: String) -> String {
     match relative {
-        Some(pid) => format!("with {pid}: {reason}"),
+        Some(pid) => format!("because of {pid}: {reason}"),
         None => reason,
     }
 }
