@@ -88,11 +88,12 @@ pub mod run;
 /// | `GET /v1/tree?agent=NAME&all=true` | [`TreeResponse`] |
 /// | `GET /v1/explain/PID` | [`Explanation`] |
 /// | `GET /v1/agents` | [`AgentsResponse`] |
+/// | `GET /v1/agents?test=PID` | [`RuleTestResponse`] |
 /// | `GET /v1/keeps` | [`KeepsResponse`] |
 /// | `POST /v1/keeps` with [`KeepParams`] | [`KeepResult`] |
 /// | `DELETE /v1/keeps/PID` | [`KeepResult`] |
 /// | `GET /v1/scan?min_age_s=N`, `POST` reaps | [`ScanReport`] |
-/// | `GET /v1/history?since_s=N&agent=NAME&session=NAME` | [`History`] |
+/// | `GET /v1/history?since_s=N&agent=NAME&session=NAME&pid=N,N&limit=N` | [`History`] |
 /// | `GET /v1/config` | [`ShownConfig`] |
 /// | `POST /v1/config/reload` | [`Reloaded`] |
 ///
@@ -102,10 +103,10 @@ pub mod client {
     pub use crate::api::{
         AgentInfo, AgentsResponse, AncestorInfo, DecisionInfo, ErrorResponse, Explanation, Finding,
         History, KEEP_MAX_S, KeepInfo, KeepParams, KeepResult, KeepsResponse, NamedProcess,
-        ProcessInfo, RefusedConfig, Reloaded, ScanReport, SessionInfo, ShownConfig, Status,
-        TreeGroup, TreeResponse, TreeRow,
+        ProcessInfo, RefusedConfig, Reloaded, RuleTest, RuleTestResponse, ScanReport, SessionInfo,
+        ShownConfig, Status, TreeGroup, TreeResponse, TreeRow, WaitInfo,
     };
-    pub use crate::export::{ConfigFile, ExitInfo, FreedMemory};
+    pub use crate::export::{ConfigFile, ExitInfo, FreedMemory, KeepAdvice};
     pub use crate::journal::history::{
         HistoryDecision, HistoryOutcome, HistoryProcess, HistorySession,
     };

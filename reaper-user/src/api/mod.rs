@@ -8,7 +8,7 @@
 //! The engine only copies state that it has in memory. The server does the slow work on other threads: it redacts
 //! command lines and reads /proc. All paths are versioned under `/v1`:
 //!
-//! | | |
+//! | request | response |
 //! |---|---|
 //! | `GET /v1/status` | [`Status`] |
 //! | `GET /v1/tree?agent=NAME&all=true` | [`TreeResponse`] |

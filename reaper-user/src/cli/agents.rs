@@ -117,7 +117,7 @@ fn print<T: Serialize>(
 fn rules_here(args: &AgentsArgs) -> Result<Ruleset, Failure> {
     let Config { rules, file, .. } = load_readable(args.config.as_deref())?;
     if args.config.is_none() {
-        let list = other_services(&sockets::asked(&args.service));
+        let list = other_services(&sockets::selected(&args.service));
         let text = format!("no service answers; rules: {file}{list}");
         text.lines().for_each(|line| message!("{line}"));
     }

@@ -54,7 +54,7 @@ pub(super) fn other_services(path: &Path) -> String {
 
 /// Returns a client for the service that the arguments select.
 pub(super) fn client(service: &ServiceArgs) -> Client {
-    let socket = sockets::asked(service);
+    let socket = sockets::selected(service);
     if socket != sockets::default() {
         hint::use_socket(&socket);
     }

@@ -169,16 +169,15 @@ impl Agent {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .context("cannot start the demo's stand-in for an agent")?;
+            .context("cannot start the demo's agent")?;
         let stdin = child.stdin.take();
         let stdout = child
             .stdout
             .take()
             .ok_or_else(|| anyhow!("the demo's agent has no stdout; report this as a bug"))?;
         let ticks = Procfs::default().start_ticks(child.id());
-        let began = ticks
-            .ok_or_else(|| anyhow!("the demo's stand-in for an agent exited at once; try again"))?
-            * TICK_NS;
+        let began =
+            ticks.ok_or_else(|| anyhow!("the demo's agent exited at once; try again"))? * TICK_NS;
         let stdout = BufReader::new(stdout);
         Ok(Agent {
             child,

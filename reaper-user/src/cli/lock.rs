@@ -98,8 +98,8 @@ fn holder(mut file: File) -> String {
     }
 }
 
-/// Returns the daemon that watches the whole host, if one has its lock in this directory. `None` also if this user cannot
-/// determine it.
+/// Returns the daemon that watches the whole host, in words, if one has its lock in this directory. `None` also if this
+/// user cannot determine it.
 pub(super) fn host_daemon(directory: &Path) -> Option<String> {
     let daemon = held(&directory.join("daemon.lock"));
     daemon.unwrap_or_default()
@@ -131,7 +131,7 @@ pub(super) fn running_daemon(
     Ok(None)
 }
 
-/// Returns the daemon that holds a lock file.
+/// Returns the daemon that holds a lock file, in words. `None` if no process holds it.
 ///
 /// # Errors
 /// The file cannot be read, or does not exist.

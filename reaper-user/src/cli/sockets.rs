@@ -28,7 +28,7 @@ pub(super) fn named(argument: Option<&Path>) -> Option<PathBuf> {
 }
 
 /// Returns the socket of the service that the arguments select.
-pub(super) fn asked(service: &ServiceArgs) -> PathBuf {
+pub(super) fn selected(service: &ServiceArgs) -> PathBuf {
     named(service.socket.as_deref()).unwrap_or_else(default)
 }
 

@@ -1,4 +1,4 @@
-//! Recognizes cgroups that are created below those in the scope while the engine runs.
+//! Recognises cgroups that are created below those in the scope while the engine runs.
 
 use std::path::PathBuf;
 

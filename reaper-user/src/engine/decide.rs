@@ -118,7 +118,7 @@ impl Engine {
     }
 
     /// Returns whether members of a session wait for a delay or for a retry of a failed read. A member that a user
-    /// keeps for a limited time counts as kept, as does one whose keep by a rule is looked at again.
+    /// keeps for a limited time counts as kept, as does one whose keep by a rule is evaluated again.
     fn has_deferred_member(&self, id: SessionId) -> bool {
         let is_kept = |key| {
             matches!(

@@ -47,9 +47,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Writes all memberships to the kernel's map, until the probes follow every process that must be followed. From
-    /// then on the probes filter out all other processes. After [`SEED_ROUNDS_MAX`] rounds they do so even if
-    /// some processes are not followed yet.
+    /// Writes all memberships to the kernel's map, until the probes track every process that must be tracked. From then
+    /// on they filter out all other processes. After [`SEED_ROUNDS_MAX`] rounds they do so even if some processes are
+    /// not tracked yet.
     fn seed_maps(&mut self) -> Result<(), EngineError> {
         self.ingest.map_changes = self.model.tree.iter().map(|node| node.key).collect();
         if self.source.maps().is_none() {

@@ -19,7 +19,7 @@ use reaper_host::source::procfs::Liveness;
 use reaper_model::event::{ExitStatus, Membership, ProcessKey};
 use reaper_model::session::{Session, SessionId};
 
-/// State of the synchronization with the kernel's maps.
+/// State of the synchronisation with the kernel's maps.
 #[derive(Default)]
 pub struct MapSync {
     /// Sessions that have changed since they were last written.

@@ -66,7 +66,8 @@ impl Scanner {
         })
     }
 
-    /// Scans the processes. Takes tens of microseconds per process.
+    /// Reads the processes of `scope` from /proc, and adds what the kernel knows about each: its exact start, and
+    /// whether it is a member. Takes tens of microseconds per process.
     ///
     /// # Errors
     /// The kernel does not list its processes, or no thread can be started to read them.

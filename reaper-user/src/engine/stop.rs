@@ -121,8 +121,9 @@ impl Engine {
         (waiting.len() as u64, first.take(WAITING_MAX).collect())
     }
 
-    /// Returns the time until which a stopping engine waits, in ns of CLOCK_MONOTONIC. `None` if it waits for nothing.
-    /// `began` is when it began to stop.
+    /// Returns when a stopping engine must continue, even if no event arrives, in ns of CLOCK_MONOTONIC: the next step
+    /// of an escalation, or the time limit for decisions. `None` if it waits for neither. `began` is when it began to
+    /// stop.
     fn next_stop_deadline(&self, began: u64) -> Option<u64> {
         let now = self.kernel.clock.monotonic();
         let decided_by = began.saturating_add(DECIDE_MAX_NS);

@@ -74,7 +74,7 @@ pub struct Status {
     /// Capabilities that the service holds and can use.
     #[serde(default)]
     pub capabilities: Vec<String>,
-    /// Capabilities that the service lacks, each with what it lacks without.
+    /// Capabilities that the service lacks, each with the effect of its absence.
     #[serde(default)]
     pub missing_capabilities: Vec<String>,
     /// Number of zombies whose parent is a member. They hold no memory and are not in the other counts.
