@@ -79,6 +79,7 @@ pub fn privileged() -> Vec<Trial> {
         trial("cli", "forged-argv-json", || forged_argv(&["--json"])),
         trial("cli", "demo", demo),
     ];
+    trials.push(docs::privileged());
     trials.extend(unpin::privileged());
     trials.extend(service_files::privileged());
     trials.extend(escaped::privileged());

@@ -101,8 +101,8 @@ pub mod run;
 pub mod client {
     pub use crate::api::client::{Client, ClientError, ServiceResponse};
     pub use crate::api::{
-        AgentInfo, AgentsResponse, AncestorInfo, DecisionInfo, ErrorResponse, Explanation, Finding,
-        History, KEEP_MAX_S, KeepInfo, KeepParams, KeepResult, KeepsResponse, NamedProcess,
+        AgentInfo, AgentsResponse, AncestorInfo, DecisionInfo, Explanation, Finding, History,
+        KEEP_MAX_S, KeepInfo, KeepParams, KeepResult, KeepsResponse, NamedProcess, ProblemDetails,
         ProcessInfo, RefusedConfig, Reloaded, RuleTest, RuleTestResponse, ScanReport, SessionInfo,
         ShownConfig, Status, TreeGroup, TreeResponse, TreeRow, WaitInfo,
     };

@@ -1,4 +1,4 @@
-//! Commands of README.md and reaper-user/docs that only read: they are run as they are written.
+//! Commands of README.md and reaper-user/docs that only read, and requests of curl: they are run as they are written.
 //!
 //! `docs::tests` in reaper-user parses all other commands.
 
@@ -6,15 +6,22 @@ use std::fs;
 use std::process::Command;
 
 use libtest_mimic::Trial;
+use serde_json::Value;
 
 use super::run;
+use super::service_requests::{ask_json, find, socket};
 use crate::daemon::REAPER;
 use crate::snippets;
-use crate::trees::trial;
-use crate::world::TempDir;
+use crate::trees::{CONFIG, trial};
+use crate::world::{TempDir, World, eventually};
 
 pub fn trials() -> Vec<Trial> {
     vec![trial("cli", "docs-commands-succeed", docs_commands_succeed)]
+}
+
+/// Returns the test that needs a service.
+pub fn privileged() -> Trial {
+    trial("cli", "docs-requests-succeed", docs_requests_succeed)
 }
 
 fn docs_commands_succeed() {
@@ -45,4 +52,32 @@ fn docs_commands_succeed() {
         count += 1;
     }
     assert!(count >= 8, "{count} commands run");
+}
+
+/// Each curl command gets an answer from a service in which a member takes the place of process 4250.
+fn docs_requests_succeed() {
+    let mut world = World::new(true);
+    world.start_daemon(CONFIG, &["--observe"]);
+    world.launch("claude", "agent", "agent", &["leaf=sleep".into()]);
+    let leaf = world.await_processes("leaf", 1)[0].pid.to_string();
+    let socket = socket(&world);
+    eventually("the leaf is a member", || {
+        find(&ask_json(&world, &["tree"]), leaf.parse().expect("a pid"))
+    });
+    let mut count = 0;
+    for (place, arguments) in snippets::calls(&["curl"], false) {
+        let words = arguments.iter().map(|word| {
+            word.replace("/run/reaper/reaper.sock", &socket)
+                .replace("4250", &leaf)
+        });
+        let mut command = Command::new("curl");
+        command.args(words).args(["--write-out", "%{http_code}"]);
+        let said = run(world.dir(), &mut command);
+        let (body, status) = said.out.split_at(said.out.len().saturating_sub(3));
+        assert_eq!(status, "200", "{place}: {arguments:?}: {body}{}", said.err);
+        let body: Value = serde_json::from_str(body).expect("JSON");
+        assert!(body.is_object(), "{place}: {body}");
+        count += 1;
+    }
+    assert!(count >= 5, "{count} requests made");
 }

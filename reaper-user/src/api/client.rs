@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use super::ErrorResponse;
+use super::ProblemDetails;
 use crate::export::to_json;
 use reaper_host::advice::Advised as _;
 
@@ -37,8 +37,8 @@ pub enum ClientError {
         source: io::Error,
     },
     /// The service has refused the request.
-    #[error("{}", .0.message)]
-    Refused(ErrorResponse),
+    #[error("{}", .0.detail)]
+    Refused(ProblemDetails),
     /// The response is no HTTP, or its JSON has another format.
     #[error(
         "the program that answers on {} is not a reaper service, or one of another version ({what}); restart the service \
@@ -218,7 +218,7 @@ impl Client {
             if status == StatusCode::OK {
                 return Ok(received);
             }
-            let refusal: ErrorResponse = received.read().map_err(|_| unexpected(&status))?;
+            let refusal: ProblemDetails = received.read().map_err(|_| unexpected(&status))?;
             Err(ClientError::Refused(refusal))
         };
         tokio::pin!(reply);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::messages::ScanContext;
 use super::peer::Peer;
-use super::{ErrorResponse, ScanReport};
+use super::{ProblemDetails, ScanReport};
 
 /// Finds and reaps leftovers for `/v1/scan`. Both methods block, so the server calls them on worker threads.
 pub trait Leftovers: Send + Sync {
@@ -22,7 +22,7 @@ pub trait Leftovers: Send + Sync {
         watched: &ScanContext,
         peer: Peer,
         min_age: Option<Duration>,
-    ) -> Result<(), ErrorResponse>;
+    ) -> Result<(), ProblemDetails>;
 
     /// Does the same as [`report`](Leftovers::report), and reaps the leftovers that are due.
     ///
@@ -34,5 +34,5 @@ pub trait Leftovers: Send + Sync {
         watched: &ScanContext,
         peer: Peer,
         min_age: Option<Duration>,
-    ) -> Result<(), ErrorResponse>;
+    ) -> Result<(), ProblemDetails>;
 }

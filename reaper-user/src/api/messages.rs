@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::peer::{Peer, SignalTarget};
-use super::{ErrorResponse, Finding, KeepResult, Status};
+use super::{Finding, KeepResult, ProblemDetails, Status};
 use crate::config::Config;
 use crate::export::{EventRecord, EvidenceRef, RecentProcess, RecentSession, SessionRef};
 use crate::reap::Times;
@@ -107,7 +107,7 @@ pub enum EngineReply {
     Config(Box<Config>),
     /// Summary of the new config, or why the old config stays.
     Reload(Result<String, String>),
-    Refused(ErrorResponse),
+    Refused(ProblemDetails),
 }
 
 /// Refusal of the config at a reload.

@@ -6,24 +6,10 @@
 //! ```
 //!
 //! The engine only copies state that it has in memory. The server does the slow work on other threads: it redacts
-//! command lines and reads /proc. All paths are versioned under `/v1`:
+//! command lines and reads /proc. `server/route/endpoints.rs` has the table of all endpoints. `docs/openapi.json`
+//! describes them; a test makes it from the table and the types.
 //!
-//! | request | response |
-//! |---|---|
-//! | `GET /v1/status` | [`Status`] |
-//! | `GET /v1/tree?agent=NAME&all=true` | [`TreeResponse`] |
-//! | `GET /v1/explain/PID` | [`Explanation`] |
-//! | `GET /v1/agents` | [`AgentsResponse`] |
-//! | `GET /v1/agents?test=PID` | [`RuleTestResponse`] |
-//! | `GET /v1/keeps` | [`KeepsResponse`] |
-//! | `POST /v1/keeps` | [`KeepParams`] → [`KeepResult`] |
-//! | `DELETE /v1/keeps/PID` | [`KeepResult`] |
-//! | `GET /v1/scan?min_age_s=N`, `POST` reaps | [`ScanReport`] |
-//! | `GET /v1/history?since_s=N&agent=NAME&session=NAME&pid=N,N&limit=N` | [`History`] |
-//! | `GET /v1/config` | [`ShownConfig`] |
-//! | `POST /v1/config/reload` | [`Reloaded`] |
-//!
-//! Refusals are answered by [`ErrorResponse`]. If the service is busy, `Retry-After` says when to try again.
+//! Refusals are answered by [`ProblemDetails`]. If the service is busy, `Retry-After` says when to try again.
 //!
 //! The socket's peer credentials identify the user. Root sees and controls all processes. Other users see the
 //! processes of their own uid and control those that kill(2) lets them signal.
@@ -39,6 +25,7 @@ pub mod server;
 mod show;
 mod types;
 
+pub(crate) use hyper::StatusCode;
 use serde::{Deserialize, Serialize};
 
 pub use types::agents::{AgentInfo, AgentsResponse, RuleTest, RuleTestResponse};
@@ -52,27 +39,44 @@ pub use types::tree::{SessionInfo, TreeGroup, TreeResponse, TreeRow, WaitInfo};
 /// File name of the socket in the runtime directory, for a service without `--scope`.
 pub const SOCKET: &str = "reaper.sock";
 
-/// Reason why a request was refused.
+/// Reason why a request was refused or failed (problem details of RFC 9457).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ErrorResponse {
-    /// `eperm`, `not_found`, `bad_request`, `conflict`, `too_large`, `timeout`, `busy`, `wrong_method`, `failed`.
-    pub error: String,
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct ProblemDetails {
+    /// Always `about:blank`: the status names the kind of problem.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Name of the status, such as `Not Found`.
+    pub title: String,
+    /// HTTP status of the response.
+    pub status: u16,
     /// Cause and what to do, in one sentence.
-    pub message: String,
+    pub detail: String,
 }
 
-impl ErrorResponse {
+impl ProblemDetails {
+    /// Creates the reason for a response with this status.
+    pub(crate) fn new(status: StatusCode, detail: impl Into<String>) -> ProblemDetails {
+        ProblemDetails {
+            kind: "about:blank".into(),
+            title: status.canonical_reason().unwrap_or_default().into(),
+            status: status.as_u16(),
+            detail: detail.into(),
+        }
+    }
+
     /// Returns the refusal to show a process of another user.
-    pub(crate) fn not_visible(pid: u32) -> ErrorResponse {
-        let message = format!(
+    pub(crate) fn not_visible(pid: u32) -> ProblemDetails {
+        let detail = format!(
             "process {pid} belongs to another user, and only its owner or root can see it; run this with sudo"
         );
-        ErrorResponse::new("eperm", message)
+        ProblemDetails::new(StatusCode::FORBIDDEN, detail)
     }
 }
 
-/// `GET /v1/history`
+/// Answer to `GET /v1/history`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct History {
     /// Sessions, the newest last.
     pub sessions: Vec<crate::journal::history::HistorySession>,
@@ -80,11 +84,12 @@ pub struct History {
     pub omitted: u64,
 }
 
-/// `GET /v1/config`
+/// Answer to `GET /v1/config`.
 pub use crate::config::show::ShownConfig;
 
-/// `POST /v1/config/reload`
+/// Answer to `POST /v1/config/reload`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Reloaded {
     /// Summary of the new config in one sentence.
     pub message: String,

@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 use super::peer::Peer;
-use super::{ErrorResponse, RuleTest, RuleTestResponse};
+use super::{ProblemDetails, RuleTest, RuleTestResponse, StatusCode};
 use crate::export::command_line;
 use reaper_host::facts::{ScriptPaths, scan_pids};
 use reaper_host::source::procfs::Procfs;
@@ -31,20 +31,22 @@ impl Peer {
 ///
 /// # Errors
 /// There is no such process, or it cannot be read.
-pub fn read_process(pid: u32, scripts: ScriptPaths) -> Result<ProcEntry, ErrorResponse> {
+pub fn read_process(pid: u32, scripts: ScriptPaths) -> Result<ProcEntry, ProblemDetails> {
     let table = scan_pids(&Procfs::default(), vec![pid], scripts);
-    let mut table = table.map_err(|error| ErrorResponse::new("failed", error.to_string()))?;
+    let mut table = table.map_err(|error| {
+        ProblemDetails::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
+    })?;
     match table.rows.remove(&pid) {
         Some(row) => Ok(row.entry),
         None if table.unread.contains_key(&pid) => {
             let what = format!("process {pid} cannot be read; try again as root");
-            Err(ErrorResponse::new("failed", what))
+            Err(ProblemDetails::new(StatusCode::INTERNAL_SERVER_ERROR, what))
         }
         None => {
             let what = format!(
                 "there is no process {pid}: it has exited, or the pid is wrong; name a running one"
             );
-            Err(ErrorResponse::new("not_found", what))
+            Err(ProblemDetails::new(StatusCode::NOT_FOUND, what))
         }
     }
 }
@@ -71,11 +73,11 @@ pub fn test(
     pid: u32,
     rules: &[Rule],
     peer: Option<Peer>,
-) -> Result<RuleTestResponse, ErrorResponse> {
+) -> Result<RuleTestResponse, ProblemDetails> {
     let scripts = peer.map_or(ScriptPaths::Resolved, Peer::script_paths);
     let process = read_process(pid, scripts)?;
     if peer.is_some_and(|peer| !peer.may_see(process.uids)) {
-        return Err(ErrorResponse::not_visible(pid));
+        return Err(ProblemDetails::not_visible(pid));
     }
     let image = &*process.image;
     let of_program = rules.iter().filter(|rule| rule.action.is_of_program());

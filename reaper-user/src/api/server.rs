@@ -7,7 +7,9 @@ mod lane;
 mod route;
 #[cfg(test)]
 mod tests;
+mod wire;
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs::{self, Permissions};
 use std::io;
@@ -22,7 +24,7 @@ use std::time::Duration;
 
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioTimer;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
@@ -32,6 +34,7 @@ use super::messages::EngineRequest;
 use super::peer::Peer;
 use lane::Lane;
 use reaper_host::advice::Advised as _;
+use wire::Wire;
 
 /// Capacity of the queue of requests to the engine. Further requests wait until it has room.
 pub const QUEUE: usize = 16;
@@ -322,7 +325,7 @@ async fn accept(listener: UnixListener, backend: Backend, timeouts: Timeouts) {
                 tokio::task::spawn_local(serve_connection(stream, peer, slot));
             }
             // Sent without reading the request. Dropped if the socket's buffer has no room for it.
-            None => drop(stream.try_write(route::busy().as_bytes())),
+            None => drop(stream.try_write(&route::busy())),
         }
     }
 }
@@ -331,19 +334,27 @@ async fn accept(listener: UnixListener, backend: Backend, timeouts: Timeouts) {
 async fn serve_connection(stream: UnixStream, peer: Peer, slot: ConnectionSlot) {
     let shared = &slot.shared;
     let namespace = Peer::check_pid_namespace(&stream);
-    let service = service_fn(|request| route::answer(request, peer, namespace, shared));
-    let connection = http1::Builder::new()
+    let has_request = Rc::new(Cell::new(false));
+    let service = service_fn(|request| {
+        has_request.set(true);
+        route::answer(request, peer, namespace, shared)
+    });
+    let mut connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(shared.timeouts.request)
         .max_buf_size(HEADERS_MAX)
         .keep_alive(false)
         // A client may close its sending half and then read the response.
         .half_close(true)
-        .serve_connection(TokioIo::new(stream), service);
-    match timeout(shared.timeouts.whole, connection).await {
+        .serve_connection(Wire::new(stream, Rc::clone(&has_request)), service);
+    match timeout(shared.timeouts.whole, &mut connection).await {
         Ok(Ok(())) => {}
-        // The client has disconnected or does not speak HTTP.
-        Ok(Err(error)) => tracing::debug!("connection on the socket failed: {error}"),
+        Ok(Err(error)) => {
+            tracing::debug!("connection on the socket failed: {error}");
+            if !has_request.get() {
+                connection.into_parts().io.refuse(&error);
+            }
+        }
         Err(_) => tracing::debug!("connection on the socket timed out"),
     }
 }

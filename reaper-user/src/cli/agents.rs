@@ -127,7 +127,7 @@ fn rules_here(args: &AgentsArgs) -> Result<Ruleset, Failure> {
 fn test_here(args: &AgentsArgs, pid: u32) -> Result<RuleTestResponse, Failure> {
     let rules = rules_here(args)?;
     let test = recognition::test(pid, rules.rules(), None);
-    test.map_err(|error| Failure::Refused(error.message))
+    test.map_err(|error| Failure::Refused(error.detail))
 }
 
 /// Lists the agents without a service. The running ones are the processes that a rule recognises now.

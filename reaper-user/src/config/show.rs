@@ -15,6 +15,7 @@ use reaper_model::value::show_duration;
 
 /// Settings and rules of a config.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ShownConfig {
     /// Config file.
     #[serde(flatten)]

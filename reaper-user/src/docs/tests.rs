@@ -8,8 +8,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use clap::error::ErrorKind;
+use serde::Deserialize as _;
 use serde_json::Value;
 
+use crate::api::{ProblemDetails, StatusCode};
 use crate::config::Config;
 use crate::config::show::ShownConfig;
 use snippets::{blocks, calls, page};
@@ -190,10 +192,15 @@ fn docs_list_each_exit_status_of_the_help() {
 }
 
 #[test]
-fn docs_json_is_of_the_current_schema() {
+fn docs_json_is_an_event_or_a_problem() {
     for block in blocks().iter().filter(|block| block.language == "json") {
         for line in block.text.lines() {
             let event: Value = serde_json::from_str(line).expect("JSON");
+            if let Ok(problem) = ProblemDetails::deserialize(&event) {
+                let status = StatusCode::from_u16(problem.status).expect("a status");
+                assert_eq!(problem, ProblemDetails::new(status, &*problem.detail));
+                continue;
+            }
             let sample = samples().find(|sample| sample["event"] == event["event"]);
             let sample = sample.unwrap_or_else(|| panic!("{}: no such event", block.place));
             assert_eq!(event["schema"], sample["schema"], "{}", block.place);

@@ -6,8 +6,8 @@ use tokio::sync::oneshot;
 
 use super::Engine;
 use super::queue::Queued;
-use crate::api::ErrorResponse;
 use crate::api::messages::{EngineReply, RefusedReload};
+use crate::api::{ProblemDetails, StatusCode};
 use crate::config::Config;
 use crate::export::EventBody;
 use crate::reap::Times;
@@ -35,7 +35,8 @@ impl Engine {
     /// Starts to read the config again on another thread. The reply follows once the config is applied or refused.
     /// Refuses at once if a reload is already running or no thread can be started.
     pub(super) fn reload(&mut self, sender: oneshot::Sender<EngineReply>) {
-        let refuse = |what: &str| EngineReply::Refused(ErrorResponse::new("conflict", what));
+        let refuse =
+            |what: &str| EngineReply::Refused(ProblemDetails::new(StatusCode::CONFLICT, what));
         if self.reloading.is_some() {
             let _ = sender.send(refuse(
                 "the config is already being reloaded; try again in a few seconds",

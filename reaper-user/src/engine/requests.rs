@@ -14,7 +14,7 @@ use super::keeps::UnsavedKeep;
 use super::queue::Queued;
 use crate::api::messages::{EngineReply, EngineRequest, RefusedReload, RequestKind, ScanContext};
 use crate::api::peer::{Peer, SignalTarget};
-use crate::api::{ErrorResponse, KeepResult, Status};
+use crate::api::{KeepResult, ProblemDetails, Status, StatusCode};
 use crate::config::Mode;
 use crate::export::{EventBody, EventRecord, KeepDuration, ProcessRef};
 use crate::reap::ReapOutcome;
@@ -54,7 +54,7 @@ impl Engine {
     }
 
     /// Executes a request and returns the reply. The error is the reply to a refused request.
-    fn reply(&mut self, peer: Peer, kind: RequestKind) -> Result<EngineReply, ErrorResponse> {
+    fn reply(&mut self, peer: Peer, kind: RequestKind) -> Result<EngineReply, ProblemDetails> {
         if let RequestKind::ExplainWith { key, sockets, at } = &kind {
             let read = FactSet::LISTENING | FactSet::LOCAL_SOCKETS;
             self.model.set_facts(*key, read, Facts::clone(sockets), *at);
@@ -110,8 +110,8 @@ impl Engine {
             RequestKind::Config => EngineReply::Config(Box::new(self.config_in_force())),
             // Handled by the caller, as the reply comes later.
             RequestKind::Reload => {
-                return Err(ErrorResponse::new(
-                    "conflict",
+                return Err(ProblemDetails::new(
+                    StatusCode::CONFLICT,
                     "the config is already being reloaded; try again in a few seconds",
                 ));
             }
@@ -235,7 +235,7 @@ impl Engine {
         target: SignalTarget,
         lasts: Option<Duration>,
         tree: bool,
-    ) -> Result<KeepResult, ErrorResponse> {
+    ) -> Result<KeepResult, ProblemDetails> {
         let key = self.authorize_target(peer, &target)?;
         let keep = UserKeep {
             until_monotonic_ns: lasts.map(|lasts| self.kernel.clock.after(lasts)),
@@ -273,14 +273,14 @@ impl Engine {
     ///
     /// # Errors
     /// The process is not kept by a user, is kept with an ancestor that is alive, or another user keeps it.
-    fn unkeep(&mut self, peer: Peer, target: SignalTarget) -> Result<KeepResult, ErrorResponse> {
+    fn unkeep(&mut self, peer: Peer, target: SignalTarget) -> Result<KeepResult, ProblemDetails> {
         let key = self.authorize_target(peer, &target)?;
         if let Some(top) = self.model.kept_with(key) {
             let message = format!(
                 "process {} is kept with its ancestor {}: to end that for the whole tree, run `reaper unkeep {}`",
                 key.pid, top.pid, top.pid
             );
-            return Err(ErrorResponse::new("conflict", message));
+            return Err(ProblemDetails::new(StatusCode::CONFLICT, message));
         }
         let keep = self.model.keep_to_revoke(key);
         let processes = self.model.unkeep(key);
@@ -289,7 +289,7 @@ impl Engine {
                 "process {} is not kept by a user, so there is nothing to undo",
                 key.pid
             );
-            return Err(ErrorResponse::new("not_found", message));
+            return Err(ProblemDetails::new(StatusCode::NOT_FOUND, message));
         }
         self.emit_keep(key, peer, None, processes);
         self.unsaved_keep = keep.map(
@@ -332,7 +332,7 @@ impl Engine {
         &self,
         peer: Peer,
         target: &SignalTarget,
-    ) -> Result<ProcessKey, ErrorResponse> {
+    ) -> Result<ProcessKey, ProblemDetails> {
         let pid = target.key.pid;
         let key = match self.model.tree.by_pid(pid).map(|node| node.key) {
             Some(key) if key.has_same_tick(target.key) => key,
@@ -340,7 +340,7 @@ impl Engine {
                 let message = format!(
                     "process {pid} has exited, and another process has its pid now; to name that one, run the command again"
                 );
-                return Err(ErrorResponse::new("not_found", message));
+                return Err(ProblemDetails::new(StatusCode::NOT_FOUND, message));
             }
             _ => return Err(no_session(target)),
         };
@@ -350,7 +350,7 @@ impl Engine {
                     "process {pid} is kept by the user with uid {}: only that user or root can change it",
                     keep.by_uid
                 );
-                Err(ErrorResponse::new("eperm", message))
+                Err(ProblemDetails::new(StatusCode::FORBIDDEN, message))
             }
             _ => Ok(key),
         }
@@ -392,12 +392,12 @@ impl Engine {
     ///
     /// # Errors
     /// The service only observes.
-    fn reevaluate_all(&mut self) -> Result<(), ErrorResponse> {
+    fn reevaluate_all(&mut self) -> Result<(), ProblemDetails> {
         if self.settings.mode == Mode::Observe {
             let reason = self.settings.mode_reason.as_deref();
             let reason = reason.unwrap_or("start it with --enforce to reap processes");
             let message = format!("this service only observes and reaps nothing: {reason}");
-            return Err(ErrorResponse::new("conflict", message));
+            return Err(ProblemDetails::new(StatusCode::CONFLICT, message));
         }
         let members = self
             .model
@@ -415,9 +415,9 @@ impl Engine {
 }
 
 /// Returns the error for a process that has no session. The server adds why it has none.
-fn no_session(SignalTarget { key, comm, .. }: &SignalTarget) -> ErrorResponse {
+fn no_session(SignalTarget { key, comm, .. }: &SignalTarget) -> ProblemDetails {
     let message = format!("process {} ({comm}) belongs to no session", key.pid);
-    ErrorResponse::new("conflict", message)
+    ProblemDetails::new(StatusCode::CONFLICT, message)
 }
 
 /// Returns the result of a change of a keep, which is not stored yet.

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// Config file that a service reads when it starts and at each reload. Displayed as its path, or as `built-in`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ConfigFile {
     /// Path; absent if the service reads no file.
     #[serde(

@@ -17,6 +17,7 @@ type Encoded<S> = Result<<S as Serializer>::Ok, <S as Serializer>::Error>;
 
 /// Exit status of a process; no keys if it is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ExitInfo {
     /// Exit status, if the process exited by itself.
     #[serde(rename = "process.exit.code", skip_serializing_if = "Option::is_none")]

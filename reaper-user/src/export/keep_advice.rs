@@ -8,6 +8,7 @@ use reaper_model::rules::suggest;
 
 /// Ways to keep a process, or one like it, from being reaped.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct KeepAdvice {
     /// Whether it is too late for the process, so that this is about the next one like it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

@@ -34,6 +34,7 @@ pub struct HistoryQuery {
 
 /// A session with its decisions and outcomes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct HistorySession {
     /// Id of the session: agent, and pid and start time of the first root.
     #[serde(rename = "session_id")]
@@ -83,6 +84,7 @@ pub struct HistorySession {
 
 /// A member with decisions or outcomes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct HistoryProcess {
     /// Id that is never reused, made of boot, pid and start time.
     pub entity_id: String,
@@ -155,6 +157,7 @@ impl HistoryProcess {
 
 /// Decision about a member.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct HistoryDecision {
     /// Time of the decision.
     pub time: Timestamp,
@@ -179,6 +182,7 @@ impl HistoryDecision {
 
 /// Result of the signals to a member.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct HistoryOutcome {
     /// Time of the exit or of the failure.
     pub time: Timestamp,

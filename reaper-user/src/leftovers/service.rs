@@ -15,7 +15,7 @@ use super::{
 use crate::api::leftovers::Leftovers;
 use crate::api::messages::{EngineReply, EngineRequest, RequestKind, ScanContext};
 use crate::api::peer::Peer;
-use crate::api::{ErrorResponse, ScanReport};
+use crate::api::{ProblemDetails, ScanReport, StatusCode};
 use crate::config::Mode;
 use crate::export::{EventBody, EventRecord, ProcessRef};
 use crate::journal::recorded::recorded_sessions;
@@ -67,13 +67,13 @@ enum ScanError {
     Procfs(#[from] ProcfsError),
 }
 
-impl From<ScanError> for ErrorResponse {
-    fn from(error: ScanError) -> ErrorResponse {
-        let code = match error {
-            ScanError::Stopping => "busy",
-            ScanError::Keeps(_) | ScanError::Procfs(_) => "failed",
+impl From<ScanError> for ProblemDetails {
+    fn from(error: ScanError) -> ProblemDetails {
+        let status = match error {
+            ScanError::Stopping => StatusCode::SERVICE_UNAVAILABLE,
+            ScanError::Keeps(_) | ScanError::Procfs(_) => StatusCode::INTERNAL_SERVER_ERROR,
         };
-        ErrorResponse::new(code, error.to_string())
+        ProblemDetails::new(status, error.to_string())
     }
 }
 
@@ -386,7 +386,7 @@ impl Leftovers for Scanner {
         watched: &ScanContext,
         peer: Peer,
         min_age: Option<Duration>,
-    ) -> Result<(), ErrorResponse> {
+    ) -> Result<(), ProblemDetails> {
         let records = self.read_journal().unwrap_or_else(|error| {
             tracing::warn!(
                 "this scan may miss leftovers of earlier sessions and list processes that users keep: {error}"
@@ -403,11 +403,14 @@ impl Leftovers for Scanner {
         watched: &ScanContext,
         peer: Peer,
         min_age: Option<Duration>,
-    ) -> Result<(), ErrorResponse> {
+    ) -> Result<(), ProblemDetails> {
         let Some(_busy) = self.claim() else {
             let message =
                 "leftovers are already being reaped, as the event stream reports; try again later";
-            return Err(ErrorResponse::new("busy", message));
+            return Err(ProblemDetails::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                message,
+            ));
         };
         let records = self.read_journal()?;
         let (options, found) = self.add_to_report(report, watched, peer, min_age, records)?;

@@ -172,8 +172,8 @@ fn unknown_keeps_prevent_reaping() {
     ] {
         let mut report = ScanReport::new("service");
         let refusal = scanner.reap(&mut report, &context, ROOT, None).unwrap_err();
-        assert_eq!(refusal.error, "failed");
-        assert!(refusal.message.contains("users keep"), "{refusal:?}");
+        assert_eq!(refusal.status, 500);
+        assert!(refusal.detail.contains("users keep"), "{refusal:?}");
         scanner.report(&mut report, &context, ROOT, None).unwrap();
     }
 }

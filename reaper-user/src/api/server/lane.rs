@@ -9,8 +9,8 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::route::ApiResult;
-use crate::api::ErrorResponse;
 use crate::api::peer::Peer;
+use crate::api::{ProblemDetails, StatusCode};
 use reaper_host::advice::Advised as _;
 use reaper_host::workers::{Job, Size, Workers};
 
@@ -56,26 +56,26 @@ impl Lane {
         let failed = |error: io::Error| {
             let error = error.advised_or("try again");
             let what = format!("the service cannot start a thread for the {name}: {error}");
-            ErrorResponse::new("failed", what)
+            ProblemDetails::new(StatusCode::INTERNAL_SERVER_ERROR, what)
         };
         self.workers.submit(job).map_err(failed)?;
         let bug = |_| {
-            ErrorResponse::new(
-                "failed",
+            ProblemDetails::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
                 format!("the {name} has panicked, and the service continues; report this as a bug"),
             )
         };
         match timeout(limit, done).await {
             Ok(done) => done.map_err(bug)?,
-            Err(_) if is_begun.load(Ordering::Relaxed) => Err(ErrorResponse::new(
-                "timeout",
+            Err(_) if is_begun.load(Ordering::Relaxed) => Err(ProblemDetails::new(
+                StatusCode::GATEWAY_TIMEOUT,
                 format!(
                     "the {name} took longer than {}s; it continues, but its result will not be shown; try again later",
                     limit.as_secs_f32()
                 ),
             )),
-            Err(_) => Err(ErrorResponse::new(
-                "busy",
+            Err(_) => Err(ProblemDetails::new(
+                StatusCode::SERVICE_UNAVAILABLE,
                 format!("the service is busy with another {name}; try again in a few seconds"),
             )),
         }

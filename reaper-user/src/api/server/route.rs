@@ -1,7 +1,10 @@
 //! Routes a request to the engine, the journal or a scan, and builds the response.
 
+mod endpoints;
 mod explain;
 mod history;
+#[cfg(test)]
+mod openapi;
 mod parse;
 mod scan;
 mod untracked;
@@ -12,60 +15,48 @@ use std::sync::Arc;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::{Body, Bytes, Incoming};
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{Request, Response, StatusCode};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::{BODY_MAX, Shared};
 use crate::api::messages::{EngineReply, EngineRequest, RequestKind};
 use crate::api::peer::Peer;
-use crate::api::{ErrorResponse, ScanReport, ShownConfig, recognition, show};
+use crate::api::{ProblemDetails, ScanReport, ShownConfig, recognition, show};
 use crate::export::to_json;
-use parse::{methods, parse_request, segments};
+use endpoints::{Work, methods, read_request};
 use scan::{ScanParams, scanned};
 
+/// Description of the API, which the module `openapi` makes in a test.
+const DOCUMENT: &[u8] = include_bytes!("../../../docs/openapi.json");
+/// Media types of responses.
+const JSON: &str = "application/json";
+const PROBLEM: &str = "application/problem+json";
 /// Value of `Retry-After` in a `busy` response, in seconds.
 const RETRY_AFTER_S: u32 = 2;
 
 /// Returns the whole response to a connection above the limit.
-pub(super) fn busy() -> String {
+pub(super) fn busy() -> Vec<u8> {
     let what = "the service has too many open connections, of this user or in all; close some, then try again";
-    let body = to_json(&ErrorResponse::new("busy", what));
-    let body = String::from_utf8_lossy(&body);
-    let (length, status) = (body.len(), StatusCode::SERVICE_UNAVAILABLE);
-    format!(
-        "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\
-         retry-after: {RETRY_AFTER_S}\r\nconnection: close\r\n\r\n{body}"
-    )
+    unread(StatusCode::SERVICE_UNAVAILABLE, what)
+}
+
+/// Returns the whole response to a connection whose request was not read.
+pub(super) fn unread(status: StatusCode, what: impl Into<String>) -> Vec<u8> {
+    let body = to_json(&ProblemDetails::new(status, what));
+    let length = body.len();
+    let retry = match status {
+        StatusCode::SERVICE_UNAVAILABLE => format!("retry-after: {RETRY_AFTER_S}\r\n"),
+        _ => String::new(),
+    };
+    let head = format!(
+        "HTTP/1.1 {status}\r\ncontent-type: {PROBLEM}\r\ncontent-length: {length}\r\n{retry}connection: close\r\n\r\n"
+    );
+    [head.into_bytes(), body].concat()
 }
 
 /// Result of a request.
-pub(super) type ApiResult<T> = Result<T, ErrorResponse>;
-
-impl ErrorResponse {
-    /// Creates a refusal. `error` is one of the words that [`ErrorResponse::error`] lists.
-    pub fn new(error: &str, message: impl Into<String>) -> ErrorResponse {
-        ErrorResponse {
-            error: error.into(),
-            message: message.into(),
-        }
-    }
-
-    /// Returns the HTTP status for the error; 500 for `failed`.
-    fn status(&self) -> StatusCode {
-        match &*self.error {
-            "eperm" => StatusCode::FORBIDDEN,
-            "not_found" => StatusCode::NOT_FOUND,
-            "bad_request" => StatusCode::BAD_REQUEST,
-            "conflict" => StatusCode::CONFLICT,
-            "too_large" => StatusCode::PAYLOAD_TOO_LARGE,
-            "wrong_method" => StatusCode::METHOD_NOT_ALLOWED,
-            "timeout" => StatusCode::GATEWAY_TIMEOUT,
-            "busy" => StatusCode::SERVICE_UNAVAILABLE,
-            _ => StatusCode::INTERNAL_SERVER_ERROR,
-        }
-    }
-}
+pub(super) type ApiResult<T> = Result<T, ProblemDetails>;
 
 /// Handles one request. Errors become responses too. Each answer contains pids, so a client for which they would mean
 /// other processes gets none: `namespace` is the result of [`Peer::check_pid_namespace`].
@@ -75,32 +66,32 @@ pub(super) async fn answer(
     namespace: Result<(), &str>,
     shared: &Shared,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
-    let allowed = methods(request.uri().path());
+    let uri = request.uri().clone();
     let answered = match namespace {
         Ok(()) => handle(request, peer, shared).await,
-        Err(why) => Err(ErrorResponse::new("eperm", why)),
+        Err(why) => Err(ProblemDetails::new(StatusCode::FORBIDDEN, why)),
     };
-    Ok(match answered {
-        Ok(body) => response(StatusCode::OK, body),
-        Err(refusal) => {
-            let mut response = response(refusal.status(), to_json(&refusal));
-            let headers = response.headers_mut();
-            match &*refusal.error {
-                "wrong_method" => drop(headers.insert(ALLOW, HeaderValue::from_static(allowed))),
-                "busy" => drop(headers.insert(RETRY_AFTER, RETRY_AFTER_S.into())),
-                _ => {}
-            }
-            response
+    let (mut response, media_type) = match answered {
+        Ok(body) => (Response::new(Full::from(body)), JSON),
+        Err(problem) => {
+            let mut response = Response::new(Full::from(to_json(&problem)));
+            let status = StatusCode::from_u16(problem.status);
+            *response.status_mut() = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+            (response, PROBLEM)
         }
-    })
-}
-
-fn response(status: StatusCode, body: Vec<u8>) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::from(body));
-    *response.status_mut() = status;
-    let json = HeaderValue::from_static("application/json");
-    response.headers_mut().insert(CONTENT_TYPE, json);
-    response
+    };
+    let status = response.status();
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
+    if status == StatusCode::METHOD_NOT_ALLOWED
+        && let Ok(methods) = methods(uri.path()).try_into()
+    {
+        headers.insert(ALLOW, methods);
+    }
+    if status == StatusCode::SERVICE_UNAVAILABLE {
+        headers.insert(RETRY_AFTER, RETRY_AFTER_S.into());
+    }
+    Ok(response)
 }
 
 /// Reads the body of a request, and answers it from the engine, the journal or a scan. Returns JSON.
@@ -109,7 +100,7 @@ async fn handle(request: Request<Incoming>, peer: Peer, shared: &Shared) -> ApiR
     let too_large = || {
         let what =
             format!("the body of the request is larger than {BODY_MAX} bytes; send a smaller one");
-        ErrorResponse::new("too_large", what)
+        ProblemDetails::new(StatusCode::PAYLOAD_TOO_LARGE, what)
     };
     if body.size_hint().lower() > BODY_MAX as u64 {
         return Err(too_large());
@@ -120,29 +111,28 @@ async fn handle(request: Request<Incoming>, peer: Peer, shared: &Shared) -> ApiR
         Ok(Ok(body)) => body.to_bytes(),
         Ok(Err(error)) if error.is::<LengthLimitError>() => return Err(too_large()),
         Ok(Err(error)) => {
-            return Err(ErrorResponse::new(
-                "bad_request",
+            return Err(ProblemDetails::new(
+                StatusCode::BAD_REQUEST,
                 format!("cannot read the body of the request: {error}; send it again"),
             ));
         }
         Err(_) => {
-            return Err(ErrorResponse::new(
-                "timeout",
+            return Err(ProblemDetails::new(
+                StatusCode::REQUEST_TIMEOUT,
                 "the body of the request did not arrive in time; send as many bytes as its content-length says",
             ));
         }
     };
     let (path, query) = (head.uri.path(), head.uri.query());
-    if segments(path) == ["v1", "history"] && head.method == Method::GET {
-        let query = history::query(query, peer)?;
-        let read = history::read_history(shared.backend.journal.as_deref(), query);
-        return shared
-            .histories
-            .run(peer, shared.timeouts.answer, read)
-            .await;
+    match read_request(&head.method, path, query, &body, peer)? {
+        Work::Engine(kind) => carry_out(kind, peer, shared).await,
+        Work::History(query) => {
+            let read = history::read_history(shared.backend.journal.as_deref(), query);
+            let limit = shared.timeouts.answer;
+            shared.histories.run(peer, limit, read).await
+        }
+        Work::Document => Ok(DOCUMENT.to_vec()),
     }
-    let kind = parse_request(&head.method, path, query, &body, peer)?;
-    carry_out(kind, peer, shared).await
 }
 
 /// Carries out a request by the engine, and adds what only a scan knows. Returns JSON.
@@ -160,7 +150,7 @@ async fn carry_out(kind: RequestKind, peer: Peer, shared: &Shared) -> ApiResult<
     };
     let lists_all = matches!(kind, RequestKind::Tree { all: true, .. });
     let reply = match (ask(kind, peer, shared).await, kept) {
-        (Err(refusal), Some(target)) if refusal.error == "conflict" => {
+        (Err(refusal), Some(target)) if refusal.status == StatusCode::CONFLICT => {
             return Err(untracked::not_kept(&target, peer, shared).await);
         }
         (reply, _) => reply?,
@@ -207,7 +197,7 @@ async fn off_thread(
     let done = tokio::task::spawn_blocking(work).await;
     done.unwrap_or_else(|_| {
         let what = "the request was carried out, but its response could not be created; report this as a bug";
-        Err(ErrorResponse::new("failed", what))
+        Err(ProblemDetails::new(StatusCode::INTERNAL_SERVER_ERROR, what))
     })
 }
 
@@ -217,8 +207,8 @@ async fn off_thread(
 /// The engine refuses the request, does not reply in time (`timeout`), or stops (`busy`).
 async fn ask(kind: RequestKind, peer: Peer, shared: &Shared) -> ApiResult<EngineReply> {
     let stopping = || {
-        ErrorResponse::new(
-            "busy",
+        ProblemDetails::new(
+            StatusCode::SERVICE_UNAVAILABLE,
             "the service is stopping; try again after it has restarted",
         )
     };
@@ -241,7 +231,7 @@ async fn ask(kind: RequestKind, peer: Peer, shared: &Shared) -> ApiResult<Engine
             let what = format!(
                 "the engine of the service gave no answer within {seconds}s, and may still carry out the request; try again"
             );
-            Err(ErrorResponse::new("timeout", what))
+            Err(ProblemDetails::new(StatusCode::GATEWAY_TIMEOUT, what))
         }
     }
 }
@@ -265,7 +255,7 @@ async fn to_response(reply: EngineReply) -> ApiResult<Vec<u8>> {
             if !message.contains("in force") {
                 message += "; the old config stays in force";
             }
-            Err(ErrorResponse::new("conflict", message))
+            Err(ProblemDetails::new(StatusCode::CONFLICT, message))
         }
         EngineReply::Refused(refusal) => Err(refusal),
         EngineReply::Tree(_)
@@ -276,7 +266,7 @@ async fn to_response(reply: EngineReply) -> ApiResult<Vec<u8>> {
         | EngineReply::ScanContext(_)
         | EngineReply::Emitted => {
             let what = "the engine of the service gave an unexpected reply; report this as a bug";
-            Err(ErrorResponse::new("failed", what))
+            Err(ProblemDetails::new(StatusCode::INTERNAL_SERVER_ERROR, what))
         }
     };
     off_thread(convert).await
@@ -288,7 +278,7 @@ mod tests {
 
     #[test]
     fn busy_response_has_the_right_length() {
-        let said = busy();
+        let said = String::from_utf8(busy()).unwrap();
         let (head, body) = said.split_once("\r\n\r\n").unwrap();
         assert!(
             head.contains(&format!("content-length: {}", body.len())),

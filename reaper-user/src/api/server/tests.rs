@@ -6,7 +6,7 @@ use super::*;
 
 use crate::api::client::{Client, ClientError};
 use crate::api::messages::{EngineReply, EngineRequest, RequestKind, ScanContext};
-use crate::api::{ErrorResponse, KeepsResponse};
+use crate::api::{KeepsResponse, ProblemDetails, StatusCode};
 use crate::config::Config;
 use crate::leftovers::Scanner;
 use crate::reap::Times;
@@ -129,8 +129,8 @@ fn read(stream: &mut Stream) -> (u16, String) {
 fn answer_keeps(kind: &RequestKind) -> Option<EngineReply> {
     match kind {
         RequestKind::Keeps => Some(EngineReply::Keeps(Vec::new())),
-        _ => Some(EngineReply::Refused(ErrorResponse::new(
-            "not_found",
+        _ => Some(EngineReply::Refused(ProblemDetails::new(
+            StatusCode::NOT_FOUND,
             "nothing here",
         ))),
     }
@@ -148,7 +148,7 @@ fn request_reaches_engine_with_peer() {
         (Peer { uid }, RequestKind::Keeps)
     );
     let refused = client.get("/v1/tree?agent=a%20b&all=true").unwrap_err();
-    assert!(matches!(refused, ClientError::Refused(ref r) if r.message == "nothing here"));
+    assert!(matches!(refused, ClientError::Refused(ref r) if r.detail == "nothing here"));
     let (agent, all) = (Some("a b".to_owned()), true);
     assert_eq!(
         world.asked.recv().unwrap().1,
@@ -160,54 +160,37 @@ fn request_reaches_engine_with_peer() {
 fn invalid_requests_are_refused_with_a_reason() {
     let world = World::new(answer_keeps);
     let order = |body: &str| format!(r#"{{"pid":{}{body}}}"#, std::process::id());
-    for (line, body, status, word) in [
-        ("GET /", String::new(), 404, "not_found"),
-        ("GET /v2/status", String::new(), 404, "not_found"),
-        ("GET /v1/status/", String::new(), 404, "not_found"),
-        ("POST /v1/status", String::new(), 405, "wrong_method"),
-        ("DELETE /v1/scan", String::new(), 405, "wrong_method"),
-        ("GET /v1/explain/", String::new(), 400, "bad_request"),
-        ("GET /v1/explain/-1", String::new(), 400, "bad_request"),
-        ("GET /v1/explain/4194305", String::new(), 400, "bad_request"),
-        ("GET /v1/tree?al=1", String::new(), 400, "bad_request"),
-        ("GET /v1/tree?all=maybe", String::new(), 400, "bad_request"),
-        (
-            "GET /v1/tree?all=1&all=1",
-            String::new(),
-            400,
-            "bad_request",
-        ),
-        (
-            "GET /v1/scan?min_age_s=1h",
-            String::new(),
-            400,
-            "bad_request",
-        ),
-        ("POST /v1/keeps", String::new(), 400, "bad_request"),
-        ("POST /v1/keeps", "[".repeat(9999), 400, "bad_request"),
-        ("POST /v1/keeps", order(r#","until":1"#), 400, "bad_request"),
-        ("POST /v1/keeps", order(r#","for_s":0"#), 400, "bad_request"),
-        (
-            "POST /v1/keeps",
-            order(r#","for_s":1e300"#),
-            400,
-            "bad_request",
-        ),
-        (
-            "POST /v1/keeps",
-            r#"{"pid":2147483646}"#.into(),
-            404,
-            "not_found",
-        ),
-        ("DELETE /v1/keeps/4194304", String::new(), 404, "not_found"),
-        ("POST /v1/keeps", "x".repeat(BODY_MAX + 1), 413, "too_large"),
+    for (line, body, status) in [
+        ("GET /", String::new(), 404),
+        ("GET /v2/status", String::new(), 404),
+        ("GET /v1/status/", String::new(), 404),
+        ("POST /v1/status", String::new(), 405),
+        ("DELETE /v1/scan", String::new(), 405),
+        ("GET /v1/explain/", String::new(), 400),
+        ("GET /v1/explain/-1", String::new(), 400),
+        ("GET /v1/explain/4194305", String::new(), 400),
+        ("GET /v1/tree?al=1", String::new(), 400),
+        ("GET /v1/tree?all=maybe", String::new(), 400),
+        ("GET /v1/tree?all=1&all=1", String::new(), 400),
+        ("GET /v1/scan?min_age_s=1h", String::new(), 400),
+        ("POST /v1/keeps", String::new(), 400),
+        ("POST /v1/keeps", "[".repeat(9999), 400),
+        ("POST /v1/keeps", order(r#","until":1"#), 400),
+        ("POST /v1/keeps", order(r#","for_s":0"#), 400),
+        ("POST /v1/keeps", order(r#","for_s":1e300"#), 400),
+        ("POST /v1/keeps", r#"{"pid":2147483646}"#.into(), 404),
+        ("POST /v1/keeps", r#"{"pid":2147483646.0}"#.into(), 404),
+        ("POST /v1/keeps", r#"{"pid":4250.5}"#.into(), 400),
+        ("POST /v1/keeps", r#"{"pid":-1.0}"#.into(), 400),
+        ("POST /v1/keeps", r#"{"pid":4294967296}"#.into(), 400),
+        ("POST /v1/keeps", r#"{"pid":1,"pid":2}"#.into(), 400),
+        ("DELETE /v1/keeps/4194304", String::new(), 404),
+        ("POST /v1/keeps", "x".repeat(BODY_MAX + 1), 413),
     ] {
         let (code, response) = world.ask(line, &body);
         let context = format!("{line} {}: {response}", body.get(..80).unwrap_or(&body));
         assert_eq!(code, status, "{context}");
-        let refusal: ErrorResponse = serde_json::from_str(&response).expect(&context);
-        assert_eq!(refusal.error, word, "{context}");
-        assert!(refusal.message.len() > 10, "{context}");
+        problem((code, response));
     }
     assert!(
         world.asked.try_recv().is_err(),
@@ -215,25 +198,40 @@ fn invalid_requests_are_refused_with_a_reason() {
     );
 }
 
+/// Checks that a response is a problem document with its status, and returns the status.
+fn problem((status, body): (u16, String)) -> u16 {
+    let problem: ProblemDetails =
+        serde_json::from_str(&body).unwrap_or_else(|error| panic!("{status} {body:?}: {error}"));
+    assert_eq!((problem.status, &*problem.kind), (status, "about:blank"));
+    assert!(
+        !problem.title.is_empty() && problem.detail.len() > 10,
+        "{body}"
+    );
+    status
+}
+
 #[test]
-fn invalid_http_is_refused() {
+fn invalid_http_is_refused_with_a_reason() {
     let world = World::new(answer_keeps);
     let long = format!(
         "GET /v1/status HTTP/1.1\r\nx: {}\r\n\r\n",
         "a".repeat(2 * HEADERS_MAX)
     );
-    assert_eq!(world.raw(long.as_bytes()).0, 431);
+    assert_eq!(problem(world.raw(long.as_bytes())), 431);
     let path = format!(
         "GET /{} HTTP/1.1\r\nhost: x\r\n\r\n",
         "a".repeat(2 * HEADERS_MAX)
     );
-    assert!(matches!(world.raw(path.as_bytes()).0, 414 | 431));
+    assert_eq!(problem(world.raw(path.as_bytes())), 431);
     for garbage in [
         &b"\x16\x03\x01\x02\x00"[..],
         b"GET\r\n\r\n",
         b"\0\0\0\0\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"GET /v1/status HTTP/1.1\r\nno colon\r\n\r\n",
+        b"POST /v1/keeps HTTP/1.1\r\ncontent-length: x\r\n\r\n",
     ] {
-        assert!(matches!(world.raw(garbage).0, 0 | 400), "{garbage:?}");
+        assert_eq!(problem(world.raw(garbage)), 400, "{garbage:?}");
     }
     let response = world.ask("GET /v1/keeps", "");
     assert_eq!(
@@ -244,18 +242,55 @@ fn invalid_http_is_refused() {
 }
 
 #[test]
-fn incomplete_request_times_out() {
+fn incomplete_request_is_refused() {
     let world = World::with_short_limits(answer_keeps);
-    let (code, _) = world.raw(b"GET /v1/keeps HT");
-    assert!(matches!(code, 0 | 408), "{code}");
+    assert_eq!(problem(world.raw(b"GET /v1/keeps HT")), 408);
     let request = b"POST /v1/keeps HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{";
-    let (code, response) = world.raw(request);
-    assert_eq!(code, 504, "{response}");
-    assert!(response.contains(r#""error":"timeout""#), "{response}");
+    assert_eq!(problem(world.raw(request)), 408);
+    for request in [&b"GET /v1/keeps HT"[..], request] {
+        let mut stream = world.connect();
+        stream.write_all(request).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_eq!(problem(read(&mut stream)), 400);
+    }
     let (code, response) =
         world.raw(b"POST /v1/keeps HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n{");
     assert_eq!(code, 413, "the server waited for the body: {response}");
     assert_eq!(world.ask("GET /v1/keeps", "").0, 200);
+}
+
+#[test]
+fn responses_have_their_media_type_and_headers() {
+    let world = World::new(answer_keeps);
+    for (request, parts) in [
+        (
+            "GET /v1/openapi.json",
+            &["HTTP/1.1 200 ", "content-type: application/json\r\n"][..],
+        ),
+        (
+            "PUT /v1/keeps",
+            &[
+                "HTTP/1.1 405 ",
+                "content-type: application/problem+json\r\n",
+                "allow: GET, POST\r\n",
+            ],
+        ),
+        (
+            "no-request",
+            &[
+                "HTTP/1.1 400 ",
+                "content-type: application/problem+json\r\n",
+            ],
+        ),
+    ] {
+        let mut stream = world.connect();
+        write!(stream, "{request} HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        for part in parts {
+            assert!(response.contains(part), "{request}: {response}");
+        }
+    }
 }
 
 #[test]
@@ -375,7 +410,9 @@ fn stopped_engine_is_reported_as_busy() {
     let error = Client::new(dir.path().join("s.sock"))
         .get("/v1/status")
         .unwrap_err();
-    assert!(matches!(error, ClientError::Refused(ref refusal) if refusal.error == "busy"));
+    assert!(
+        matches!(error, ClientError::Refused(ref refusal) if refusal.status == StatusCode::SERVICE_UNAVAILABLE)
+    );
 }
 
 #[test]
@@ -384,8 +421,8 @@ fn connection_slots_are_limited_and_released() {
     let idle: Vec<Stream> = (0..CONNECTIONS_MAX).map(|_| world.connect()).collect();
     let (code, response) = read(&mut world.connect());
     assert_eq!(code, 503, "{response}");
-    let refusal: ErrorResponse = serde_json::from_str(&response).unwrap();
-    assert_eq!(refusal.error, "busy");
+    let refusal: ProblemDetails = serde_json::from_str(&response).unwrap();
+    assert_eq!(refusal.status, 503);
     drop(idle);
     let end = Instant::now() + Duration::from_secs(10);
     while world.ask("GET /v1/keeps", "").0 != 200 {

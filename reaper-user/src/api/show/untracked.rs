@@ -4,12 +4,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::api::ErrorResponse;
 use crate::api::messages::{
     Ancestor, ExplainSnapshot, ProcessName, ProcessSnapshot, ScanContext, UntrackedReason,
 };
 use crate::api::peer::Peer;
 use crate::api::recognition::{first_match, read_process};
+use crate::api::ProblemDetails;
 use reaper_host::facts::{ScriptPaths, scan_pids};
 use reaper_host::source::procfs::Procfs;
 use reaper_model::Scope;
@@ -28,11 +28,11 @@ pub(in crate::api) fn snapshot(
     pid: u32,
     peer: Peer,
     context: &ScanContext,
-) -> Result<ExplainSnapshot, ErrorResponse> {
+) -> Result<ExplainSnapshot, ProblemDetails> {
     let scripts = peer.script_paths();
     let process = read_process(pid, scripts)?;
     if !peer.may_see(process.uids) {
-        return Err(ErrorResponse::not_visible(pid));
+        return Err(ProblemDetails::not_visible(pid));
     }
     let above = ancestors(&process, scripts);
     let rules = context.rules.shared_rules();

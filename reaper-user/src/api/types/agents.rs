@@ -4,8 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use super::tree::SessionInfo;
 
-/// `GET /v1/agents`
+/// Answer to `GET /v1/agents`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct AgentsResponse {
     /// Rules in force for agents and their servers.
     pub agents: Vec<AgentInfo>,
@@ -13,6 +14,7 @@ pub struct AgentsResponse {
 
 /// Rule that recognises an agent or an agent's server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct AgentInfo {
     /// Name of the rule.
     pub name: String,
@@ -27,8 +29,9 @@ pub struct AgentInfo {
     pub sessions: Vec<SessionInfo>,
 }
 
-/// `GET /v1/agents?test=PID`
+/// Answer to `GET /v1/agents?test=PID`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct RuleTestResponse {
     /// Pid of the process.
     pub pid: u32,
@@ -54,6 +57,7 @@ pub struct RuleTestResponse {
 
 /// Result of a rule for a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct RuleTest {
     /// Pid of the process.
     pub pid: u32,

@@ -11,8 +11,9 @@ use super::tree::SessionInfo;
 use crate::export::KeepAdvice;
 use crate::journal::history::HistoryOutcome;
 
-/// `GET /v1/explain/PID`
+/// Answer to `GET /v1/explain/PID`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Explanation {
     /// Process that is explained.
     pub process: ProcessInfo,
@@ -46,6 +47,7 @@ pub struct Explanation {
 
 /// Birth ancestor of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct AncestorInfo {
     /// Pid in the PID namespace of the service.
     pub pid: u32,

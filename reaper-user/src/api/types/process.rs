@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// Decision about a process, in the terms of the event stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct DecisionInfo {
     /// `reap`, `keep`, `report` or `wait`.
     pub decision: String,
@@ -25,6 +26,7 @@ pub struct DecisionInfo {
 
 /// Snapshot of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ProcessInfo {
     /// Pid in the PID namespace of the service.
     pub pid: u32,
@@ -76,6 +78,7 @@ pub struct ProcessInfo {
 
 /// Process of which only the name is shown.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct NamedProcess {
     /// Pid in the PID namespace of the service.
     pub pid: u32,

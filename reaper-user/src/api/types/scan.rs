@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 ///
 /// The service reports members and untracked leftovers. `reaper scan` without a service reports leftovers only.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ScanReport {
     /// `service` or `command`.
     pub scanned_by: String,
@@ -37,6 +38,7 @@ impl ScanReport {
 
 /// Process found by a scan.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Finding {
     /// Pid of the process.
     pub pid: u32,

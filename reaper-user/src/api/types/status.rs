@@ -4,8 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::export::{ConfigFile, FreedMemory, counted, memory_text};
 
-/// `GET /v1/status`
+/// Answer to `GET /v1/status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Status {
     /// Version of the service's program.
     pub version: String,
@@ -118,6 +119,7 @@ impl Status {
 
 /// Refusal of a config file that was read again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct RefusedConfig {
     /// Time of the first refusal since a config was applied, to the second (RFC 3339).
     pub since: String,

@@ -6,6 +6,7 @@ use super::process::ProcessInfo;
 
 /// Snapshot of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct SessionInfo {
     /// Id of the session: agent, and pid and start time of the first root.
     pub id: String,
@@ -37,6 +38,7 @@ pub struct SessionInfo {
 
 /// Rule with a delay.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct WaitInfo {
     /// Name of the rule.
     pub rule: String,
@@ -48,8 +50,9 @@ pub struct WaitInfo {
     pub after_others: bool,
 }
 
-/// `GET /v1/tree`
+/// Answer to `GET /v1/tree`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct TreeResponse {
     /// Outermost sessions, and with `all=true` the processes without a session.
     pub groups: Vec<TreeGroup>,
@@ -57,6 +60,7 @@ pub struct TreeResponse {
 
 /// Session with the sessions nested in it, or all processes without a session.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct TreeGroup {
     /// Absent for processes without a session.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -67,6 +71,7 @@ pub struct TreeGroup {
 
 /// Process in a tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct TreeRow {
     /// Number of listed ancestors.
     pub depth: usize,

@@ -35,7 +35,7 @@ pub(super) struct Target {
 pub(super) fn target(args: &AddArgs) -> Result<Target, Failure> {
     if let Some(pid) = args.pid {
         let process = recognition::read_process(pid, ScriptPaths::Resolved);
-        let process = process.map_err(|error| Failure::Refused(error.message))?;
+        let process = process.map_err(|error| Failure::Refused(error.detail))?;
         let what = format!("process {pid}");
         if pid == 1 || process.kernel_thread {
             let why = if pid == 1 {

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use super::super::Engine;
 use super::view::View;
-use crate::api::ErrorResponse;
 use crate::api::messages::{
     Ancestor, DecisionSnapshot, EngineReply, ExitedSnapshot, ExplainSnapshot, ProcessName,
     UntrackedReason,
 };
+use crate::api::{ProblemDetails, StatusCode};
 use crate::config::Mode;
 use reaper_model::Node;
 use reaper_model::event::{ExitStatus, ProcessKey};
@@ -30,7 +30,7 @@ impl Engine {
     ///
     /// # Errors
     /// There is and was no such process, or it belongs to another user.
-    pub(super) fn explain(&self, view: &View<'_>, pid: u32) -> Result<EngineReply, ErrorResponse> {
+    pub(super) fn explain(&self, view: &View<'_>, pid: u32) -> Result<EngineReply, ProblemDetails> {
         let (enforce, honors_keep) = (
             self.settings.mode == Mode::Enforce,
             self.model.rules.honors_keep(),
@@ -40,7 +40,8 @@ impl Engine {
             // A remembered process of another user does not count: the pid may now be that of a process that the peer
             // may see, and that the engine does not know.
             (Err(refusal), Some((recent, session)))
-                if refusal.error == "not_found" && view.peer.may_see(recent.process.uids) =>
+                if refusal.status == StatusCode::NOT_FOUND
+                    && view.peer.may_see(recent.process.uids) =>
             {
                 return Ok(EngineReply::ExplainExited(Box::new(ExitedSnapshot {
                     recent,
@@ -87,16 +88,16 @@ impl View<'_> {
     ///
     /// # Errors
     /// There is no such process, or it belongs to another user.
-    pub(super) fn explain(&self, pid: u32) -> Result<ExplainSnapshot, ErrorResponse> {
+    pub(super) fn explain(&self, pid: u32) -> Result<ExplainSnapshot, ProblemDetails> {
         let Some(node) = self.model.tree.by_pid(pid) else {
             let message = format!(
                 "there is no process {pid}, and this service has no record of one; check the pid, or search earlier boots with \
                  `reaper history {pid}`"
             );
-            return Err(ErrorResponse::new("not_found", message));
+            return Err(ProblemDetails::new(StatusCode::NOT_FOUND, message));
         };
         if !self.may_see(node) {
-            return Err(ErrorResponse::not_visible(pid));
+            return Err(ProblemDetails::not_visible(pid));
         }
         let sessions = &self.model.sessions;
         let session = node.state.member.session.and_then(|id| sessions.get(id));

@@ -138,7 +138,7 @@ fn tree_has_nested_sessions_boundaries_visible_processes() {
     assert_eq!(world.pids(ALICE, None, false), [[20, 30, 31, 40, 50, 51]]);
     assert!(world.pids(BOB, None, true).concat().is_empty());
     let refused = View::new(&world.model, ROOT).tree(Some("unknown"), false);
-    assert_eq!(refused.unwrap_err().error, "not_found");
+    assert_eq!(refused.unwrap_err().status, 404);
 }
 
 #[test]
@@ -203,11 +203,11 @@ fn explain_untracked_process_has_reason() {
         View::new(&world.model, peer)
             .explain(pid)
             .unwrap_err()
-            .error
+            .status
     };
-    assert_eq!(refused(ROOT, 99), "not_found");
-    assert_eq!(refused(ALICE, 60), "eperm");
-    assert_eq!(refused(BOB, 31), "eperm");
+    assert_eq!(refused(ROOT, 99), 404);
+    assert_eq!(refused(ALICE, 60), 403);
+    assert_eq!(refused(BOB, 31), 403);
 }
 
 #[test]

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::api::ErrorResponse;
 use crate::api::messages::{
     AgentSnapshot, DecisionSnapshot, KeepSnapshot, ProcessSnapshot, SessionSnapshot, TreeSnapshot,
     WaitSnapshot,
 };
 use crate::api::peer::Peer;
 use crate::api::recognition::unknown_agent;
+use crate::api::{ProblemDetails, StatusCode};
 use crate::config::Mode;
 use crate::export::{EvidenceRef, SessionRef};
 use reaper_model::Model;
@@ -70,10 +70,10 @@ impl<'a> View<'a> {
         &self,
         agent: Option<&str>,
         all: bool,
-    ) -> Result<TreeSnapshot, ErrorResponse> {
+    ) -> Result<TreeSnapshot, ProblemDetails> {
         if let Some(agent) = agent.filter(|agent| !self.agent_names().contains(agent)) {
             let message = unknown_agent(agent, &self.agent_names());
-            return Err(ErrorResponse::new("not_found", message));
+            return Err(ProblemDetails::new(StatusCode::NOT_FOUND, message));
         }
         let wanted = |session: &&Session| agent.is_none_or(|agent| *session.agent == *agent);
         let seen: Vec<&Session> = self.sessions().filter(wanted).collect();

@@ -271,5 +271,5 @@ fn exited_process_of_another_user_is_not_found() {
     let EngineReply::Refused(refusal) = refusal.expect("a reply in time").1 else {
         panic!("the process is shown");
     };
-    assert_eq!(refusal.error, "not_found", "{}", refusal.message);
+    assert_eq!(refusal.status, 404, "{}", refusal.detail);
 }

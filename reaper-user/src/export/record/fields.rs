@@ -119,6 +119,7 @@ pub struct KeepDuration {
 ///
 /// A zombie has none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct FreedMemory {
     /// Resident bytes. A page that several of the processes share counts for each.
     #[serde(rename = "memory.rss")]

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use super::super::Shared;
 use super::{ApiResult, ask, to_response, untracked};
-use crate::api::ErrorResponse;
 use crate::api::messages::{DecisionSnapshot, EngineReply, ExplainSnapshot, RequestKind};
 use crate::api::peer::{Peer, SignalTarget};
 use crate::api::show::exited::Exited;
+use crate::api::{ProblemDetails, StatusCode};
 use crate::export::to_json;
 use crate::journal::history;
 use reaper_host::facts::read_sockets;
@@ -30,7 +30,7 @@ pub(super) async fn explain(pid: u32, peer: Peer, shared: &Shared) -> ApiResult<
             return untracked::respond(snapshot, peer, shared).await;
         }
         Ok(reply) => return to_response(reply).await,
-        Err(refusal) if refusal.error == "not_found" => (None, Some(refusal)),
+        Err(refusal) if refusal.status == StatusCode::NOT_FOUND => (None, Some(refusal)),
         Err(refusal) => return Err(refusal),
     };
     let journal = shared.backend.journal.clone();
@@ -108,19 +108,19 @@ fn find_in_journal(journal: &Path, pid: u32, peer: Peer) -> Option<Exited> {
 }
 
 /// Returns the error for a living process that the engine does not know.
-fn refused(pid: u32) -> ErrorResponse {
+fn refused(pid: u32) -> ProblemDetails {
     let what = format!(
         "process {pid} is not tracked: it belongs to no agent, is a kernel thread, or is outside of the scope of this service; \
          `reaper scan` lists leftovers from before the service started"
     );
-    ErrorResponse::new("not_found", what)
+    ProblemDetails::new(StatusCode::NOT_FOUND, what)
 }
 
 /// Returns the error for a zombie without a record.
-fn unknown_zombie(zombie: &Zombie) -> ErrorResponse {
+fn unknown_zombie(zombie: &Zombie) -> ProblemDetails {
     let (pid, parent) = (zombie.key.pid, zombie.parent);
     let what = format!(
         "process {pid} has exited and is a zombie until its parent {parent} waits for it; this service did nothing to it"
     );
-    ErrorResponse::new("not_found", what)
+    ProblemDetails::new(StatusCode::NOT_FOUND, what)
 }

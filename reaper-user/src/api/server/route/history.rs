@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use super::ApiResult;
 use super::parse::Query;
 use crate::api::peer::Peer;
-use crate::api::{ErrorResponse, History};
+use crate::api::{History, ProblemDetails, StatusCode};
 use crate::export::to_json;
 use crate::journal::history::{self, HistoryError};
 
@@ -16,27 +16,18 @@ use crate::journal::history::{self, HistoryError};
 const HISTORY_MAX: usize = 8 << 20;
 
 /// Parses the query. Limits users other than root to their own sessions.
-pub(super) fn query(query: Option<&str>, peer: Peer) -> ApiResult<history::HistoryQuery> {
-    let mut query = Query::read(query)?;
-    let since = query.seconds("since_s")?.map(|since| {
-        let since = Timestamp::now().checked_sub(since);
-        since.map_err(|_| {
-            ErrorResponse::new(
-                "bad_request",
-                "since_s is too large: omit it to read the whole history",
-            )
-        })
-    });
-    let parsed = history::HistoryQuery {
-        since: since.transpose()?,
+pub(super) fn query(query: &mut Query, peer: Peer) -> ApiResult<history::HistoryQuery> {
+    // Without a limit if the time is before the first that there can be.
+    let since = query.seconds("since_s")?;
+    let since = since.and_then(|since| Timestamp::now().checked_sub(since).ok());
+    Ok(history::HistoryQuery {
+        since,
         agent: query.take("agent"),
         session: query.take("session"),
         uid: (!peer.is_root()).then_some(peer.uid),
         pids: query.pids()?,
         limit: query.number("limit")?.map(|limit| limit as usize),
-    };
-    query.finish()?;
-    Ok(parsed)
+    })
 }
 
 /// Returns a function that reads the matching sessions from the journal, and returns a [`History`] as JSON.
@@ -49,8 +40,8 @@ pub(super) fn read_history(
     let journal = journal.map(Path::to_owned);
     move || {
         let none = || {
-            ErrorResponse::new(
-                "not_found",
+            ProblemDetails::new(
+                StatusCode::NOT_FOUND,
                 "this service has no journal: see its log, or start it with `journal = true` and without --no-journal",
             )
         };
@@ -70,11 +61,11 @@ pub(super) fn read_history(
             Ok(())
         });
         read.map_err(|error| {
-            let word = match error {
-                HistoryError::Missing(_) => "not_found",
-                _ => "failed",
+            let status = match error {
+                HistoryError::Missing(_) => StatusCode::NOT_FOUND,
+                _ => StatusCode::INTERNAL_SERVER_ERROR,
             };
-            ErrorResponse::new(word, error.to_string())
+            ProblemDetails::new(status, error.to_string())
         })?;
         let sessions = kept.into_iter().map(|(_, session)| session).collect();
         Ok(to_json(&History {

@@ -7,7 +7,7 @@ use super::{ApiResult, Shared};
 use crate::api::leftovers::Leftovers;
 use crate::api::messages::{ProcessSnapshot, ScanContext};
 use crate::api::peer::Peer;
-use crate::api::show;
+use crate::api::{StatusCode, show};
 use crate::export::to_json;
 
 /// Parameters of a scan.
@@ -54,7 +54,7 @@ pub(super) async fn scanned(
             .await
         {
             // Reaping continues. The scan below shows its progress.
-            Err(late) if late.error == "timeout" => {}
+            Err(late) if late.status == StatusCode::GATEWAY_TIMEOUT => {}
             done => return done,
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{ApiResult, Shared, ask};
 use crate::api::messages::{EngineReply, ExplainSnapshot, RequestKind, UntrackedReason};
 use crate::api::peer::{Peer, SignalTarget};
-use crate::api::{ErrorResponse, ScanReport, show};
+use crate::api::{ProblemDetails, ScanReport, StatusCode, show};
 use crate::export::to_json;
 
 /// Explains a living process that the engine does not know, from /proc. Returns the engine's refusal if there is no such
@@ -13,12 +13,12 @@ use crate::export::to_json;
 pub(super) async fn explain(
     pid: u32,
     peer: Peer,
-    refusal: ErrorResponse,
+    refusal: ProblemDetails,
     shared: &Shared,
 ) -> ApiResult<Vec<u8>> {
     match snapshot(pid, peer, shared).await {
         Ok(snapshot) => respond(snapshot, peer, shared).await,
-        Err(error) if error.error == "not_found" => Err(refusal),
+        Err(error) if error.status == StatusCode::NOT_FOUND => Err(refusal),
         Err(error) => Err(error),
     }
 }
@@ -40,7 +40,7 @@ async fn snapshot(pid: u32, peer: Peer, shared: &Shared) -> ApiResult<ExplainSna
     let EngineReply::ScanContext(context) = ask(RequestKind::ScanContext, peer, shared).await?
     else {
         let what = format!("there is no process {pid}");
-        return Err(ErrorResponse::new("not_found", what));
+        return Err(ProblemDetails::new(StatusCode::NOT_FOUND, what));
     };
     let read = move || show::untracked::snapshot(pid, peer, &context);
     let limit = shared.timeouts.answer;
@@ -79,7 +79,7 @@ pub(super) async fn leftovers(peer: Peer, shared: &Shared) -> ApiResult<ScanRepo
 }
 
 /// Returns the refusal to keep a process that belongs to no session, with the judgement on it.
-pub(super) async fn not_kept(target: &SignalTarget, peer: Peer, shared: &Shared) -> ErrorResponse {
+pub(super) async fn not_kept(target: &SignalTarget, peer: Peer, shared: &Shared) -> ProblemDetails {
     let pid = target.key.pid;
     let known = ask(RequestKind::Explain { pid }, peer, shared).await;
     let snapshot = match known {
@@ -103,5 +103,5 @@ pub(super) async fn not_kept(target: &SignalTarget, peer: Peer, shared: &Shared)
         "cannot keep process {pid} ({}): {judgement}{advice}",
         target.comm
     );
-    ErrorResponse::new("conflict", what)
+    ProblemDetails::new(StatusCode::CONFLICT, what)
 }
