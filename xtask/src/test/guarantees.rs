@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
 
+use super::api;
 use super::binaries::{Binaries, TestBinary};
 use super::promises;
 
@@ -149,6 +150,7 @@ const SHOWN: &[(&str, &[&str])] = &[
     ("dist::", &["tools"]),
     ("ebpf::", &["tools"]),
     ("mutants::", &["tools"]),
+    ("schemathesis::", &["answers", "input"]),
     ("tally::", &["tools"]),
     ("test::", &["tools"]),
     ("tidy::", &["tools"]),
@@ -163,14 +165,19 @@ pub fn list(binaries: &Binaries, names: &[String]) -> Result<()> {
     let unit = binaries.unit.iter().map(|binary| (binary, ""));
     for (binary, needs) in unit.chain([(&binaries.real, "root")]) {
         for test in binary.tests()? {
-            if names.is_empty() || names.iter().any(|name| test.contains(name)) {
-                let shows = shown(&test).unwrap_or_default().join(", ");
-                println!("{needs:<4} {test:<90} {shows}");
-            }
+            list_one(needs, &test, names);
         }
     }
+    list_one("root", api::NAME, names);
     println!("\n{GUARANTEES}");
     Ok(())
+}
+
+fn list_one(needs: &str, test: &str, names: &[String]) {
+    if names.is_empty() || names.iter().any(|name| test.contains(name)) {
+        let shows = shown(test).unwrap_or_default().join(", ");
+        println!("{needs:<4} {test:<90} {shows}");
+    }
 }
 
 /// Checks that each test shows a guarantee, and that each guarantee is shown by a test. Also checks that the tests of

@@ -1,5 +1,6 @@
 //! `cargo xtask test`: runs all checks and tests, and reports durations and what was skipped.
 
+mod api;
 mod binaries;
 mod guarantees;
 mod preflight;
@@ -41,6 +42,7 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("setpriv", "util-linux"),
     ("nohup", "coreutils"),
     ("git", "git"),
+    ("curl", "curl"),
     ("redis-server", "redis-server"),
     ("postgres", "postgresql"),
     ("Xvfb", "xvfb"),
@@ -55,6 +57,9 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("podman", "podman"),
     ("crun", "crun"),
 ];
+
+/// Stage with the requests of schemathesis.
+const API: &str = "the API against its document, with requests of schemathesis";
 
 #[derive(clap::Args)]
 #[command(after_long_help = EXAMPLES)]
@@ -105,6 +110,9 @@ fn some(names: &[String]) -> Result<()> {
     tally.stage("tests", |tally| {
         tests(&binaries, names, tally, &mut std::io::stdout());
     });
+    if names.iter().any(|name| api::NAME.contains(name)) {
+        tally.stage(API, |tally| api::check(&binaries.reaper, tally));
+    }
     tally.conclude()
 }
 
@@ -129,6 +137,7 @@ fn all(full: bool) -> Result<()> {
     tally.stage("real process trees through each source, as root", |t| {
         real(&binaries, &[], full, t, out);
     });
+    tally.stage(API, |t| api::check(&binaries.reaper, t));
     tally.stage(
         "type check for macOS and for Linux on aarch64",
         targets::check,
