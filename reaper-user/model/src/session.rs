@@ -32,6 +32,7 @@ use super::ruleset::{RuleId, Ruleset, SessionKind};
 use crate::tree::tick;
 use crate::{Node, Tree};
 use index::{Due, IndexKey, Nesting, SessionIndex};
+pub use lineage::ANCESTORS_MAX;
 pub use member::{Evidence, SessionId};
 pub(super) use membership::Origin;
 pub use succession::{Succession, SuccessorSearch};

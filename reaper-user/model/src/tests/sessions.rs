@@ -3,7 +3,7 @@
 use super::world::{INIT, World};
 use crate::event::ExitStatus;
 use crate::facts::{Fact, FactSet, Facts};
-use crate::session::ENCLOSING_MAX;
+use crate::session::{ANCESTORS_MAX, ENCLOSING_MAX};
 
 #[test]
 fn agent_and_its_descendants_form_a_session() {
@@ -45,6 +45,61 @@ fn root_exit_makes_members_due_and_last_exit_closes_session() {
     w.kill(node);
     assert_eq!(w.session_events(), ["closed claude"]);
     assert_eq!(w.why(node), "keep not_a_member");
+}
+
+#[test]
+fn ancestors_of_member_end_at_its_agent() {
+    let mut w = World::new();
+    let shell = w.spawn(INIT, "bash");
+    let agent = w.spawn(shell, "claude");
+    let bash = w.spawn(agent, "bash");
+    let npm = w.spawn(bash, "npm");
+    let inner = w.spawn(npm, "codex");
+    let node = w.spawn(inner, "node");
+    let ancestors = |w: &World, key| {
+        let node = w.model.tree.get(key).unwrap();
+        let all = w.model.tree.member_ancestors(node.birth_parent);
+        all.map(|(key, image, has_exited)| {
+            let comm = String::from_utf8_lossy(&image.comm).into_owned();
+            (key, comm, has_exited)
+        })
+        .collect::<Vec<_>>()
+    };
+    let alive = |key, comm: &str| (key, comm.to_owned(), false);
+    let exited = |key, comm: &str| (key, comm.to_owned(), true);
+    w.exit(bash);
+    // The agent of the nested session has the ancestors in the outer one.
+    assert_eq!(
+        ancestors(&w, inner),
+        [
+            alive(npm, "npm"),
+            exited(bash, "bash"),
+            alive(agent, "claude")
+        ]
+    );
+    assert_eq!(ancestors(&w, node), [alive(inner, "codex")]);
+    w.kill(agent);
+    w.kill(npm);
+    assert_eq!(
+        ancestors(&w, inner),
+        [
+            exited(npm, "npm"),
+            exited(bash, "bash"),
+            exited(agent, "claude")
+        ]
+    );
+    assert_eq!(ancestors(&w, shell), []);
+}
+
+#[test]
+fn ancestors_of_member_are_bounded() {
+    let mut w = World::new();
+    let mut last = w.spawn(INIT, "claude");
+    for _ in 0..2 * ANCESTORS_MAX {
+        last = w.spawn(last, "bash");
+    }
+    let ancestors = w.model.tree.member_ancestors(Some(last));
+    assert_eq!(ancestors.count(), ANCESTORS_MAX);
 }
 
 #[test]
