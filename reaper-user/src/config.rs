@@ -140,7 +140,7 @@ pub struct Config {
     pub runtime_dir: PathBuf,
     /// `socket = true`: whether the service answers requests on a socket in `runtime_dir`.
     pub socket: bool,
-    /// `journal = true`: whether sessions, decisions and outcomes are written to a database.
+    /// `journal = true`: whether sessions, decisions, outcomes and users' keeps are written to a database.
     pub journal: bool,
     /// `journal_dir = "/var/lib/reaper"`: directory of the journal; an absolute path.
     #[serde(deserialize_with = "absolute_path", serialize_with = "write_path")]

@@ -7,7 +7,7 @@ use super::Engine;
 use super::queue::Queued;
 use super::tally::{Counts, Tally};
 use crate::config::Mode;
-use crate::export::{DecisionNames, EventBody, NestedSummary, ProcessRef, SessionRef};
+use crate::export::{Ancestor, DecisionNames, EventBody, NestedSummary, ProcessRef, SessionRef};
 use crate::reap::{ReapEvent, ReapOutcome, ReleaseReason};
 use reaper_host::source::procfs::ProcessMemory;
 use reaper_model::event::ProcessKey;
@@ -247,6 +247,7 @@ impl Engine {
             rule,
             wait: self.wait_info(process.key, decision),
             memory,
+            ancestors: Ancestor::all(&self.model.tree, process.birth_parent),
         };
         self.emit(EventBody::Decision {
             process,

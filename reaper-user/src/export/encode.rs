@@ -33,6 +33,17 @@ pub struct ExitInfo {
     pub core_dumped: Option<bool>,
 }
 
+impl ExitInfo {
+    /// Returns the exit as the predicate of a sentence, such as `was killed by SIGTERM` or `exited with status 1`.
+    pub fn predicate(&self) -> String {
+        match (&self.signal, self.code) {
+            (Some(signal), _) => format!("was killed by {signal}"),
+            (None, Some(code)) => format!("exited with status {code}"),
+            (None, None) => "exited".into(),
+        }
+    }
+}
+
 impl From<ExitStatus> for ExitInfo {
     fn from(status: ExitStatus) -> ExitInfo {
         let mut exit = ExitInfo::default();

@@ -38,9 +38,9 @@ pub use line::Detail;
 pub use recent::RecentOutcome;
 pub use recent::{RecentProcess, RecentSession, RootExit};
 pub use record::{
-    Adopter, DecisionNames, EventBody, EventRecord, EvidenceRef, FreedMemory, KeepDuration,
-    Lifecycle, Listener, NestedSummary, ProcessRef, Resumed, ResumedRoot, SessionIdText,
-    SessionRef, Totals, WaitInfo,
+    Adopter, Ancestor, DecisionNames, EventBody, EventRecord, EvidenceRef, FreedMemory,
+    KeepDuration, Lifecycle, Listener, NestedSummary, ProcessRef, Resumed, ResumedRoot,
+    SessionIdText, SessionRef, Totals, WaitInfo,
 };
 pub use sink::{Format, Sink, StreamOutput, Writer};
 #[cfg(target_os = "linux")]
@@ -51,8 +51,8 @@ pub use terminal::{
     without_error_codes, wrap, write_message,
 };
 pub use text::{
-    ProcessCounts, command_line, counted, duration, exit_code_text, exit_status_text, freed,
-    memory_text, printable, size, time,
+    ProcessCounts, capitalized, command_line, counted, duration, exit_code_text, exit_status_text,
+    freed, memory_text, printable, size, time,
 };
 pub use words::{
     Judgement, evidence_ref_text, evidence_text, gap_text, outcome_reason_text, reason_text,

@@ -283,6 +283,7 @@ mod tests {
             memory: None,
             mode: "enforce",
             wait: None,
+            ancestors: Arc::default(),
         };
         EventBody::Decision { process, decision }
     }

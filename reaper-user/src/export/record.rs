@@ -19,8 +19,8 @@ use reaper_model::ruleset::SessionKind;
 
 pub use description::{EvidenceRef, ProcessRef, SessionIdText, SessionRef};
 pub use fields::{
-    Adopter, DecisionNames, FreedMemory, KeepDuration, Lifecycle, Listener, NestedSummary, Resumed,
-    ResumedRoot, Totals, WaitInfo,
+    Adopter, Ancestor, DecisionNames, FreedMemory, KeepDuration, Lifecycle, Listener,
+    NestedSummary, Resumed, ResumedRoot, Totals, WaitInfo,
 };
 
 /// A record of the stream.

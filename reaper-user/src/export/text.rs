@@ -92,6 +92,13 @@ impl ProcessCounts {
     }
 }
 
+/// Returns a text with an uppercase first letter.
+pub fn capitalized(text: &str) -> String {
+    let mut letters = text.chars();
+    let first = letters.next().map(char::to_uppercase).into_iter().flatten();
+    first.chain(letters).collect()
+}
+
 /// Returns text such as `, its tree has 1.2 GB RSS`.
 pub(super) fn tree_memory(memory: TreeMemory) -> String {
     format!(", its tree has {}", memory_text(memory.rss, memory.swap))

@@ -6,14 +6,19 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use rusqlite::backup::{Backup, StepResult};
 use rusqlite::{Connection, OpenFlags, Row, params};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::NewerSchema;
-use super::schema::{APPLICATION_ID, SCHEMA};
-use crate::export::{ExitInfo, FreedMemory, SessionIdText, SessionRef, keep_rule};
+use super::schema::{APPLICATION_ID, MIGRATIONS, OLDEST, SCHEMA, migrate};
+use crate::export::{Ancestor, ExitInfo, FreedMemory, SessionIdText, SessionRef, keep_rule};
 use reaper_host::advice::Advised as _;
 use reaper_model::event::{Image, ProcessKey};
+
+/// Settings of a connection that only reads.
+const SETTINGS: &str = "PRAGMA trusted_schema = OFF; PRAGMA cache_size = -2048;";
 
 /// Filter for sessions.
 #[derive(Clone, Debug, Default)]
@@ -78,11 +83,11 @@ pub struct HistorySession {
     /// Memory of the reaped processes.
     #[serde(flatten)]
     pub memory: FreedMemory,
-    /// Members with decisions or outcomes.
+    /// Members with decisions, outcomes or requests.
     pub processes: Vec<HistoryProcess>,
 }
 
-/// A member with decisions or outcomes.
+/// A member with decisions, outcomes or requests.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct HistoryProcess {
@@ -109,13 +114,26 @@ pub struct HistoryProcess {
     /// Exit status.
     #[serde(flatten)]
     pub exit: ExitInfo,
+    /// Birth ancestors up to its agent, nearest first; at most 16. Empty if unknown.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lineage: Vec<HistoryAncestor>,
     /// Decisions about it, the oldest first.
     pub decisions: Vec<HistoryDecision>,
+    /// Requests of users to keep it, or to keep it no longer, the oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub requests: Vec<HistoryRequest>,
     /// Results of the signals to it, the oldest first.
     pub outcomes: Vec<HistoryOutcome>,
     /// `[[keep]]` table that keeps each such process. `None` if it was not to be reaped, or if none can be suggested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_rule: Option<String>,
+}
+
+impl HistorySession {
+    /// Returns whether its first or last root has this pid.
+    pub fn is_of_agent(&self, pid: u32) -> bool {
+        self.pid == pid || self.root_pid == Some(pid)
+    }
 }
 
 impl HistoryProcess {
@@ -138,6 +156,13 @@ impl HistoryProcess {
         last.is_some_and(|last| last.decision == "reap")
     }
 
+    /// Returns whether it was kept when it was decided about last, and no end is recorded.
+    pub fn is_kept(&self) -> bool {
+        let last = self.decisions.last();
+        let is_kept = last.is_some_and(|last| matches!(&*last.decision, "keep" | "report"));
+        is_kept && self.outcomes.is_empty() && self.exited_at.is_none()
+    }
+
     /// Sets [`HistoryProcess::keep_rule`].
     fn suggest_rule(&mut self) {
         if self.is_reaped() {
@@ -153,6 +178,51 @@ impl HistoryProcess {
             });
         }
     }
+}
+
+/// Birth ancestor of a member.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HistoryAncestor {
+    /// Pid in the PID namespace of the service.
+    #[serde(rename = "process.pid")]
+    pub pid: u32,
+    /// Start time in ns since boot.
+    #[serde(rename = "process.start_ns")]
+    pub start_ns: u64,
+    /// Kernel's short name; empty if unknown.
+    #[serde(rename = "process.comm")]
+    pub comm: String,
+    /// Whether it had exited when the member was decided about.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub exited: bool,
+}
+
+impl From<&Ancestor> for HistoryAncestor {
+    fn from(ancestor: &Ancestor) -> HistoryAncestor {
+        HistoryAncestor {
+            pid: ancestor.key.pid,
+            start_ns: ancestor.key.start,
+            comm: String::from_utf8_lossy(&ancestor.comm).into_owned(),
+            exited: ancestor.has_exited,
+        }
+    }
+}
+
+/// Request of a user to keep a member, or to keep it no longer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HistoryRequest {
+    /// Time of the request.
+    pub time: Timestamp,
+    /// `keep` or `unkeep`.
+    pub request: String,
+    /// Uid of the user.
+    pub by_uid: u32,
+    /// Whether descendants are kept too. `None` for `unkeep`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tree: Option<bool>,
+    /// Expected end of the keep; `None` if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<Timestamp>,
 }
 
 /// Decision about a member.
@@ -222,12 +292,6 @@ pub enum HistoryError {
     NotAJournal(PathBuf),
     #[error(transparent)]
     Newer(#[from] NewerSchema),
-    #[error(
-        "journal {} has schema version {found}, and this version of reaper reads version {SCHEMA}: start the service \
-         of this version once, which upgrades it",
-        path.display()
-    )]
-    Older { path: PathBuf, found: i64 },
     #[error("cannot open the journal {}: {}", path.display(), source.advised())]
     Open { path: PathBuf, source: io::Error },
     #[error("cannot read the journal {}: {error}{}", path.display(), super::advice(error))]
@@ -261,8 +325,8 @@ pub fn read(
     Ok(result?)
 }
 
-/// Returns the latest session of the boot `boot_id` with a decision about or an outcome of the process with this pid, and
-/// that process. With `uid`, only a process and a session of this user.
+/// Returns the latest session of the boot `boot_id` with a decision about, a request for or an outcome of the process with
+/// this pid, and that process. With `uid`, only a process and a session of this user.
 ///
 /// # Errors
 /// Fails as [`read`].
@@ -295,10 +359,11 @@ pub fn last_with_pid(
     Ok(last)
 }
 
-/// Opens a journal read-only and passes a consistent snapshot of it to `work`. Returns the result of `work`.
+/// Opens a journal read-only and passes a consistent snapshot of it to `work`. Returns the result of `work`. A journal of
+/// an older version is upgraded in a copy in memory, and its file is not changed.
 ///
 /// # Errors
-/// The journal does not exist, cannot be read, is no journal, or has another schema version; or `work` fails.
+/// The journal does not exist, cannot be read, is no journal, or has a newer schema version; or `work` fails.
 pub(super) fn with_journal<T>(
     path: &Path,
     work: impl FnOnce(&Connection) -> rusqlite::Result<T>,
@@ -333,16 +398,15 @@ pub(super) fn with_journal<T>(
     let mut connection = open(path).map_err(unreadable)?;
     let number = |name: &str| number(&connection, name).map_err(unreadable);
     let (application, found) = (number("application_id")?, number("user_version")?);
-    if application != APPLICATION_ID {
+    if application != APPLICATION_ID || found < OLDEST {
         return Err(HistoryError::NotAJournal(owned()));
     }
-    if found != SCHEMA {
+    if found > SCHEMA {
         let path = owned();
-        return Err(if found > SCHEMA {
-            NewerSchema { path, found }.into()
-        } else {
-            HistoryError::Older { path, found }
-        });
+        return Err(NewerSchema { path, found }.into());
+    }
+    if found < SCHEMA {
+        connection = upgraded_copy(&connection).map_err(unreadable)?;
     }
     let transaction = connection.transaction().map_err(unreadable)?;
     work(&transaction).map_err(unreadable)
@@ -352,8 +416,24 @@ fn open(path: &Path) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags)?;
     connection.busy_timeout(Duration::from_secs(2))?;
-    connection.execute_batch("PRAGMA trusted_schema = OFF; PRAGMA cache_size = -2048;")?;
+    connection.execute_batch(SETTINGS)?;
     Ok(connection)
+}
+
+/// Copies a journal into memory, and upgrades the copy.
+fn upgraded_copy(journal: &Connection) -> rusqlite::Result<Connection> {
+    let mut copy = Connection::open_in_memory()?;
+    copy.execute_batch(SETTINGS)?;
+    // All pages in one step, which waits for a lock no longer than any other access.
+    match Backup::new(journal, &mut copy)?.step(-1)? {
+        StepResult::Done => {}
+        _ => {
+            let busy = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_BUSY);
+            return Err(rusqlite::Error::SqliteFailure(busy, None));
+        }
+    }
+    migrate(&mut copy, &MIGRATIONS)?;
+    Ok(copy)
 }
 
 fn number(connection: &Connection, name: &str) -> rusqlite::Result<i64> {
@@ -389,7 +469,8 @@ fn sessions(
                      WHERE p.session = s.id AND p.pid IN (SELECT value FROM json_each(?4))
                          AND (?3 IS NULL OR p.uid = ?3)
                          AND (EXISTS (SELECT 1 FROM decision WHERE process = p.id)
-                             OR EXISTS (SELECT 1 FROM outcome WHERE process = p.id))))
+                             OR EXISTS (SELECT 1 FROM outcome WHERE process = p.id)
+                             OR EXISTS (SELECT 1 FROM request WHERE process = p.id))))
          ORDER BY s.opened, s.id",
     )?;
     let since = query.since.map_or(i64::MIN, nanoseconds);
@@ -409,8 +490,7 @@ fn sessions(
     }
     for (id, mut session) in found {
         // The pid of an agent selects the whole session.
-        let mut roots = std::iter::once(session.pid).chain(session.root_pid);
-        let wanted = match roots.any(|root| query.pids.contains(&root)) {
+        let wanted = match query.pids.iter().any(|pid| session.is_of_agent(*pid)) {
             true => &[],
             false => &*query.pids,
         };
@@ -446,7 +526,7 @@ fn session(row: &Row<'_>) -> rusqlite::Result<HistorySession> {
         pid: row.get(2)?,
         root_pid: row.get(21)?,
         uid: row.get(4)?,
-        args: args(row.get(5)?),
+        args: array(row.get(5)?),
         // From the same three columns of the outer session.
         outer_session_id: name(6)?,
         opened_at: time(row.get(9)?),
@@ -470,7 +550,7 @@ fn session(row: &Row<'_>) -> rusqlite::Result<HistorySession> {
     })
 }
 
-/// Returns the members of a session with decisions or outcomes, ordered by the time of the first one. With `uid`, only
+/// Returns the members of a session with decisions, outcomes or requests, ordered by the time of the first one. With `uid`, only
 /// those of this user; with `pids`, only those with one of these pids.
 fn processes(
     connection: &Connection,
@@ -479,7 +559,8 @@ fn processes(
     pids: &[u32],
 ) -> rusqlite::Result<Vec<HistoryProcess>> {
     let mut statement = connection.prepare_cached(
-        "SELECT p.id, boot.uuid, p.pid, p.start, p.uid, p.comm, p.exe, p.args, p.exited, p.exit_code, p.exit_signal
+        "SELECT p.id, boot.uuid, p.pid, p.start, p.uid, p.comm, p.exe, p.args, p.exited, p.exit_code, p.exit_signal,
+             p.lineage
          FROM process p JOIN boot ON boot.id = p.boot
          WHERE p.session = ?1 AND (?2 IS NULL OR p.uid = ?2)
              AND (?3 IS NULL OR p.pid IN (SELECT value FROM json_each(?3)))",
@@ -495,19 +576,21 @@ fn processes(
             uid: row.get(4)?,
             comm: row.get(5)?,
             exe: row.get(6)?,
-            args: args(row.get(7)?),
+            args: array(row.get(7)?),
             exited_at: row.get::<_, Option<i64>>(8)?.map(time),
             exit: ExitInfo {
                 code: row.get(9)?,
                 signal: row.get(10)?,
                 core_dumped: None,
             },
+            lineage: array(row.get(11)?),
             decisions: decisions(connection, id)?,
+            requests: requests(connection, id)?,
             outcomes: outcomes(connection, id)?,
             keep_rule: None,
         };
         process.suggest_rule();
-        if !process.decisions.is_empty() || !process.outcomes.is_empty() {
+        if process.first().is_some() {
             processes.push(process);
         }
     }
@@ -516,10 +599,12 @@ fn processes(
 }
 
 impl HistoryProcess {
-    /// Returns the time of the first decision, or of the first outcome if there was no decision.
+    /// Returns the time of the first decision, request or outcome.
     fn first(&self) -> Option<Timestamp> {
         let decided = self.decisions.first().map(|decision| decision.time);
-        decided.or(self.outcomes.first().map(|outcome| outcome.time))
+        let requested = self.requests.first().map(|request| request.time);
+        let ended = self.outcomes.first().map(|outcome| outcome.time);
+        [decided, requested, ended].into_iter().flatten().min()
     }
 }
 
@@ -567,13 +652,29 @@ fn outcomes(connection: &Connection, process: i64) -> rusqlite::Result<Vec<Histo
     rows.collect()
 }
 
+fn requests(connection: &Connection, process: i64) -> rusqlite::Result<Vec<HistoryRequest>> {
+    let mut statement = connection.prepare_cached(
+        "SELECT time, request, by_uid, tree, until FROM request WHERE process = ?1 ORDER BY id",
+    )?;
+    let rows = statement.query_map([process], |row| {
+        Ok(HistoryRequest {
+            time: time(row.get(0)?),
+            request: row.get(1)?,
+            by_uid: row.get(2)?,
+            tree: row.get(3)?,
+            until: row.get::<_, Option<i64>>(4)?.map(time),
+        })
+    })?;
+    rows.collect()
+}
+
 /// Returns an integer of a row as `u64`. The bits stay the same.
 fn unsigned(row: &Row<'_>, at: usize) -> rusqlite::Result<u64> {
     row.get::<_, i64>(at).map(i64::cast_unsigned)
 }
 
-/// Parses arguments from a JSON array. Returns none if there is no array.
-fn args(json: Option<String>) -> Vec<String> {
+/// Parses a JSON array. Returns nothing if there is no array.
+fn array<T: DeserializeOwned>(json: Option<String>) -> Vec<T> {
     let parsed = json.map(|json| serde_json::from_str(&json).unwrap_or_default());
     parsed.unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Journal: sessions, decisions, outcomes, exits and users' keeps in an SQLite database.
+//! Journal: sessions, decisions, outcomes, exits, and users' keeps and requests in an SQLite database.
 //!
 //! The export sink passes records to [`Feed`]. The journal's thread writes them, one transaction per batch. It can fall
 //! behind and then drops and counts records, but it never blocks the engine. It sleeps while there is nothing to write.

@@ -11,7 +11,7 @@ use reaper_host::sys;
 /// Interval of the deletion of old records.
 pub(super) const INTERVAL: Duration = Duration::from_secs(3600);
 
-/// Deletes decisions, outcomes and drop counts before `cutoff` (ns since the epoch), and sessions that were last seen
+/// Deletes decisions, outcomes, requests and drop counts before `cutoff` (ns since the epoch), and sessions that were last seen
 /// before. Sessions that may be open stay, as do keeps. Also deletes processes and boots that nothing refers to any
 /// more.
 ///
@@ -22,7 +22,7 @@ pub(super) fn older_than(
     boot: i64,
 ) -> rusqlite::Result<bool> {
     let mut rows = 0;
-    for table in ["decision", "outcome", "dropped"] {
+    for table in ["decision", "outcome", "request", "dropped"] {
         rows += transaction.execute(&format!("DELETE FROM {table} WHERE time < ?1"), [cutoff])?;
     }
     rows += transaction.execute(
@@ -37,6 +37,7 @@ pub(super) fn older_than(
         "DELETE FROM process WHERE
              NOT EXISTS (SELECT 1 FROM decision WHERE process = process.id)
              AND NOT EXISTS (SELECT 1 FROM outcome WHERE process = process.id)
+             AND NOT EXISTS (SELECT 1 FROM request WHERE process = process.id)
              AND NOT EXISTS (SELECT 1 FROM session WHERE root = process.id);
          UPDATE process SET session = NULL WHERE session IS NOT NULL
              AND NOT EXISTS (SELECT 1 FROM session WHERE id = process.session);
@@ -68,7 +69,7 @@ pub(super) fn larger_than(
         let cutoff: Option<i64> = transaction.query_row(
             "WITH old (time) AS (
                  SELECT time FROM decision UNION ALL SELECT time FROM outcome
-                 UNION ALL SELECT time FROM dropped
+                 UNION ALL SELECT time FROM request UNION ALL SELECT time FROM dropped
                  UNION ALL SELECT seen FROM session WHERE closed IS NOT NULL OR boot <> ?1)
              SELECT max(time) FROM (
                  SELECT time FROM old ORDER BY time LIMIT (SELECT count(*) / 10 + 1 FROM old))",

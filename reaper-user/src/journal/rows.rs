@@ -3,11 +3,12 @@
 use hashbrown::HashSet;
 use rusqlite::{Transaction, params};
 
+use super::history::HistoryAncestor;
 use super::keeps::int;
 use crate::export::names::{outcome_name, outcome_reason};
 use crate::export::{
-    EventBody, EventRecord, ExitInfo, FreedMemory, Lifecycle, ProcessRef, ResumedRoot, SessionRef,
-    command_args, wall_time,
+    Ancestor, EventBody, EventRecord, ExitInfo, FreedMemory, Lifecycle, ProcessRef, ResumedRoot,
+    SessionRef, command_args, to_json, wall_time,
 };
 use crate::reap::ReapOutcome;
 use reaper_model::event::ProcessKey;
@@ -15,11 +16,11 @@ use reaper_model::event::ProcessKey;
 /// Limit of processes in [`Journaled`]. All are forgotten at the limit, and their exits are not stored.
 const DECIDED_MAX: usize = 65_536;
 
-/// Selects the records that the journal stores: changes of sessions, decisions, outcomes, and exits of the processes that
-/// were decided about. Exits of all members would be most of the records.
+/// Selects the records that the journal stores: changes of sessions, decisions, outcomes, requests of users, and exits of
+/// the processes that have a decision or a request. Exits of all members would be most of the records.
 #[derive(Default)]
 pub(super) struct Journaled {
-    /// Processes that were decided about and have not exited.
+    /// Processes that have a decision or a request and have not exited.
     decided: HashSet<ProcessKey>,
 }
 
@@ -27,7 +28,7 @@ impl Journaled {
     /// Returns whether the journal stores the next record.
     pub(super) fn includes(&mut self, record: &EventRecord) -> bool {
         match &record.body {
-            EventBody::Decision { process, .. } => {
+            EventBody::Decision { process, .. } | EventBody::Keep { process, .. } => {
                 if self.decided.len() == DECIDED_MAX {
                     self.decided.clear();
                 }
@@ -138,13 +139,15 @@ impl RowWriter<'_> {
             } if process.evidence.is_some()
                 && matches!(names.reason, "detached" | "root_alive") =>
             {
-                self.member(process, time).map(drop)
+                let process = self.member(process, time)?;
+                self.lineage(process, &names.ancestors)
             }
             EventBody::Decision {
                 process,
                 decision: names,
             } => {
                 let process = self.member(process, time)?;
+                self.lineage(process, &names.ancestors)?;
                 let rule = names.rule.as_deref();
                 // A decision that equals the latest one is not stored again.
                 self.execute(
@@ -154,6 +157,24 @@ impl RowWriter<'_> {
                          WHERE id = (SELECT max(id) FROM decision WHERE process = ?1)
                              AND (verdict, reason) = (?3, ?4) AND rule IS ?5 AND mode IS ?6)",
                     params![process, time, names.verdict, names.reason, rule, names.mode],
+                )
+            }
+            EventBody::Keep {
+                process, by, kept, ..
+            } => {
+                let until = kept.and_then(|kept| kept.until).map(wall);
+                self.execute(
+                    "INSERT INTO request (process, time, request, by_uid, tree, until)
+                     SELECT ?1, ?2, ?3, ?4, ?5, ?6 WHERE NOT EXISTS (
+                         SELECT 1 FROM request WHERE (process, time, request) = (?1, ?2, ?3))",
+                    params![
+                        self.member(process, time)?,
+                        time,
+                        record.body.name(),
+                        by,
+                        kept.map(|kept| kept.tree),
+                        until
+                    ],
                 )
             }
             EventBody::Outcome {
@@ -259,6 +280,19 @@ impl RowWriter<'_> {
                 String::from_utf8_lossy(&process.image.exe),
                 serde_json::Value::from(args).to_string()
             ],
+        )
+    }
+
+    /// Stores the ancestors of a process, unless more are stored: a restarted service does not know those that exited before.
+    fn lineage(&self, process: i64, ancestors: &[Ancestor]) -> Result<()> {
+        if ancestors.is_empty() {
+            return Ok(());
+        }
+        let ancestors: Vec<HistoryAncestor> = ancestors.iter().map(HistoryAncestor::from).collect();
+        self.execute(
+            "UPDATE process SET lineage = ?2 WHERE id = ?1
+                 AND iif(json_valid(lineage), json_array_length(lineage), 0) <= json_array_length(?2)",
+            params![process, String::from_utf8_lossy(&to_json(&ancestors))],
         )
     }
 

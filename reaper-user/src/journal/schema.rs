@@ -7,11 +7,12 @@ pub(super) const APPLICATION_ID: i64 = 0x5265_6170;
 /// Schema version of the first migration. No release had an older version.
 pub(super) const OLDEST: i64 = 3;
 /// Migrations: the first creates the schema of version [`OLDEST`], others upgrade by one version. They never change.
-pub(super) const MIGRATIONS: [&str; 4] = [
+pub(super) const MIGRATIONS: [&str; 5] = [
     include_str!("migrations/3.sql"),
     include_str!("migrations/4.sql"),
     include_str!("migrations/5.sql"),
     include_str!("migrations/6.sql"),
+    include_str!("migrations/7.sql"),
 ];
 /// Schema version (`user_version`) that this program reads and writes.
 pub(super) const SCHEMA: i64 = OLDEST - 1 + MIGRATIONS.len() as i64;

@@ -191,7 +191,9 @@ fn check_and_migrate(connection: &mut Connection) -> Result<(), SchemaError> {
         // Includes a database whose creation was interrupted. The pragma must precede the first table.
         (0, 0) if tables == 0 => connection.execute_batch("PRAGMA auto_vacuum = INCREMENTAL")?,
         (APPLICATION_ID, OLDEST..=SCHEMA) => {
-            for table in ["boot", "process", "session", "decision", "outcome", "keep"] {
+            let tables = ["boot", "process", "session", "decision", "outcome", "keep"];
+            let newer = (schema >= 7).then_some("request");
+            for table in tables.into_iter().chain(newer) {
                 if !connection.table_exists(None, table)? {
                     let why = format!("damaged (no table `{table}`)");
                     return Err(SchemaError::Foreign(why));

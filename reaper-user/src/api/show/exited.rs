@@ -9,15 +9,19 @@ use jiff::Timestamp;
 use super::{LONG, seconds_since};
 use crate::api::messages::ExitedSnapshot;
 use crate::api::peer::SignalTarget;
-use crate::api::{DecisionInfo, Explanation, ProcessInfo, SessionInfo};
+use crate::api::{AncestorInfo, DecisionInfo, Explanation, ProcessInfo, SessionInfo};
 use crate::config::Mode;
 use crate::export::names::{outcome_name, outcome_reason};
 use crate::export::{
     EntityId, ExitInfo, Judgement, KeepAdvice, RecentProcess, RecentSession, RootExit,
     SessionIdText, command_args, keep_rule, leftover_text, wall_time,
 };
-use crate::journal::history::{HistoryDecision, HistoryOutcome, HistoryProcess, HistorySession};
-use reaper_host::source::procfs::Zombie;
+use crate::journal::history::{
+    HistoryAncestor, HistoryDecision, HistoryOutcome, HistoryProcess, HistorySession,
+};
+use reaper_host::kernel::ProcessTable;
+use reaper_host::source::procfs::{Liveness, Procfs, Zombie};
+use reaper_model::event::ProcessKey;
 
 /// Process that has exited.
 pub(in crate::api) struct Exited {
@@ -96,6 +100,8 @@ impl Exited {
         start_ns: u64,
     ) -> Exited {
         let exit = process.own_exit().map(|(at, status)| (at, status.clone()));
+        let last = process.decisions.last();
+        let enforce = !last.is_some_and(HistoryDecision::would_reap);
         Exited {
             process,
             start_ns,
@@ -110,7 +116,7 @@ impl Exited {
             leftover: None,
             signal: None,
             exit,
-            enforce: true,
+            enforce,
             honors_keep: true,
         }
     }
@@ -128,7 +134,7 @@ impl Exited {
             why: self.why(now),
             next: self.next() + &zombie.map(zombie_text).unwrap_or_default(),
             process: self.process_info(zombie.is_some()),
-            lineage: Vec::new(),
+            lineage: self.lineage(),
             adopter: None,
             session: self.session.as_ref().map(|session| session.info(now)),
             facts: BTreeMap::new(),
@@ -137,6 +143,35 @@ impl Exited {
             outcome: process.outcomes.last().cloned(),
             keep_with: was_due.then(|| KeepAdvice::new(None, self.honors_keep, rule)),
         }
+    }
+
+    /// Returns the ancestors up to the agent, nearest first, with their current state.
+    fn lineage(&self) -> Vec<AncestorInfo> {
+        let (procfs, session) = (Procfs::default(), self.session.as_ref());
+        let agent_of = |ancestor: &HistoryAncestor| {
+            let session = session.filter(|session| session.root_pid == ancestor.pid)?;
+            Some(session.agent.clone())
+        };
+        let info = |ancestor: &HistoryAncestor| {
+            let key = ProcessKey {
+                pid: ancestor.pid,
+                start: ancestor.start_ns,
+            };
+            AncestorInfo {
+                pid: key.pid,
+                start_ns: key.start,
+                command: match &*ancestor.comm {
+                    "" => String::new(),
+                    comm => format!("[{comm}]"),
+                },
+                alive: !ancestor.exited && matches!(procfs.probe(key), Ok(Liveness::Alive { .. })),
+                ended: None,
+                agent: agent_of(ancestor),
+                boundary: None,
+                adopter: None,
+            }
+        };
+        self.process.lineage.iter().map(info).collect()
     }
 
     fn process_info(&self, zombie: bool) -> ProcessInfo {
@@ -210,6 +245,7 @@ fn history_process(recent: &RecentProcess) -> HistoryProcess {
         rule: names.rule.as_deref().map(str::to_owned),
         mode: Some(names.mode.into()),
     });
+    let ancestors = decision.iter().flat_map(|(_, names)| &*names.ancestors);
     let outcomes = outcome.iter().map(|(at, end)| HistoryOutcome {
         time: wall_time(*at),
         outcome: outcome_name(&end.outcome).into(),
@@ -232,7 +268,9 @@ fn history_process(recent: &RecentProcess) -> HistoryProcess {
         args: command_args(&process.image),
         exited_at: None,
         exit: ExitInfo::default(),
+        lineage: ancestors.map(HistoryAncestor::from).collect(),
         decisions: decisions.collect(),
+        requests: Vec::new(),
         outcomes: outcomes.collect(),
         keep_rule: keep_rule(&process.image),
     }

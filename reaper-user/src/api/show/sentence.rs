@@ -5,7 +5,8 @@ use crate::api::messages::{DecisionSnapshot, ExplainSnapshot, SessionSnapshot, U
 use crate::api::{Finding, RuleTest};
 use crate::export::names::outcome_reason;
 use crate::export::{
-    RecentProcess, evidence_ref_text, exit_status_text, outcome_reason_text, reason_text, time,
+    RecentProcess, capitalized, evidence_ref_text, exit_status_text, outcome_reason_text,
+    reason_text, time,
 };
 use crate::reap::ReapOutcome;
 use reaper_model::event::ExitStatus;
@@ -28,9 +29,7 @@ pub(super) fn why(snapshot: &ExplainSnapshot, nearest: Option<&RuleTest>) -> Str
     let near = near
         .map(|rule| near_rule(snapshot, rule))
         .unwrap_or_default();
-    let mut letters = judgement.chars();
-    let first = letters.next().map(char::to_uppercase).into_iter().flatten();
-    let sentence: String = first.chain(letters).collect();
+    let sentence = capitalized(&judgement);
     let details = details(snapshot);
     // The details repeat this reason, with name and time.
     let agent_exited = sentence.strip_suffix(reason_text("root_exited"));

@@ -441,6 +441,7 @@ fn exited(change: impl FnOnce(&mut messages::ExitedSnapshot)) -> messages::Exite
         memory: None,
         mode: "enforce",
         wait: None,
+        ancestors: Arc::default(),
     };
     let root_exit = RootExit {
         root: ProcessKey { pid: 42, start: 1 },

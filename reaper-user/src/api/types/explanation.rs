@@ -17,7 +17,8 @@ use crate::journal::history::HistoryOutcome;
 pub struct Explanation {
     /// Process that is explained.
     pub process: ProcessInfo,
-    /// Birth ancestors, the nearest first. Includes exited ones that are still in the tree.
+    /// Birth ancestors, the nearest first. Includes exited ones that are still in the tree. For an exited process, those up
+    /// to its agent at its last decision.
     pub lineage: Vec<AncestorInfo>,
     /// Current parent, if it is not the birth parent.
     #[serde(skip_serializing_if = "Option::is_none")]

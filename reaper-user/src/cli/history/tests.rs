@@ -23,7 +23,9 @@ fn session_is_written_as_text() {
         args: args.iter().map(|arg| arg.to_string()).collect(),
         exited_at: None,
         exit: ExitInfo::default(),
+        lineage: Vec::new(),
         decisions,
+        requests: Vec::new(),
         outcomes,
         keep_rule: None,
     };
@@ -144,7 +146,9 @@ fn each_line_of_a_session_has_its_pid() {
         args: vec!["y".repeat(300)],
         exited_at: None,
         exit: ExitInfo::default(),
+        lineage: Vec::new(),
         decisions: Vec::new(),
+        requests: Vec::new(),
         outcomes: vec![outcome("uninterruptible_sleep")],
         keep_rule: None,
     };

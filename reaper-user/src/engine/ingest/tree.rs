@@ -8,7 +8,7 @@ use reaper_common::MEMBER_SIGKILL_SENT;
 use super::Ingest;
 use crate::config::Mode;
 use crate::engine::queue::Queued;
-use crate::export::{Adopter, DecisionNames, EventBody, Lifecycle, ProcessRef};
+use crate::export::{Adopter, Ancestor, DecisionNames, EventBody, Lifecycle, ProcessRef};
 use crate::reap::{SentBy, SentSignal};
 use reaper_model::event::{Event, EventKind, ProcessKey, Provenance};
 use reaper_model::policy::{Reason, Verdict};
@@ -307,6 +307,7 @@ impl Ingest {
                     rule: None,
                     wait: None,
                     memory: None,
+                    ancestors: Ancestor::all(&model.tree, node.birth_parent),
                 };
                 let process = ProcessRef::new(model, node);
                 self.emit(

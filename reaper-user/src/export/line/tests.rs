@@ -66,6 +66,7 @@ fn decided(argv: &str, verdict: &'static str, mode: &'static str) -> EventBody {
             rule: None,
             wait: None,
             memory: None,
+            ancestors: Arc::default(),
         },
     }
 }

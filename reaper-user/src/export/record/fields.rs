@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::description::{ProcessRef, SessionRef, session_id};
 use crate::export::encode;
 use reaper_host::source::procfs::ProcessMemory;
+use reaper_model::Tree;
 use reaper_model::activity::TreeMemory;
 use reaper_model::event::{ExitStatus, ProcessKey};
 
@@ -64,6 +65,31 @@ pub struct DecisionNames {
     /// Memory of the whole tree, if a rule decides about the living root of a session.
     #[serde(flatten)]
     pub memory: Option<TreeMemory>,
+    /// Birth ancestors up to its agent, nearest first. Not in the stream, whose fork and exit records have them.
+    #[serde(skip)]
+    pub ancestors: Arc<[Ancestor]>,
+}
+
+/// Birth ancestor of a process that is decided about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ancestor {
+    pub key: ProcessKey,
+    pub comm: Vec<u8>,
+    /// Whether it had exited when the decision was made.
+    pub has_exited: bool,
+}
+
+impl Ancestor {
+    /// Returns the ancestors of a process with this birth parent, up to its agent; see [`Tree::member_ancestors`].
+    pub fn all(tree: &Tree, birth_parent: Option<ProcessKey>) -> Arc<[Ancestor]> {
+        let ancestors = tree.member_ancestors(birth_parent);
+        let ancestors = ancestors.map(|(key, image, has_exited)| Ancestor {
+            key,
+            comm: image.comm.clone(),
+            has_exited,
+        });
+        ancestors.collect()
+    }
 }
 
 impl DecisionNames {

@@ -365,6 +365,7 @@ fn decisions() -> Vec<EventBody> {
             rule: rule.map(Into::into),
             wait: None,
             memory,
+            ancestors: Arc::default(),
         },
     };
     let memory = |swap| Some(TreeMemory { rss: 1 << 30, swap });
@@ -536,6 +537,7 @@ fn waits() -> Vec<EventBody> {
                 ports,
             }),
             memory: None,
+            ancestors: Arc::default(),
         },
     };
     let listener = Listener {
@@ -557,6 +559,7 @@ fn observed() -> Vec<EventBody> {
             rule: None,
             wait: None,
             memory: None,
+            ancestors: Arc::default(),
         },
     };
     let owner = LeftoverEvidence::ExitedAgent {

@@ -523,14 +523,11 @@ fn unreadable_journal_error_states_the_reason() {
     )
     .unwrap();
     assert!(matches!(error(&file), HistoryError::NotAJournal(_)));
+    // No release had this version.
     world.store(&lifecycle(1, 100, 0));
     Connection::open(world.path())
         .unwrap()
-        .pragma_update(None, "user_version", 3)
+        .pragma_update(None, "user_version", 2)
         .unwrap();
-    let older = error(&world.path()).to_string();
-    assert!(
-        older.contains("schema version 3") && older.contains("start the service"),
-        "{older}"
-    );
+    assert!(matches!(error(&world.path()), HistoryError::NotAJournal(_)));
 }

@@ -3,6 +3,7 @@
 mod damage;
 mod keeping;
 mod limits;
+mod requests;
 mod upgrade;
 
 use std::path::Path;
@@ -189,6 +190,7 @@ fn decided(time: u64, process: ProcessRef, verdict: &'static str) -> EventRecord
         rule: (verdict == "keep").then(|| "my-servers".into()),
         wait: None,
         memory: None,
+        ancestors: Arc::default(),
     };
     record(
         time,

@@ -105,6 +105,12 @@ fn journal_of_each_version_keeps_its_rows_when_upgraded() {
         connection.execute_batch(ROWS).unwrap();
         drop(connection);
         assert_eq!(world.number("PRAGMA user_version"), version);
+        let content = std::fs::read(world.path()).unwrap();
+        let before = world.all();
+        let (_, kept) = recorded_sessions(&world.path(), BOOT).unwrap();
+        assert_eq!(kept.len(), 1, "version {version}");
+        let unchanged = std::fs::read(world.path()).unwrap() == content;
+        assert!(unchanged, "version {version}: a reader changed it");
         let journal = world.open();
         let [keep] = journal.keeps() else {
             panic!("version {version}: {:?}", journal.keeps())
@@ -112,6 +118,11 @@ fn journal_of_each_version_keeps_its_rows_when_upgraded() {
         assert_eq!((keep.key.pid, keep.by_uid, keep.until), (100, 1000, None));
         journal.close();
         assert_eq!(world.number("PRAGMA user_version"), SCHEMA);
+        assert_eq!(
+            world.all(),
+            before,
+            "version {version}: read before the upgrade"
+        );
         let [session] = &world.all()[..] else {
             panic!("version {version}: {:?}", world.all())
         };
@@ -121,6 +132,40 @@ fn journal_of_each_version_keeps_its_rows_when_upgraded() {
         assert_eq!(process.outcomes[0].exit.code, Some(3));
         assert!(world.renamed().is_empty(), "version {version}");
     }
+}
+
+#[test]
+fn damaged_journal_of_older_version_cannot_be_read_and_is_left_untouched() {
+    let world = World::with(V3);
+    let connection = Connection::open(world.path()).unwrap();
+    connection.execute_batch("DROP TABLE outcome").unwrap();
+    drop(connection);
+    let before = std::fs::read(world.path()).unwrap();
+    let read = history::read(&world.path(), &HistoryQuery::default(), |_| Ok(()));
+    let error = read.unwrap_err().to_string();
+    assert!(
+        error.contains("cannot read the journal") && error.contains("no such table"),
+        "{error}"
+    );
+    assert!(std::fs::read(world.path()).unwrap() == before);
+}
+
+#[test]
+fn journal_of_older_version_is_read_while_its_service_writes() {
+    let world = World::with(V3);
+    let mut writer = Connection::open(world.path()).unwrap();
+    writer.pragma_update(None, "journal_mode", "WAL").unwrap();
+    let sessions = world.all().len();
+    assert_eq!(sessions, 3);
+    let writing = writer.transaction().unwrap();
+    writing
+        .execute_batch("UPDATE session SET agent = 'other'")
+        .unwrap();
+    assert_eq!(world.all().len(), sessions);
+    assert!(world.all().iter().all(|session| session.agent != "other"));
+    writing.commit().unwrap();
+    assert!(world.all().iter().all(|session| session.agent == "other"));
+    assert_eq!(world.number("PRAGMA user_version"), 3);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 
 use super::{Exited, exit_text, seconds_between};
-use crate::export::{ExitInfo, duration, memory_text, outcome_reason_text, reason_text, time};
+use crate::export::{duration, memory_text, outcome_reason_text, reason_text, time};
 use crate::journal::history::{HistoryDecision, HistoryOutcome};
 
 impl Exited {
@@ -102,16 +102,8 @@ impl Exited {
                 "the agent of the session {outer}, in which it ran, exited"
             ));
         }
-        let how = session.root_exit.as_ref().map(|(_, exit)| match exit {
-            ExitInfo {
-                signal: Some(signal),
-                ..
-            } => format!("was killed by {signal}"),
-            ExitInfo {
-                code: Some(code), ..
-            } => format!("exited with status {code}"),
-            _ => "exited".into(),
-        });
+        let how = session.root_exit.as_ref();
+        let how = how.map(|(_, exit)| exit.predicate());
         let how = how.unwrap_or_else(|| "exited".into());
         Some(format!(
             "its agent {} ({}) {how}",
