@@ -32,6 +32,7 @@ pub fn privileged() -> Vec<Trial> {
         trial("cli", "stopped-service", stopped_service),
         trial("cli", "history-of-a-session", history_of_a_session),
         trial("cli", "history-of-an-own-exit", history_of_an_own_exit),
+        trial("cli", "history-of-a-kept-orphan", history_of_a_kept_orphan),
         trial("cli", "closed-once", closed_once),
         trial("cli", "closed-with-kept-members", closed_with_kept),
         trial(
@@ -170,6 +171,13 @@ fn explained_after_exit() {
         "{reply}"
     );
     assert_eq!(reply["process"]["zombie"], true, "{reply}");
+    let parent = &reply["lineage"][0];
+    assert_eq!(parent["pid"], agent.pid, "{reply}");
+    assert_eq!(
+        (&parent["agent"], &parent["alive"]),
+        (&"claude-code".into(), &false.into()),
+        "{reply}"
+    );
     assert_eq!(reply["keep_with"]["environment"], "REAPER_KEEP=1");
     world.await_event("the session is closed", |e| e.event == "session.close");
     world.stop();
@@ -401,7 +409,10 @@ fn history_of_a_session() {
     let whole = history(&[&agent.pid.to_string(), "-n", "1"]).out;
     let next = format!(" --file {journal}`");
     assert_contains(&whole, &[": 3 reaped", "rule from `reaper history ", &next]);
-    let of_session = whole.lines().skip(1).take_while(|line| !line.is_empty());
+    // The first line is about the agent, the second is the title of the session.
+    let answer = format!("{:>9}  claude-code ({0}) was killed by SIGKILL ", agent.pid);
+    assert!(whole.starts_with(&answer), "{whole}");
+    let of_session = whole.lines().skip(2).take_while(|line| !line.is_empty());
     for line in of_session {
         let pid = line.split_whitespace().next().unwrap_or_default();
         assert!(pid.parse::<u32>().is_ok(), "no pid: {line}");
@@ -469,6 +480,75 @@ fn history_of_an_own_exit() {
         &["  exited      SIGKILL, which the service did not send"],
     );
     world.assert_alive(&["agent", "canary"]);
+}
+
+/// `history` and, after a restart, `explain` know who kept a process, and its ancestors up to the agent that have exited
+/// before it.
+fn history_of_a_kept_orphan() {
+    let mut world = World::new(true);
+    world.start_daemon(CONFIG, &JOURNAL);
+    world.launch("claude", "agent", "agent", &["orphan=double+sleep".into()]);
+    let agent = world.await_processes("agent", 1)[0].pid;
+    let orphan = world.await_processes("orphan", 1)[0];
+    world.await_event("a decision", |e| e.is("decision", orphan));
+    let pid = orphan.pid.to_string();
+    for request in [
+        &["keep", &pid, "--for", "2h", "--tree"][..],
+        &["unkeep", &pid],
+    ] {
+        let said = ask(&world, request);
+        assert_eq!(said.code, Some(0), "{}", said.err);
+    }
+    world.await_event("an unkeep event", |e| e.is("unkeep", orphan));
+    let history = |world: &World| ask(world, &["history", &pid]).out;
+    let first = eventually("the request is in the journal", || {
+        let text = history(&world);
+        text.contains("no longer kept, by uid ").then_some(text)
+    });
+    let uid = nix::unistd::geteuid();
+    assert_contains(
+        &first,
+        &[
+            &format!("  request     kept with its descendants by uid {uid} until "),
+            "1 process in 1 session: 0 reaped, 1 kept",
+        ],
+    );
+    world.kill("agent");
+    world.await_gone(&["orphan"]);
+    world.await_event("the session is closed", |e| e.event == "session.close");
+    world.stop();
+    world.restart_daemon(&[]);
+    let text = history(&world);
+    let (first, rest) = text.split_once('\n').expect("lines");
+    assert_contains(
+        first,
+        &[
+            &format!("{pid}  Reaped "),
+            &format!("s ago: SIGTERM, its agent claude-code ({agent}) was killed by SIGKILL."),
+        ],
+    );
+    let lineage = format!("{pid}  lineage: claude-code ({agent}, exited) > ");
+    assert_contains(rest, &[&lineage, "1 process in 1 session: 1 reaped"]);
+    let session = ask_json(&world, &["history", &pid]);
+    let process = &session["processes"][0];
+    let requests = process["requests"].as_array().expect("requests");
+    let requests: Vec<_> = requests.iter().map(|r| r["request"].as_str()).collect();
+    assert_eq!(requests, [Some("keep"), Some("unkeep")], "{session}");
+    let ancestors = process["lineage"].as_array().expect("ancestors");
+    assert!(ancestors.len() > 1, "{session}");
+    assert!(ancestors.iter().all(|a| a["exited"] == true), "{session}");
+    assert_eq!(ancestors.last().expect("the agent")["process.pid"], agent);
+    let reply = ask_json(&world, &["explain", &pid]);
+    let lineage = reply["lineage"].as_array().expect("ancestors");
+    let explained: Vec<_> = lineage.iter().map(|a| (&a["pid"], &a["alive"])).collect();
+    let alive = Value::from(false);
+    let stored: Vec<_> = ancestors
+        .iter()
+        .map(|a| (&a["process.pid"], &alive))
+        .collect();
+    assert_eq!(explained, stored, "{reply}");
+    assert_eq!(lineage.last().expect("the agent")["agent"], "claude-code");
+    world.assert_alive(&["canary"]);
 }
 
 /// A session closes once, after its agent's exit, even if a rule reaped a member before.

@@ -28,6 +28,7 @@ mod types;
 pub(crate) use hyper::StatusCode;
 use serde::{Deserialize, Serialize};
 
+pub(crate) use show::exited::end_in_history;
 pub use types::agents::{AgentInfo, AgentsResponse, RuleTest, RuleTestResponse};
 pub use types::explanation::{AncestorInfo, Explanation};
 pub use types::keeps::{KEEP_MAX_S, KeepInfo, KeepParams, KeepResult, KeepsResponse};

@@ -1,5 +1,6 @@
 //! `reaper history`: prints past sessions from the journal.
 
+mod answer;
 mod printer;
 mod process;
 mod session;
@@ -14,6 +15,7 @@ use clap::Args;
 use jiff::tz::TimeZone;
 use nix::unistd::geteuid;
 
+use super::pager::FirstPage;
 use super::show::width;
 use super::{Failure, load, pager, parse_pid, parse_time, sockets};
 use crate::api::recognition::unknown_agent;
@@ -25,7 +27,7 @@ use source::{query_service, read_journal};
 
 #[derive(Args)]
 pub(super) struct HistoryArgs {
-    /// Show only what was decided about and done to the processes with these pids. For an agent: its session.
+    /// Show only what became of the processes with these pids, and their ancestors. For an agent: its session.
     #[arg(value_name = "PID", value_parser = parse_pid)]
     pids: Vec<u32>,
     /// Show only the newest N sessions.
@@ -46,7 +48,7 @@ pub(super) struct HistoryArgs {
     /// Do not use a pager.
     #[arg(long)]
     no_pager: bool,
-    /// Read this journal instead of that of the host's service.
+    /// Read this journal, also of an older version, instead of that of the host's service. It is not changed.
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Ask the service on this socket.
@@ -89,7 +91,12 @@ pub(super) fn run(args: HistoryArgs) -> Result<u8, Failure> {
     let text = printer.finish(args.since);
     let text = text.map_err(Failure::stdout)?;
     if !text.is_empty() {
-        pager::print(&text, args.no_pager).map_err(Failure::stdout)?;
+        // The history of single processes begins with what became of them.
+        let first = match args.pids.is_empty() {
+            true => FirstPage::End,
+            false => FirstPage::Start,
+        };
+        pager::print(&text, args.no_pager, first).map_err(Failure::stdout)?;
     }
     let misses_named = !absent.is_empty() || (found == 0 && args.session.is_some());
     if misses_named || (found == 0 && !args.json) {

@@ -4,21 +4,28 @@ use std::io;
 
 use crate::export;
 
-/// Prints a text whose end matters most. On a terminal that is too small for it, shows it in a pager, unless `plain` is
-/// set or there is no pager.
+/// Part of a text that a pager shows first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FirstPage {
+    Start,
+    End,
+}
+
+/// Prints a text. On a terminal that is too small for it, shows it in a pager, unless `plain` is set or there is no
+/// pager. A pager other than `less` always begins at the start.
 ///
 /// The pager replaces this program, so that it alone handles the keys and Ctrl-C. This function then does not return.
 ///
 /// # Errors
 /// Standard output cannot be written to.
-pub(super) fn print(text: &[u8], plain: bool) -> io::Result<()> {
+pub(super) fn print(text: &[u8], plain: bool, first: FirstPage) -> io::Result<()> {
     #[cfg(target_os = "linux")]
     if !plain {
         // Without a pager, the text is printed as it is.
-        let _ = linux::exec_pager(text);
+        let _ = linux::exec_pager(text, first);
     }
     #[cfg(not(target_os = "linux"))]
-    let _ = plain;
+    let _ = (plain, first);
     export::print(text)
 }
 
@@ -35,20 +42,23 @@ mod linux {
     use nix::sys::memfd::{MFdFlags, memfd_create};
     use terminal_size::{Height, terminal_size_of};
 
+    use super::FirstPage;
     use crate::export;
 
-    /// Options of `less`: pass colours, leave the text on the screen, exit on Ctrl-C, and begin at the end.
-    const LESS: [&str; 2] = ["-RXK", "+G"];
+    /// Options of `less`: pass colours, leave the text on the screen, and exit on Ctrl-C.
+    const LESS: &str = "-RXK";
+    /// Option of `less` to begin at the end.
+    const AT_END: &str = "+G";
 
     /// Replaces this program by a pager with the text. Returns if no pager is wanted or found, or on an error.
-    pub(super) fn exec_pager(text: &[u8]) -> io::Result<()> {
+    pub(super) fn exec_pager(text: &[u8], first: FirstPage) -> io::Result<()> {
         let lines = text.iter().filter(|byte| **byte == b'\n').count();
         let is_terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
         let height = terminal_size_of(io::stdout()).map_or(0, |(_, Height(rows))| rows);
         if !is_terminal || height == 0 || lines < usize::from(height) {
             return Ok(());
         }
-        let Some(mut pager) = pager() else {
+        let Some(mut pager) = pager(first) else {
             return Ok(());
         };
         let mut file = File::from(memfd_create(c"reaper", MFdFlags::MFD_CLOEXEC)?);
@@ -61,18 +71,19 @@ mod linux {
     ///
     /// With more rights than the user that called it, only the system's `less` is used, in its secure mode: `$PAGER` and
     /// commands from within a pager would run with these rights.
-    fn pager() -> Option<Command> {
+    fn pager(first: FirstPage) -> Option<Command> {
+        let at_end = (first == FirstPage::End).then_some(AT_END);
         if nix::unistd::geteuid().is_root() || nix::unistd::geteuid() != nix::unistd::getuid() {
             let less = ["/usr/bin/less", "/bin/less"].into_iter();
             let mut less = Command::new(less.map(Path::new).find(|path| path.exists())?);
-            less.args(LESS);
+            less.arg(LESS).args(at_end);
             secure(&mut less, std::env::vars_os().map(|(name, _)| name));
             return Some(less);
         }
         match std::env::var("PAGER").ok().as_deref().map(str::trim) {
             None | Some("less") => {
                 let mut less = Command::new("less");
-                less.args(LESS);
+                less.arg(LESS).args(at_end);
                 Some(less)
             }
             Some("" | "cat") => None,

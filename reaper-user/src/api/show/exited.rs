@@ -52,6 +52,17 @@ struct ExitedSession {
     root_exit: Option<(Timestamp, ExitInfo)>,
 }
 
+/// Returns how and when a process of the history ended, as `reaper explain` does: what was done to it and why, or that it
+/// exited by itself. `None` if no end is recorded.
+pub(crate) fn end_in_history(
+    session: &HistorySession,
+    process: &HistoryProcess,
+    now: Timestamp,
+) -> Option<String> {
+    let has_ended = process.exited_at.is_some() || !process.outcomes.is_empty();
+    has_ended.then(|| Exited::journaled(session.clone(), process.clone(), 0).why(now))
+}
+
 impl Exited {
     /// Takes a process from the engine's memory.
     pub(in crate::api) fn recent(snapshot: ExitedSnapshot) -> Exited {

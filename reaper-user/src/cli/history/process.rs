@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use anstyle::{AnsiColor, Style};
 use jiff::Timestamp;
 
+use super::answer::request_text;
 use crate::cli::client::DIM;
 use crate::cli::show::{fit, wrap};
 use crate::export::{
@@ -16,6 +17,8 @@ use crate::journal::history::{HistoryOutcome, HistoryProcess};
 
 /// Longest command line or name, in characters.
 pub(super) const COMMAND_MAX: usize = 256;
+/// Longest text with the ancestors of a process, in characters.
+const LINEAGE_MAX: usize = 1024;
 /// Indentation of the lines about a session, in characters.
 const INDENT: usize = 2;
 /// Column behind the pid, which begins each line.
@@ -26,10 +29,11 @@ const WARN: Style = AnsiColor::Yellow.on_default();
 pub(super) const BAD: Style = AnsiColor::Red.on_default().bold();
 pub(super) const PLAIN: Style = Style::new();
 
-/// Writes a process with its decisions and outcomes, ordered by time.
+/// Writes a process with its ancestors, if they are given, and its decisions, requests and outcomes, ordered by time.
 pub(super) fn write_process(
     out: &mut impl Write,
     process: &HistoryProcess,
+    lineage: Option<&str>,
     at: &impl Fn(Timestamp) -> String,
     width: Option<usize>,
 ) -> io::Result<()> {
@@ -37,6 +41,13 @@ pub(super) fn write_process(
     let command = fit(&command, COLUMN, COMMAND_MAX, width);
     write_pid(out, process.pid)?;
     writeln!(out, "{command}")?;
+    if let Some(lineage) = lineage {
+        let lineage = printable(&format!("lineage: {lineage}"), LINEAGE_MAX);
+        for line in wrap(&lineage, 0, room(width)).lines() {
+            write_pid(out, process.pid)?;
+            writeln!(out, "{line}")?;
+        }
+    }
     let decisions = process.decisions.iter().map(|decision| {
         let style = match decision.decision.as_str() {
             "reap" => WARN,
@@ -71,8 +82,16 @@ pub(super) fn write_process(
         };
         (time, PLAIN, "exited".to_owned(), how)
     });
-    let mut lines: Vec<_> = decisions.chain(outcomes).chain(exit).collect();
-    // The sort is stable: an outcome stays behind a decision of the same time.
+    let requests = process.requests.iter().map(|request| {
+        let text = request_text(request, at);
+        (request.time, PLAIN, "request".to_owned(), text)
+    });
+    let mut lines: Vec<_> = requests
+        .chain(decisions)
+        .chain(outcomes)
+        .chain(exit)
+        .collect();
+    // The sort is stable: with the same time, a decision stays behind a request, and an outcome behind a decision.
     lines.sort_by_key(|(time, ..)| *time);
     for (time, style, word, why) in &lines {
         let time = at(*time);

@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
+use super::answer::{lineage_text, write_answers};
 use super::process::{
     BAD, COLUMN, COMMAND_MAX, GOOD, PLAIN, command, how, room, write_pid, write_process,
 };
@@ -14,11 +15,13 @@ use crate::cli::show::{fit, wrap};
 use crate::export::{ProcessCounts, duration, freed, printable};
 use crate::journal::history::{HistoryProcess, HistorySession};
 
-/// Writes one session as text, with times in `zone`. Fits command lines into `width` columns, if it is given.
+/// Writes one session as text, with times in `zone`. Fits command lines into `width` columns, if it is given. For the
+/// processes with these `pids`, first writes what became of them until `now`, and adds their ancestors.
 pub(super) fn write_session(
     out: &mut impl Write,
     session: &HistorySession,
-    zone: &TimeZone,
+    pids: &[u32],
+    (zone, now): (&TimeZone, Timestamp),
     width: Option<usize>,
 ) -> io::Result<()> {
     let clock =
@@ -35,6 +38,7 @@ pub(super) fn write_session(
             },
         )
     };
+    write_answers(out, session, pids, (&at, now), width)?;
     let user = session.uid.map(|uid| format!(", uid {uid}"));
     let outer = session.outer_session_id.as_ref();
     let outer = outer.map(|outer| format!(", inside {}", printable(outer, COMMAND_MAX)));
@@ -75,27 +79,28 @@ pub(super) fn write_session(
         (0, 0) => PLAIN,
         _ => BAD,
     };
-    if session.closed_at.is_some() || would_have_reaped(session) > 0 {
+    if session.closed_at.is_some() || would_have_reaped(&session.processes) > 0 {
         for line in wrap(&sum(session), 0, room(width)).lines() {
             root(out)?;
             writeln!(out, "{style}{line}{style:#}")?;
         }
     }
-    session
-        .processes
-        .iter()
-        .try_for_each(|process| write_process(out, process, &at, width))
+    session.processes.iter().try_for_each(|process| {
+        let is_named = pids.contains(&process.pid);
+        let lineage = is_named.then(|| lineage_text(session, process)).flatten();
+        write_process(out, process, lineage.as_deref(), &at, width)
+    })
 }
 
-/// Returns how many processes would have been reaped. The service only observed them.
-pub(super) fn would_have_reaped(session: &HistorySession) -> u64 {
-    let processes = session.processes.iter();
+/// Returns how many of the processes would have been reaped. The service only observed them.
+pub(super) fn would_have_reaped(processes: &[HistoryProcess]) -> u64 {
+    let processes = processes.iter();
     let would = |process: &&HistoryProcess| process.decisions.iter().any(|d| d.would_reap());
     processes.filter(would).count() as u64
 }
 
 /// Returns the counters of a session.
-fn sum(session: &HistorySession) -> String {
+pub(super) fn sum(session: &HistorySession) -> String {
     let HistorySession {
         reaped,
         kept,
@@ -106,7 +111,7 @@ fn sum(session: &HistorySession) -> String {
     } = session;
     let processes = ProcessCounts {
         reaped: u64::from(*reaped),
-        would_have_reaped: would_have_reaped(session),
+        would_have_reaped: would_have_reaped(&session.processes),
         kept: u64::from(*kept),
         failed: u64::from(*failed),
     };
