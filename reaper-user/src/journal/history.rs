@@ -156,11 +156,13 @@ impl HistoryProcess {
         last.is_some_and(|last| last.decision == "reap")
     }
 
-    /// Returns whether it was kept when it was decided about last, and no end is recorded.
+    /// Returns whether it was last decided or requested to keep it, and no end is recorded.
     pub fn is_kept(&self) -> bool {
-        let last = self.decisions.last();
-        let is_kept = last.is_some_and(|last| matches!(&*last.decision, "keep" | "report"));
-        is_kept && self.outcomes.is_empty() && self.exited_at.is_none()
+        let decided = self.decisions.last();
+        let decided = decided.is_some_and(|last| matches!(&*last.decision, "keep" | "report"));
+        let requested = self.requests.last();
+        let requested = requested.is_some_and(|last| last.request == "keep");
+        (decided || requested) && self.outcomes.is_empty() && self.exited_at.is_none()
     }
 
     /// Sets [`HistoryProcess::keep_rule`].

@@ -60,7 +60,12 @@ const ALIVE: &[Entry<'static>] = &[
     ("until it exits", &["keep", "{sleep 3314}"]),
     ("what agents have left behind", &["scan"]),
     ("the config again", &["config", "reload"]),
+];
+
+/// Commands after the requests to keep are in the journal.
+const REQUESTED: &[Entry<'static>] = &[
     ("a session that is open", &["history"]),
+    ("a kept member", &["history", "{sleep 3314}"]),
     ("no such session", &["history", "--agent", "codex"]),
     ("no such agent", &["history", "--agent", "claud"]),
     ("no such agent", &["tree", "--agent", "claud-code"]),
@@ -91,6 +96,8 @@ const KILLED: &[Entry<'static>] = &[
     ("a reaped process", &["keep", "{sleep 3313}"]),
     ("what has happened", &["history"]),
     ("the last hour", &["history", "--since", "1h"]),
+    ("a reaped process", &["history", "{sleep 3313}"]),
+    ("the agent", &["history", "{bin/claude}"]),
 ];
 
 pub fn enforcing() {
@@ -98,6 +105,8 @@ pub fn enforcing() {
     let dir = agent.world.dir().to_owned();
     let mut transcript = Transcript::new(&dir);
     agent.show(&mut transcript, ALIVE, None);
+    agent.await_history("\"request\":\"keep\"", 2);
+    agent.show(&mut transcript, REQUESTED, None);
     agent.show(&mut transcript, OTHER_USER, Some("4242"));
     agent.kill();
     agent

@@ -1,16 +1,16 @@
-//! Answers for the processes that a history was requested for: what became of each, and its ancestors.
+//! Answers for the processes that a history was requested for: what became of each.
 
 use std::io::{self, Write};
 
 use jiff::Timestamp;
 
-use super::process::{COMMAND_MAX, room, write_pid};
+use super::process::{COMMAND_MAX, request_text, room, write_pid};
 use super::session::sum;
 use crate::api::end_in_history;
 use crate::cli::client::BOLD;
 use crate::cli::show::{time, wrap};
 use crate::export::{Judgement, capitalized, printable};
-use crate::journal::history::{HistoryProcess, HistoryRequest, HistorySession};
+use crate::journal::history::{HistoryProcess, HistorySession};
 
 /// Writes what became of the processes and the agent with these pids, one sentence for each. `at` formats a time.
 pub(super) fn write_answers(
@@ -88,45 +88,6 @@ fn of_agent(session: &HistorySession, now: Timestamp) -> String {
         }
         None => format!("No exit of {agent} ({pid}) is recorded: {sum}."),
     }
-}
-
-/// Returns a request in words, such as `kept by uid 1000 until 14:30:00`.
-pub(super) fn request_text(request: &HistoryRequest, at: &impl Fn(Timestamp) -> String) -> String {
-    let uid = request.by_uid;
-    if request.request != "keep" {
-        return format!("no longer kept, by uid {uid}");
-    }
-    let tree = match request.tree {
-        Some(true) => " with its descendants",
-        _ => "",
-    };
-    let until = request.until.map(|until| format!(" until {}", at(until)));
-    format!("kept{tree} by uid {uid}{}", until.unwrap_or_default())
-}
-
-/// Returns the ancestors of a process from its agent on, such as
-/// `my-agent (7336, exited) > bash (7340, exited) > npm (7350)`. An ellipsis stands for unknown ones. `None` if none is
-/// known.
-pub(super) fn lineage_text(session: &HistorySession, process: &HistoryProcess) -> Option<String> {
-    let oldest = process.lineage.last()?;
-    let agent = &session.agent;
-    let mut names = Vec::new();
-    if !session.is_of_agent(oldest.pid) && !session.is_of_agent(process.pid) {
-        let root = session.root_pid.unwrap_or(session.pid);
-        names.extend([format!("{agent} ({root})"), "…".into()]);
-    }
-    names.extend(process.lineage.iter().rev().map(|ancestor| {
-        let name = match session.is_of_agent(ancestor.pid) {
-            true => agent.as_str(),
-            // The service did not see what a process executed that exited before it started.
-            false if ancestor.comm.is_empty() => "unknown",
-            false => &ancestor.comm,
-        };
-        let exited = if ancestor.exited { ", exited" } else { "" };
-        format!("{name} ({}{exited})", ancestor.pid)
-    }));
-    names.push(format!("{} ({})", process.comm, process.pid));
-    Some(names.join(" > "))
 }
 
 fn ago(then: Timestamp, now: Timestamp) -> String {

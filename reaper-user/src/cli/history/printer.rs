@@ -7,7 +7,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-use super::session::{would_have_reaped, write_session};
+use super::answer::write_answers;
+use super::session::{clock, would_have_reaped, write_session};
 use crate::cli::client::BOLD;
 use crate::cli::hint::hints;
 use crate::cli::keep_advice::keep_advice;
@@ -121,8 +122,10 @@ impl<W: Write> Printer<W> {
         if self.json {
             return write_object(&mut self.out, session);
         }
-        let time = (&self.zone, self.now);
-        write_session(&mut self.text, session, &self.pids, time, self.width)?;
+        let (text, pids, width) = (&mut self.text, &self.pids, self.width);
+        let at = clock(session, &self.zone);
+        write_answers(text, session, pids, (&at, self.now), width)?;
+        write_session(text, session, pids, &self.zone, width)?;
         let reaped = session.processes.iter();
         let mut reaped = reaped.filter(|process| process.is_reaped());
         if let Some(process) = reaped.clone().find(|process| self.pids == [process.pid]) {

@@ -6,14 +6,13 @@ use std::io::{self, Write};
 use anstyle::{AnsiColor, Style};
 use jiff::Timestamp;
 
-use super::answer::request_text;
 use crate::cli::client::DIM;
 use crate::cli::show::{fit, wrap};
 use crate::export::{
     ExitInfo, FreedMemory, duration, exit_code_text, freed, outcome_reason_text, printable,
     reason_text,
 };
-use crate::journal::history::{HistoryOutcome, HistoryProcess};
+use crate::journal::history::{HistoryOutcome, HistoryProcess, HistoryRequest, HistorySession};
 
 /// Longest command line or name, in characters.
 pub(super) const COMMAND_MAX: usize = 256;
@@ -112,6 +111,45 @@ pub(super) fn write_process(
         }
     }
     Ok(())
+}
+
+/// Returns a request in words, such as `kept by uid 1000 until 14:30:00`.
+pub(super) fn request_text(request: &HistoryRequest, at: &impl Fn(Timestamp) -> String) -> String {
+    let uid = request.by_uid;
+    if request.request != "keep" {
+        return format!("no longer kept, by uid {uid}");
+    }
+    let tree = match request.tree {
+        Some(true) => " with its descendants",
+        _ => "",
+    };
+    let until = request.until.map(|until| format!(" until {}", at(until)));
+    format!("kept{tree} by uid {uid}{}", until.unwrap_or_default())
+}
+
+/// Returns the ancestors of a process from its agent on, such as
+/// `my-agent (7336, exited) > bash (7340, exited) > npm (7350)`. An ellipsis stands for unknown ones. `None` if none is
+/// known.
+pub(super) fn lineage_text(session: &HistorySession, process: &HistoryProcess) -> Option<String> {
+    let oldest = process.lineage.last()?;
+    let agent = &session.agent;
+    let mut names = Vec::new();
+    if !session.is_of_agent(oldest.pid) && !session.is_of_agent(process.pid) {
+        let root = session.root_pid.unwrap_or(session.pid);
+        names.extend([format!("{agent} ({root})"), "…".into()]);
+    }
+    names.extend(process.lineage.iter().rev().map(|ancestor| {
+        let name = match session.is_of_agent(ancestor.pid) {
+            true => agent.as_str(),
+            // The service did not see what a process executed that exited before it started.
+            false if ancestor.comm.is_empty() => "unknown",
+            false => &ancestor.comm,
+        };
+        let exited = if ancestor.exited { ", exited" } else { "" };
+        format!("{name} ({}{exited})", ancestor.pid)
+    }));
+    names.push(format!("{} ({})", process.comm, process.pid));
+    Some(names.join(" > "))
 }
 
 /// Writes the pid at the beginning of a line, in [`COLUMN`] characters.

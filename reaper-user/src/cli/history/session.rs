@@ -6,46 +6,50 @@ use std::io::{self, Write};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-use super::answer::{lineage_text, write_answers};
 use super::process::{
-    BAD, COLUMN, COMMAND_MAX, GOOD, PLAIN, command, how, room, write_pid, write_process,
+    BAD, COLUMN, COMMAND_MAX, GOOD, PLAIN, command, how, lineage_text, room, write_pid,
+    write_process,
 };
 use crate::cli::client::{BOLD, DIM};
 use crate::cli::show::{fit, wrap};
 use crate::export::{ProcessCounts, duration, freed, printable};
 use crate::journal::history::{HistoryProcess, HistorySession};
 
-/// Writes one session as text, with times in `zone`. Fits command lines into `width` columns, if it is given. For the
-/// processes with these `pids`, first writes what became of them until `now`, and adds their ancestors.
+/// Format of a time on another day than that of the session.
+const DATE: &str = "%Y-%m-%d %H:%M:%S";
+
+/// Returns a function that formats a time: with the date unless it is the day on which the session opened.
+pub(super) fn clock(session: &HistorySession, zone: &TimeZone) -> impl Fn(Timestamp) -> String {
+    let zoned = |time: Timestamp| time.to_zoned(zone.clone());
+    let opened = zoned(session.opened_at).date();
+    move |time| {
+        let time = zoned(time);
+        let format = match time.date() == opened {
+            true => "%H:%M:%S",
+            false => DATE,
+        };
+        time.strftime(format).to_string()
+    }
+}
+
+/// Writes one session as text, with times in `zone`. Fits command lines into `width` columns, if it is given. Adds the
+/// ancestors of the processes with these `pids`.
 pub(super) fn write_session(
     out: &mut impl Write,
     session: &HistorySession,
     pids: &[u32],
-    (zone, now): (&TimeZone, Timestamp),
+    zone: &TimeZone,
     width: Option<usize>,
 ) -> io::Result<()> {
-    let clock =
-        |time: Timestamp, format: &str| time.to_zoned(zone.clone()).strftime(format).to_string();
-    let at = |time: Timestamp| {
-        let day = |time| clock(time, "%Y-%m-%d");
-        let same = day(time) == day(session.opened_at);
-        clock(
-            time,
-            if same {
-                "%H:%M:%S"
-            } else {
-                "%Y-%m-%d %H:%M:%S"
-            },
-        )
-    };
-    write_answers(out, session, pids, (&at, now), width)?;
+    let at = clock(session, zone);
+    let opened = session.opened_at.to_zoned(zone.clone());
     let user = session.uid.map(|uid| format!(", uid {uid}"));
     let outer = session.outer_session_id.as_ref();
     let outer = outer.map(|outer| format!(", inside {}", printable(outer, COMMAND_MAX)));
     writeln!(
         out,
         "{DIM}{}{DIM:#}  {BOLD}{}{BOLD:#}  {}{}{}",
-        clock(session.opened_at, "%Y-%m-%d %H:%M:%S"),
+        opened.strftime(DATE),
         printable(&session.agent, 32),
         printable(&session.name, COMMAND_MAX),
         user.unwrap_or_default(),

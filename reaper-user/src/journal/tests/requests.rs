@@ -57,7 +57,7 @@ fn requests_are_stored_apart_from_decisions() {
         pids: vec![101],
         ..HistoryQuery::default()
     });
-    assert_eq!(of_pid[0].processes, [first.clone()]);
+    assert_eq!(of_pid[0].processes, std::slice::from_ref(first));
     let (_, last) = history::last_with_pid(&world.path(), BOOT, 101, Some(1000))
         .unwrap()
         .unwrap();
