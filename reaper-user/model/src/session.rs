@@ -145,9 +145,8 @@ pub struct Session {
     pub(super) last_birth_at: u64,
     /// Last time at which a client was connected or an agent ran below it, in nanoseconds since boot; 0 for none.
     pub(super) last_use_at: u64,
-    /// Last start of another agent of the same user in the same directory, after the exit of the root. In nanoseconds
-    /// since boot; 0 for none.
-    pub(super) followed_at: u64,
+    /// Last known result of [`Sessions::followed_at`]. It has the later ones too while the session is indexed.
+    followed_at: u64,
     /// Whether a scan discovered the root when it already ran the agent. The exec that made it one may still be
     /// reported.
     is_discovered: bool,

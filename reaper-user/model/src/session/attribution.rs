@@ -142,10 +142,11 @@ impl Sessions {
     /// Returns the open and recently closed sessions of the same real uid whose first root started in an earlier tick.
     fn possible(&self, node: &Node) -> impl Iterator<Item = &Session> {
         let uid = node.uids.real;
-        let closed = self.closed.iter();
-        let closed = closed.filter(move |session| session.uids.real == uid);
-        let all = self.open.all(IndexKey::User(uid)).chain(closed);
-        all.filter(|session| is_later(node.key, session.first_root))
+        let closed = self.closed.iter().filter(move |session| {
+            session.uids.real == uid && is_later(node.key, session.first_root)
+        });
+        let open = self.open.of_user_before(uid, node.key.start);
+        open.chain(closed)
     }
 
     /// Returns whether at least one marker proves the session, and all the others name it or one around it or were

@@ -5,13 +5,13 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::BuildHasher as _;
-use std::path::Path;
 
 use super::{RootExit, Session, SessionId};
 use crate::event::{ProcessKey, TICK_NS};
+use crate::facts::Fact;
 
 /// Number of properties by which a session is indexed.
-const KEYS: usize = 7;
+const KEYS: usize = 8;
 
 /// Property by which open sessions are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,21 +20,18 @@ pub(super) enum IndexKey {
     Root(ProcessKey),
     FirstRoot(ProcessKey),
     Outer(SessionId),
-    Cgroup(u64),
-    /// Real uid of the root.
-    User(u32),
+    /// Cgroup of a root that started in another one than its parent.
+    NewCgroup(u64),
+    /// Cgroup of a root whose unit is unread.
+    UnreadUnit(u64),
+    /// Cgroup of a root whose unit is unreadable.
+    UnreadableUnit(u64),
+    /// Real uid of the root, and start of the first root in ticks since boot.
+    User(u32, u64),
     /// Real uid of a root that has not exited.
     Living(u32),
-    /// Real uid and hash of the working directory of the root.
-    Directory(u32, u64),
-}
-
-impl IndexKey {
-    /// Returns the key of the sessions whose root has this real uid and working directory. Others may share it.
-    pub(super) fn directory(real: u32, directory: &Path) -> IndexKey {
-        let hash = foldhash::fast::FixedState::default().hash_one(directory);
-        IndexKey::Directory(real, hash)
-    }
+    /// Real uid and hash of the working directory of a root that has exited.
+    EndedIn(u32, u64),
 }
 
 /// State of the members of a session that depends on the sessions around it.
@@ -63,16 +60,31 @@ pub(super) struct Due {
 
 impl Session {
     fn index_keys(&self) -> [Option<IndexKey>; KEYS] {
+        let real = self.uids.real;
+        let cgroup = Some(self.cgroup_id).filter(|id| *id != 0);
+        let above = self.parent.as_ref().map(|parent| parent.image.cgroup_id);
+        let is_new = above.is_some_and(|above| above != 0 && above != self.cgroup_id);
         [
             Some(IndexKey::Root(self.root)),
             Some(IndexKey::FirstRoot(self.first_root)),
             self.outer.map(IndexKey::Outer),
-            (self.cgroup_id != 0).then_some(IndexKey::Cgroup(self.cgroup_id)),
-            Some(IndexKey::User(self.uids.real)),
-            (self.root_exit.is_none()).then_some(IndexKey::Living(self.uids.real)),
-            self.directory()
-                .map(|path| IndexKey::directory(self.uids.real, path)),
+            cgroup.filter(|_| is_new).map(IndexKey::NewCgroup),
+            match self.unit {
+                Fact::Known(_) => None,
+                Fact::Unread => cgroup.map(IndexKey::UnreadUnit),
+                Fact::Unreadable => cgroup.map(IndexKey::UnreadableUnit),
+            },
+            Some(IndexKey::User(real, self.first_root.start / TICK_NS)),
+            (self.root_exit.is_none()).then_some(IndexKey::Living(real)),
+            self.root_exit.and_then(|_| self.ended_in()),
         ]
+    }
+
+    /// Returns the key of the sessions that ended in the directory of this one and under its user; `None` if the
+    /// directory is unknown. A directory with the same hash only lengthens delays.
+    pub(super) fn ended_in(&self) -> Option<IndexKey> {
+        let hash = foldhash::fast::FixedState::default().hash_one(self.directory()?.as_os_str());
+        Some(IndexKey::EndedIn(self.uids.real, hash))
     }
 
     /// Returns the state of the members. `outer` is the session around this one.
@@ -118,6 +130,8 @@ impl Session {
 pub(super) struct SessionIndex {
     by_id: BTreeMap<SessionId, Session>,
     by_key: BTreeSet<(IndexKey, SessionId)>,
+    /// Last start of an agent in ns since boot, by the [`IndexKey::EndedIn`] of the sessions that it follows.
+    followers: BTreeMap<IndexKey, u64>,
 }
 
 impl SessionIndex {
@@ -145,6 +159,13 @@ impl SessionIndex {
         self.ids(key).filter_map(|id| self.get(id))
     }
 
+    /// Returns the sessions with this real uid whose first root started in an earlier tick than `start` (ns since boot).
+    pub(super) fn of_user_before(&self, real: u32, start: u64) -> impl Iterator<Item = &Session> {
+        let key = |tick| (IndexKey::User(real, tick), SessionId(0));
+        let earlier = self.by_key.range(key(0)..key(start / TICK_NS));
+        earlier.filter_map(|(_, id)| self.get(*id))
+    }
+
     /// Returns the oldest session with this first root. If a session's own start is a whole tick (from /proc), any
     /// start within that tick matches.
     pub(super) fn by_name(&self, name: ProcessKey) -> Option<&Session> {
@@ -154,19 +175,44 @@ impl SessionIndex {
         self.get(named.min()?)
     }
 
+    /// Records that an agent has started at `start` (ns since boot) in the directory of the sessions with this key. Does
+    /// nothing if there are none.
+    pub(super) fn note_follower(&mut self, ended: IndexKey, start: u64) {
+        if self.ids(ended).next().is_some() {
+            let last = self.followers.entry(ended).or_default();
+            *last = start.max(*last);
+        }
+    }
+
+    /// Returns the last start of another agent of the same user in the same directory, after the exit of the root. In ns
+    /// since boot; 0 for none.
+    pub(super) fn followed_at(&self, session: &Session) -> u64 {
+        let last = session.root_exit.and_then(|exit| {
+            let last = self.followers.get(&session.ended_in()?)?;
+            (exit.at < *last).then_some(*last)
+        });
+        last.unwrap_or(0).max(session.followed_at)
+    }
+
     /// Adds a session and computes its nesting state.
     pub(super) fn insert(&mut self, mut session: Session) {
         let id = session.id;
         session.nesting = Nesting::default();
-        self.add_keys(id, session.index_keys());
+        for key in session.index_keys() {
+            self.add_key(id, key);
+        }
         self.by_id.insert(id, session);
         self.update_nesting(id);
     }
 
     /// Removes a session. The caller ensures that no other is nested in it. Returns `None` if it is not open.
     pub(super) fn remove(&mut self, id: SessionId) -> Option<Session> {
-        let session = self.by_id.remove(&id)?;
-        self.remove_keys(id, session.index_keys());
+        let followed_at = self.followed_at(self.get(id)?);
+        let mut session = self.by_id.remove(&id)?;
+        session.followed_at = followed_at;
+        for key in session.index_keys() {
+            self.remove_key(id, key);
+        }
         Some(session)
     }
 
@@ -177,14 +223,20 @@ impl SessionIndex {
         id: SessionId,
         change: impl FnOnce(&mut Session) -> T,
     ) -> Option<T> {
+        let followed_at = self.followed_at(self.get(id)?);
         let session = self.by_id.get_mut(&id)?;
         let state = |of: &Session| (of.index_keys(), of.root_exit, of.succession, of.is_run());
         let before = state(session);
         let result = change(session);
         let after = state(session);
         if before != after {
-            self.remove_keys(id, before.0);
-            self.add_keys(id, after.0);
+            session.followed_at = followed_at;
+            for (old, new) in before.0.into_iter().zip(after.0) {
+                if old != new {
+                    self.add_key(id, new);
+                    self.remove_key(id, old);
+                }
+            }
             self.update_nesting(id);
         }
         Some(result)
@@ -198,14 +250,15 @@ impl SessionIndex {
         }
     }
 
-    fn add_keys(&mut self, id: SessionId, keys: [Option<IndexKey>; KEYS]) {
-        let keys = keys.into_iter().flatten();
-        self.by_key.extend(keys.map(|key| (key, id)));
+    fn add_key(&mut self, id: SessionId, key: Option<IndexKey>) {
+        self.by_key.extend(key.map(|key| (key, id)));
     }
 
-    fn remove_keys(&mut self, id: SessionId, keys: [Option<IndexKey>; KEYS]) {
-        for key in keys.into_iter().flatten() {
-            self.by_key.remove(&(key, id));
+    fn remove_key(&mut self, id: SessionId, key: Option<IndexKey>) {
+        let Some(key) = key else { return };
+        self.by_key.remove(&(key, id));
+        if matches!(key, IndexKey::EndedIn(..)) && self.ids(key).next().is_none() {
+            self.followers.remove(&key);
         }
     }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::member::{Evidence, Lineage};
 use super::membership::LineageClaim;
-use super::{IndexKey, Session, Sessions};
+use super::{IndexKey, Sessions};
 use crate::event::{ProcessKey, TICK_NS};
 use crate::facts::Fact;
 use crate::{Node, Tree};
@@ -121,12 +121,7 @@ impl Sessions {
         if own == 0 || parent.image.cgroup_id == own {
             return None;
         }
-        let began_it = |session: &&Session| {
-            let above = session.parent.as_ref().map(|above| above.image.cgroup_id);
-            above.is_some_and(|above| above != 0 && above != own)
-        };
-        let all = self.open.all(IndexKey::Cgroup(own));
-        let mut all = all.filter(began_it);
+        let mut all = self.open.all(IndexKey::NewCgroup(own));
         let session = all.next()?;
         let only = all.next().is_none() && !is_later(session.first_root, node.key);
         let lineage = Lineage {

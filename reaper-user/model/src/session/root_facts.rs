@@ -60,14 +60,17 @@ impl Sessions {
     /// Sets the unit of the open sessions whose living root the process is. Sessions whose root is in the same cgroup
     /// get it too, unless their unit is known.
     pub(crate) fn update_unit(&mut self, node: &Node, unit: &Fact<Arc<str>>) {
+        let cgroup_id = node.image.cgroup_id;
         let of_root = self.open.ids(IndexKey::Root(node.key));
-        let in_cgroup = self.open.ids(IndexKey::Cgroup(node.image.cgroup_id));
-        let all: Vec<SessionId> = of_root.chain(in_cgroup).collect();
+        let unread = self.open.ids(IndexKey::UnreadUnit(cgroup_id));
+        let unreadable = self.open.ids(IndexKey::UnreadableUnit(cgroup_id));
+        // Only a known unit replaces an unreadable one.
+        let unreadable = unreadable.take_while(|_| matches!(unit, Fact::Known(_)));
+        let all: Vec<SessionId> = of_root.chain(unread).chain(unreadable).collect();
         for id in all {
             self.open.update(id, |session| {
                 let is_root = session.root == node.key && session.root_exit.is_none();
-                let shares_cgroup =
-                    session.cgroup_id != 0 && session.cgroup_id == node.image.cgroup_id;
+                let shares_cgroup = session.cgroup_id != 0 && session.cgroup_id == cgroup_id;
                 if is_root || shares_cgroup && !matches!(session.unit, Fact::Known(_)) {
                     session.set_unit(unit);
                 }
@@ -94,7 +97,7 @@ impl Sessions {
         }
     }
 
-    /// Records the start of a session in those that it follows: their agent has exited before, in the same directory and
+    /// Records the start of a session for those that it follows: their agent has exited before, in the same directory and
     /// of the same user. The session of an agent inside another one follows none.
     fn note_followed(&mut self, id: SessionId) {
         let is_outermost = self.with_enclosing(id).skip(1).all(Session::is_run);
@@ -107,21 +110,14 @@ impl Sessions {
             true => session.first_root.start,
             false => session.opened_at,
         };
-        let real = session.uids.real;
-        let Some(directory) = session.directory().cloned() else {
-            return;
-        };
-        let in_directory = self.open.all(IndexKey::directory(real, &directory));
-        let ended = in_directory.filter(|other| {
-            other.directory() == Some(&directory)
-                && other.root_exit.is_some_and(|exit| exit.at < started)
-        });
-        let ended: Vec<SessionId> = ended.map(|other| other.id).collect();
-        for id in ended {
-            self.open.update(id, |session| {
-                session.followed_at = session.followed_at.max(started);
-            });
+        if let Some(ended) = session.ended_in() {
+            self.open.note_follower(ended, started);
         }
+    }
+
+    /// See [`SessionIndex::followed_at`](super::index::SessionIndex::followed_at).
+    pub(crate) fn followed_at(&self, session: &Session) -> u64 {
+        self.open.followed_at(session)
     }
 
     /// Sets the unit and the inherited facts in the sessions of a root that has exited since they were requested.

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use hashbrown::HashSet;
+
 use super::{Exited, Image, Map, Node, NodeState, ProcessKey, Tree};
 
 impl<S: NodeState> Tree<S> {
@@ -107,6 +109,21 @@ impl<S: NodeState> Tree<S> {
             }
             descends
         }
+    }
+
+    /// Returns the living descendants of several processes, each one once. A process of `tops` is among them only if it
+    /// descends from another one.
+    pub fn descendants_of_all(&self, tops: Vec<ProcessKey>) -> Vec<ProcessKey> {
+        let (mut visited, mut found) = (HashSet::new(), tops);
+        let (mut at, first) = (0, found.len());
+        while let Some(node) = found.get(at).copied() {
+            let children = self.get(node).into_iter().flat_map(Node::children);
+            let children = children.filter_map(|pid| self.by_pid(*pid));
+            let new = children.filter(|child| visited.insert(child.key));
+            found.extend(new.map(|child| child.key));
+            at += 1;
+        }
+        found.split_off(first)
     }
 
     /// Returns the living descendants of a process, parents before children. Terminates on a loop, which corrupt input

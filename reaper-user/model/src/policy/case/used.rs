@@ -18,7 +18,7 @@ impl Case<'_> {
             return Some(expires_at);
         };
         // An agent that continues the work may use it.
-        let expires_at = match ended.followed_at {
+        let expires_at = match self.model.sessions.followed_at(ended) {
             0 => expires_at,
             at => expires_at.max(
                 self.model

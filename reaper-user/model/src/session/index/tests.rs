@@ -11,6 +11,9 @@ impl Sessions {
             keys.map(|key| (key, session.id))
         });
         assert_eq!(self.open.by_key, keys.collect());
+        for key in self.open.followers.keys() {
+            assert!(self.open.ids(*key).next().is_some(), "{key:?} is unused");
+        }
         let mut nested: BTreeMap<SessionId, Vec<SessionId>> = BTreeMap::new();
         for session in self.iter() {
             let outwards: Vec<&Session> = self.with_enclosing(session.id).collect();
@@ -45,6 +48,17 @@ impl Sessions {
             let by_root = self.by_root(session.root).map(|session| session.id);
             assert_eq!(by_root, self.iter().find(living).map(|session| session.id));
             let start = session.first_root.start;
+            for start in [start, start + TICK_NS] {
+                let real = session.uids.real;
+                let is_earlier = |other: &&Session| {
+                    let other = (other.uids.real, other.first_root.start / TICK_NS);
+                    other.0 == real && other.1 < start / TICK_NS
+                };
+                let scanned = self.iter().filter(is_earlier).map(|other| other.id);
+                let indexed = self.open.of_user_before(real, start);
+                let indexed: BTreeSet<SessionId> = indexed.map(|other| other.id).collect();
+                assert_eq!(indexed, scanned.collect(), "before {start}");
+            }
             for start in [start, start - start % TICK_NS, start + 1] {
                 let name = ProcessKey {
                     start,
