@@ -4,6 +4,8 @@
 
 use std::sync::Arc;
 
+use hashbrown::HashSet;
+
 use super::activity::{Activity, TreeMemory};
 use super::event::ProcessKey;
 use super::facts::{Fact, FactSet};
@@ -161,13 +163,14 @@ impl Model {
     /// Returns whether an agent runs below a server. Its session is not nested in that of the server. False for the
     /// session of an agent.
     fn has_agent_below(&self, server: &Session) -> bool {
+        // Agents share ancestors, which are visited once.
+        let mut visited = HashSet::new();
         let is_below = |session: &Session| {
+            let above = self.tree.ancestors(session.root);
+            let mut above = above.take_while(|above| visited.insert(above.key));
             session.kind == SessionKind::Agent
                 && session.root_exit.is_none()
-                && self
-                    .tree
-                    .ancestors(session.root)
-                    .any(|above| above.state.member.session == Some(server.id))
+                && above.any(|above| above.state.member.session == Some(server.id))
         };
         server.kind == SessionKind::Server && self.sessions.iter().any(is_below)
     }
@@ -192,7 +195,7 @@ fn activity(node: &Node) -> &Fact<Arc<Activity>> {
 /// Returns whether one of the processes has accepted a connection from outside of the processes `own`.
 fn has_client<'a>(read: &[&Arc<Activity>], own: impl Iterator<Item = &'a Arc<Activity>>) -> bool {
     let own = own.flat_map(|one| one.sockets.iter());
-    let own: hashbrown::HashSet<u64> = own.copied().collect();
+    let own: HashSet<u64> = own.copied().collect();
     let mut clients = read.iter().flat_map(|one| one.clients.iter());
     clients.any(|client| !own.contains(client))
 }

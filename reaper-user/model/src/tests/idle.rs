@@ -217,6 +217,11 @@ fn unreadable_or_connected_server_is_kept() {
 #[test]
 fn server_with_an_agent_below_it_is_in_use() {
     let (mut w, server, tool) = start();
+    // Agents elsewhere, which share ancestors.
+    let shell = w.spawn(INIT, "bash");
+    for agent in ["claude", "codex"] {
+        w.spawn(shell, agent);
+    }
     let worker = w.spawn(server, "codex");
     advance(&mut w, 60 * MINUTE);
     set_tree_idle(&mut w, &[server, tool]);
