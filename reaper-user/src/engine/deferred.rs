@@ -385,6 +385,7 @@ impl Engine {
     /// passed. A command line or script can show that a process is an agent, which opens a session.
     pub(super) fn apply_facts(&mut self) {
         let now = self.set_model_time();
+        let mut reclassified = Vec::new();
         for FactAnswer {
             key,
             requested,
@@ -407,9 +408,7 @@ impl Engine {
                 let changed = self.model.reclassify(key, at, &mut self.outputs);
                 self.on_session_events(at);
                 self.ingest.map_changes.extend(changed.left);
-                // The program of a process may keep all below it, which their map entries then say.
-                let below = self.model.tree.descendants(key).map(|node| node.key);
-                self.ingest.map_changes.extend(below);
+                reclassified.push(key);
                 for key in changed.joined {
                     self.ingest.on_late_join(&self.model, key, at);
                 }
@@ -432,6 +431,9 @@ impl Engine {
                 self.ingest.queued.push(Queued::Process(key));
             }
         }
+        // The program of a process may keep all below it, which their map entries then say.
+        let below = self.model.tree.descendants_of_all(reclassified);
+        self.ingest.map_changes.extend(below);
         // Decisions often need facts of several relatives. Waiting for all older requests avoids repeated evaluation.
         let oldest = self.deferred.requested.first();
         let before = oldest.map_or(u64::MAX, |oldest| oldest - 1);

@@ -51,7 +51,8 @@ impl Engine {
     /// on they filter out all other processes. After [`SEED_ROUNDS_MAX`] rounds they do so even if some processes are
     /// not tracked yet.
     fn seed_maps(&mut self) -> Result<(), EngineError> {
-        self.ingest.map_changes = self.model.tree.iter().map(|node| node.key).collect();
+        let all = self.model.tree.iter().map(|node| node.key);
+        self.ingest.map_changes.extend(all);
         if self.source.maps().is_none() {
             self.write_memberships()?;
             return Ok(());

@@ -93,7 +93,8 @@ impl Engine {
                 self.escalations_announced = false;
                 self.model.set_misses_moves(!self.source.reports_moves());
                 (self.lost, self.skipped_probes, self.untracked_members) = (Lost::default(), 0, 0);
-                self.ingest.map_changes = self.model.tree.iter().map(|node| node.key).collect();
+                let all = self.model.tree.iter().map(|node| node.key);
+                self.ingest.map_changes.extend(all);
             }
             Err(error) => {
                 if self.failover.retry.is_none() {

@@ -28,7 +28,7 @@ pub struct Ingest {
     tracks_scope: bool,
     /// Whether discovered processes are reported as new. Off while pre-existing processes are read.
     pub emits_discovered: bool,
-    pub queued: Queue,
+    pub queued: Queue<Queued>,
     /// Last decisions about living members.
     pub decided: HashMap<ProcessKey, (Verdict, Reason)>,
     /// Living members that count as processes that would have been reaped, in observe mode.
@@ -46,7 +46,7 @@ pub struct Ingest {
     /// Whether to record `late_discovered`. Set if the source reports the forks of all processes.
     pub notes_late_discovered: bool,
     /// Processes whose entry in the kernel's map may be outdated.
-    pub map_changes: Vec<ProcessKey>,
+    pub map_changes: Queue<ProcessKey>,
     /// Sessions whose entry in the kernel's map is outdated.
     pub changed_sessions: Vec<SessionId>,
     /// Sessions without living members, with the exit time of the last member in ns since boot.
@@ -77,7 +77,7 @@ impl Ingest {
             unattributed: Unattributed::default(),
             late_discovered: HashSet::new(),
             notes_late_discovered: false,
-            map_changes: Vec::new(),
+            map_changes: Queue::default(),
             changed_sessions: Vec::new(),
             closed_sessions: Vec::new(),
             sessions_opened: 0,

@@ -3,6 +3,7 @@
 //! The probes act on the maps, and the next service restores its state from them. The kernel copies a membership to
 //! each child at fork. The service writes only what differs: new sessions, boundaries, and results of rules.
 
+use std::cmp::Reverse;
 use std::mem;
 
 use hashbrown::HashSet;
@@ -78,8 +79,11 @@ impl Engine {
     pub(super) fn write_memberships(&mut self) -> Result<usize, EngineError> {
         let mut new = Vec::new();
         let round = self.model.evaluation();
-        let changed = mem::take(&mut self.ingest.map_changes).into_iter();
-        let wanted = changed.map(|key| (key, round.wanted_membership(key)));
+        let mut changed = self.ingest.map_changes.take();
+        // Youngest first: below an unneeded process, others that are unneeded are then no longer in the model.
+        changed.sort_unstable_by_key(|key| Reverse((key.start, key.pid)));
+        let wanted = changed.into_iter();
+        let wanted = wanted.map(|key| (key, round.wanted_membership(key)));
         let wanted: Vec<_> = wanted.collect();
         let mut changed = wanted.into_iter();
         while let Some((key, wanted)) = changed.next() {

@@ -1,4 +1,6 @@
-//! Queue of the decisions that are made once the source is drained.
+//! Queue of work without duplicates, such as the decisions that are made once the source is drained.
+
+use std::hash::Hash;
 
 use hashbrown::HashSet;
 
@@ -13,27 +15,35 @@ pub enum Queued {
     Session(SessionId),
 }
 
-/// Queue of decisions without duplicates, in the order of arrival.
-#[derive(Default)]
-pub struct Queue {
-    waiting: HashSet<Queued>,
+/// Queue without duplicates, in the order of arrival.
+pub struct Queue<T> {
+    waiting: HashSet<T>,
     /// Items in order of arrival. An item that is not in `waiting` was removed.
-    order: Vec<Queued>,
+    order: Vec<T>,
 }
 
-impl Queue {
+impl<T> Default for Queue<T> {
+    fn default() -> Queue<T> {
+        Queue {
+            waiting: HashSet::new(),
+            order: Vec::new(),
+        }
+    }
+}
+
+impl<T: Copy + Eq + Hash> Queue<T> {
     /// Adds an item if it is not queued yet.
-    pub fn push(&mut self, queued: Queued) {
+    pub fn push(&mut self, queued: T) {
         if self.waiting.insert(queued) {
             self.order.push(queued);
         }
     }
 
-    pub fn remove(&mut self, queued: Queued) {
+    pub fn remove(&mut self, queued: T) {
         self.waiting.remove(&queued);
     }
 
-    pub fn contains(&self, queued: Queued) -> bool {
+    pub fn contains(&self, queued: T) -> bool {
         self.waiting.contains(&queued)
     }
 
@@ -42,15 +52,15 @@ impl Queue {
     }
 
     /// Removes and returns all items.
-    pub fn take(&mut self) -> Vec<Queued> {
+    pub fn take(&mut self) -> Vec<T> {
         let mut order = std::mem::take(&mut self.order);
         order.retain(|queued| self.waiting.remove(queued));
         order
     }
 }
 
-impl Extend<Queued> for Queue {
-    fn extend<T: IntoIterator<Item = Queued>>(&mut self, all: T) {
+impl<T: Copy + Eq + Hash> Extend<T> for Queue<T> {
+    fn extend<I: IntoIterator<Item = T>>(&mut self, all: I) {
         all.into_iter().for_each(|queued| self.push(queued));
     }
 }
