@@ -189,6 +189,11 @@ fn snapshot(decision: &'static str, reason: &'static str) -> ExplainSnapshot {
     }
 }
 
+/// Returns a time in ns since boot that is `0s ago`, however slow the test runs: it lies in the future.
+fn just_now() -> u64 {
+    sys::boot_time() + 3_600_000_000_000
+}
+
 fn due(decision: &'static str, reason: &'static str, rule: Option<&str>) -> ExplainSnapshot {
     let mut snapshot = snapshot(decision, reason);
     let killed = ExitStatus::Signalled {
@@ -196,7 +201,7 @@ fn due(decision: &'static str, reason: &'static str, rule: Option<&str>) -> Expl
         core: false,
     };
     let group = snapshot.session.clone().unwrap();
-    snapshot.exited_root = Some((group, sys::boot_time(), killed));
+    snapshot.exited_root = Some((group, just_now(), killed));
     snapshot.row.due = true;
     snapshot.row.decision.as_mut().unwrap().rule = rule.map(Into::into);
     snapshot
@@ -259,8 +264,17 @@ fn observed(mut snapshot: ExplainSnapshot) -> ExplainSnapshot {
 
 fn waiting(snapshot: &mut ExplainSnapshot) {
     let decision = snapshot.row.decision.as_mut().unwrap();
-    decision.until = Some(sys::monotonic() + 600_000_000_000);
+    decision.until = Some(0);
     decision.action = Some(Action::Reap);
+}
+
+/// Lets the delays in the snapshot end in 10 minutes from now.
+fn start_delays(snapshot: &mut ExplainSnapshot) {
+    let decisions = snapshot.row.decision.iter_mut();
+    for decision in decisions.chain(&mut snapshot.if_succeeded) {
+        let end = sys::monotonic() + 600_000_000_000;
+        decision.until = decision.until.map(|_| end);
+    }
 }
 
 #[test]
@@ -294,7 +308,7 @@ fn explanation_sentences_match_the_decision() {
     };
     let reaped = || decision("reap", "root_exited", None);
     let server = messages::DecisionSnapshot {
-        until: Some(sys::monotonic() + 600_000_000_000),
+        until: Some(0),
         action: Some(Action::Reap),
         ..decision("wait", "rule_delay", Some("asked-for-servers"))
     };
@@ -317,7 +331,7 @@ fn explanation_sentences_match_the_decision() {
     let killed = "Its agent claude-code (42) was killed by SIGKILL 0s ago.";
     let reaped_then =
         "When claude-code (42) exits, this process is reaped: SIGTERM, and SIGKILL 5s later.";
-    for (snapshot, why, next) in [
+    for (mut snapshot, why, next) in [
         (
             alive("root_alive", reaped(), reaped()),
             lives.to_owned(),
@@ -422,6 +436,7 @@ fn explanation_sentences_match_the_decision() {
             "This service never signals it.".into(),
         ),
     ] {
+        start_delays(&mut snapshot);
         let explained = explanation(snapshot, ScriptPaths::Given);
         assert_eq!((explained.why, explained.next), (why, next));
     }
@@ -429,7 +444,7 @@ fn explanation_sentences_match_the_decision() {
 
 /// Returns a member that a decision to reap was made about, with the exit of its agent by SIGKILL.
 fn exited(change: impl FnOnce(&mut messages::ExitedSnapshot)) -> messages::ExitedSnapshot {
-    let now = sys::boot_time();
+    let now = just_now();
     let session = SessionRef {
         agent: "my-agent".into(),
         first_root: key(1),
@@ -492,7 +507,7 @@ fn outcome(outcome: ReapOutcome, signal: Option<&'static str>) -> Option<(u64, R
         memory,
         duration: Some(2_000_000),
     };
-    Some((sys::boot_time(), outcome))
+    Some((just_now(), outcome))
 }
 
 #[test]
@@ -524,7 +539,7 @@ fn exited_process_is_explained() {
             format!("Exited 0s ago, before a signal was sent. It was to be reaped: {cause}."),
         ),
         (
-            exited(|it| it.recent.signal = Some((sys::boot_time(), "SIGTERM"))),
+            exited(|it| it.recent.signal = Some((just_now(), "SIGTERM"))),
             format!("Ended 0s ago, after SIGTERM, {cause}."),
         ),
         (
@@ -609,7 +624,7 @@ fn explanation_says_what_keeps_the_process() {
 
     let signalled = |end| {
         let recent = exited(|it| {
-            it.recent.signal = Some((sys::boot_time(), "SIGTERM"));
+            it.recent.signal = Some((just_now(), "SIGTERM"));
             it.recent.outcome = end;
         });
         let snapshot = ExplainSnapshot {

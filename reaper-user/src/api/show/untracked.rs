@@ -4,12 +4,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::api::ProblemDetails;
 use crate::api::messages::{
     Ancestor, ExplainSnapshot, ProcessName, ProcessSnapshot, ScanContext, UntrackedReason,
 };
 use crate::api::peer::Peer;
 use crate::api::recognition::{first_match, read_process};
-use crate::api::ProblemDetails;
 use reaper_host::facts::{ScriptPaths, scan_pids};
 use reaper_host::source::procfs::Procfs;
 use reaper_model::Scope;
