@@ -59,6 +59,7 @@ pub(super) fn line(body: &EventBody, detail: Detail) -> Option<Line> {
         EventBody::Dropped { by, count } => {
             let cause = match *by {
                 "journal" => "journal records: writing the journal is too slow",
+                "file" => "lines of the file of --events: it could not be written",
                 _ => "lines of this stream: its reader is too slow",
             };
             (BAD, "dropped", format!("{count} {cause}"))

@@ -246,3 +246,17 @@ fn boundary_that_exits_at_once_has_no_line() {
     );
     assert_eq!(written(Detail::Summary, records()).len(), 2);
 }
+
+#[test]
+fn dropped_lines_name_their_cause() {
+    let dropped = |by| EventBody::Dropped { by, count: 2 };
+    let lines = written(Detail::Summary, [dropped("stream"), dropped("file")]);
+    assert!(
+        lines[0].ends_with("2 lines of this stream: its reader is too slow"),
+        "{lines:?}"
+    );
+    assert!(
+        lines[1].ends_with("2 lines of the file of --events: it could not be written"),
+        "{lines:?}"
+    );
+}

@@ -13,23 +13,31 @@ fn write(file: &mut LineFile, lines: &str) {
     file.flush().unwrap();
 }
 
+/// A full disk (ENOSPC), and a device that fails (EIO): a terminal whose other end is closed.
 #[test]
-fn lines_on_a_full_disk_are_dropped_and_counted() {
-    let (_dir, path, mut file) = line_file();
-    write(&mut file, "1\n");
+fn lines_that_cannot_be_written_are_dropped_and_counted() {
     let full = File::options().write(true).open("/dev/full").unwrap();
-    let disk = std::mem::replace(&mut file.file, full);
-    file.path = None;
-    write(&mut file, "2\n3\n");
-    let state = file.state();
-    assert!(state.error().unwrap().contains("No space left on device"));
-    assert_eq!((state.lost(), state.unreported()), (2, 0));
-    file.file = disk;
-    write(&mut file, "4\n");
-    assert_eq!((state.error(), state.unreported()), (None, 2));
-    state.on_reported(2);
-    assert_eq!((state.lost(), state.unreported()), (2, 0));
-    assert_eq!(fs::read_to_string(path).unwrap(), "1\n4\n");
+    let hung_up = File::from(nix::pty::openpty(None, None).unwrap().slave);
+    for (device, reason) in [
+        (full, "No space left on device"),
+        (hung_up, "Input/output error"),
+    ] {
+        let (_dir, path, mut file) = line_file();
+        write(&mut file, "1\n");
+        let disk = std::mem::replace(&mut file.file, device);
+        file.path = None;
+        write(&mut file, "2\n3\n");
+        let state = file.state();
+        let error = state.error().unwrap();
+        assert!(error.contains(reason), "{error}");
+        assert_eq!((state.lost(), state.unreported()), (2, 0));
+        file.file = disk;
+        write(&mut file, "4\n");
+        assert_eq!((state.error(), state.unreported()), (None, 2));
+        state.on_reported(2);
+        assert_eq!((state.lost(), state.unreported()), (2, 0));
+        assert_eq!(fs::read_to_string(path).unwrap(), "1\n4\n");
+    }
 }
 
 /// A full disk takes a part of the buffer, which may end within a line.
