@@ -1,7 +1,7 @@
 //! Tests on a simulated /proc, where a FIFO without a writer blocks its reader, and on real processes.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -592,6 +592,42 @@ fn activity_includes_usage_and_connections() {
     };
     let activity = ask(&mut reader, key, FactSet::ACTIVITY).activity;
     assert_eq!(activity, Fact::Known(expected.into()));
+}
+
+/// A real process that only passes bytes on has more I/O at the second reading, and little CPU time.
+#[test]
+fn activity_includes_io_without_cpu_time() {
+    const BYTES: usize = 64 << 10;
+    let mut reader = FactPool::new("/proc", rules());
+    let mut command = Command::new("cat");
+    let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut cat = Own(command.spawn().unwrap());
+    let pid = cat.0.id();
+    let start = Procfs::default().start_ticks(pid).unwrap() * TICK_NS;
+    let mut activity = || match ask(&mut reader, ProcessKey { pid, start }, FactSet::ACTIVITY) {
+        Facts {
+            activity: Fact::Known(activity),
+            ..
+        } => activity,
+        other => panic!("activity was not read: {other:?}"),
+    };
+    let mut pass_on = |bytes: usize| {
+        let input = cat.0.stdin.as_mut().unwrap();
+        input.write_all(&vec![b'x'; bytes]).unwrap();
+        let output = cat.0.stdout.as_mut().unwrap();
+        output.read_exact(&mut vec![0; bytes]).unwrap();
+    };
+    // Its own files are read by then.
+    pass_on(1);
+    let before = activity();
+    pass_on(BYTES);
+    let after = activity();
+    let io = after.io_bytes - before.io_bytes;
+    assert!(
+        (2 * BYTES as u64..4 * BYTES as u64).contains(&io),
+        "{io} bytes"
+    );
+    assert!(after.cpu_ns - before.cpu_ns <= 5 * TICK_NS, "{after:?}");
 }
 
 #[test]

@@ -504,7 +504,12 @@ fn server_in_use_has_10_minutes_again_and_again() {
         cpu_ns: 60_000_000_000,
         ..Activity::default()
     };
-    for use_of_it in [client, work] {
+    // Nothing but I/O, such as a server of files that reads them.
+    let io = Activity {
+        io_bytes: 1 << 20,
+        ..Activity::default()
+    };
+    for use_of_it in [client, work, io] {
         let mut h = Host::new(CODEX);
         let npm = h.start(h.agent, "/usr/bin/npm");
         let server = h.start(npm, "/usr/bin/vite");
@@ -524,6 +529,25 @@ fn server_in_use_has_10_minutes_again_and_again() {
         h.assert_all(&[server], "reap root_exited asked-for-servers");
         h.assert_all(&[npm], "reap root_exited");
     }
+}
+
+/// A server with timers uses CPU time and I/O, although nobody uses it.
+#[test]
+fn heartbeat_of_a_server_is_no_use() {
+    let beats = Activity {
+        cpu_ns: 6_000_000_000,
+        io_bytes: 100 << 10,
+        ..Activity::default()
+    };
+    let mut h = Host::new(CODEX);
+    let server = h.start(h.agent, "/usr/bin/vite");
+    h.facts.insert(server, listening());
+    h.w.exit(h.agent);
+    advance(&mut h.w, 0);
+    h.assert_all(&[server], "wait rule_delay asked-for-servers");
+    h.facts.get_mut(&server).unwrap().activity = Fact::Known(beats.into());
+    advance(&mut h.w, 10 * MINUTE);
+    h.assert_all(&[server], "reap root_exited asked-for-servers");
 }
 
 #[test]
