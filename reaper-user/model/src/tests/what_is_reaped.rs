@@ -76,7 +76,7 @@ const EXAMPLES: &[(&str, &str, With)] = &[
     ("dtach, abduco, shpool", "/usr/bin/dtach -n x sh", Nothing),
     ("a container and its shim", "/usr/bin/conmon -c x", Nothing),
     (
-        "docker logs, exec, attach",
+        "docker logs, exec, attach, wait, events, stats, top; kubectl logs, exec, attach",
         "/usr/bin/docker logs -f web",
         Nothing,
     ),
@@ -84,6 +84,11 @@ const EXAMPLES: &[(&str, &str, With)] = &[
         "docker run --rm -i",
         "/usr/bin/docker run --rm -i mcp/fetch",
         Nothing,
+    ),
+    (
+        "kubectl port-forward, proxy",
+        "/usr/bin/kubectl port-forward svc/web 8080:80",
+        Port,
     ),
     (
         "docker compose up, other clients",

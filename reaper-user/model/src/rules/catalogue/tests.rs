@@ -554,7 +554,9 @@ fn clients_of_containers_are_no_boundaries() {
         report containers-left; docker-compose; /usr/libexec/docker/cli-plugins/docker-compose; docker-compose|compose|up
         report containers-left; docker; /usr/bin/docker; docker|run|--rm|web|grep|-i|x
         report containers-left; docker; /usr/bin/docker; docker|run|--rm|-i|-d|web
-        reap container-clients; kubectl; /usr/local/bin/kubectl; kubectl|-n|web|port-forward|svc/x|80
+        reap container-clients; docker; /usr/bin/docker; docker|wait|web
+        reap container-clients; kubectl; /usr/local/bin/kubectl; kubectl|-n|web|logs|-f|pod/x
+        plain; kubectl; /usr/local/bin/kubectl; kubectl|-n|web|port-forward|svc/x|80
         report containers-left; docker; /usr/bin/docker; docker|run|--rm|web
         report containers-left; docker; /usr/bin/docker; docker|run|-i|web
         report containers-left; docker; /usr/bin/docker; docker|compose|up
