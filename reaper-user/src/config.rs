@@ -292,7 +292,7 @@ impl Config {
             count(&[Action::Server]),
             count(&[Action::Boundary]),
             count(&[Action::Keep]),
-            count(&[Action::Reap, Action::Report]),
+            count(&[Action::Reap, Action::Report, Action::Note]),
         )
     }
 

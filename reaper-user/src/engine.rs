@@ -208,12 +208,7 @@ impl Engine {
             source,
             model,
             outputs: Vec::new(),
-            ingest: Ingest::new(
-                reaper,
-                out,
-                settings.events,
-                !settings.scope.roots.is_empty(),
-            ),
+            ingest: Ingest::new(reaper, out, &settings),
             settings,
             claimed: HashMap::new(),
             sessions: HashMap::new(),

@@ -153,7 +153,9 @@ impl Entry {
     pub fn rules(&'static self) -> BTreeSet<&'static str> {
         let parts = self.parts().into_iter();
         let of_parts = parts.flat_map(|part| match part.expect {
-            Expectation::Boundary(rule) | Expectation::Server(rule) => vec![rule],
+            Expectation::Boundary(rule) | Expectation::Server(rule) | Expectation::Noted(rule) => {
+                vec![rule]
+            }
             _ => part.decisions().iter().filter_map(|s| s.rule).collect(),
         });
         of_parts.chain(self.agent.as_deref()).collect()
@@ -264,6 +266,7 @@ impl ProcessEntry {
             other => match other.split_once(' ') {
                 Some(("boundary", rule)) => Expectation::Boundary(rule),
                 Some(("server", rule)) => Expectation::Server(rule),
+                Some(("noted", rule)) => Expectation::Noted(rule),
                 _ => Expectation::Decided(decisions),
             },
         };

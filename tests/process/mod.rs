@@ -40,6 +40,7 @@ const BEHAVIOURS: &[(&str, BehaviourFn)] = &[
     ("shim-thread", agent::shim_thread),
     ("terminal", agent::terminal),
     ("sleep", member::sleep),
+    ("finish", member::finish),
     ("setsid", member::own_session),
     ("parent", member::parent),
     ("middle", member::middle),

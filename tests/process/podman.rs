@@ -104,15 +104,20 @@ fn poll<T>(mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// `podman-detached CONMON INIT CLIENT PROGRAM…`: runs a program in a detached container, and a client that follows its
-/// output.
+/// `podman-detached STARTER CONMON INIT CLIENT PROGRAM…`: runs a program in a detached container, and a client that
+/// follows its output.
 pub fn detached(s: &ProcessContext) -> ! {
     prepare();
-    let [conmon, init, client, program @ ..] = &s.args[..] else {
-        panic!("podman-detached CONMON INIT CLIENT PROGRAM…");
+    let [starter, conmon, init, client, program @ ..] = &s.args[..] else {
+        panic!("podman-detached STARTER CONMON INIT CLIENT PROGRAM…");
     };
-    let status = run(&["--detach"], program).status();
-    assert!(status.expect("start podman").success(), "podman fails");
+    let mut run = run(&["--detach"], program).spawn().expect("start podman");
+    // It is a zombie at the latest.
+    s.report_other(starter, proc::stat(run.id()).expect("its stat").id);
+    assert!(
+        run.wait().expect("wait for podman").success(),
+        "podman fails"
+    );
     report_container(s, [conmon, init], &program[0]);
     let logs = podman(&["logs", "--follow", "box"]).spawn();
     await_sleep(s, client, logs.expect("start podman").id());

@@ -21,6 +21,8 @@ pub enum Expectation {
     NoDecision,
     /// Has no decision either, and exits after the agent without a signal of the service.
     Ends,
+    /// Exits with status 0 while the agent lives, and is reported by this rule, because what it started runs on.
+    Noted(&'static str),
     /// Killed by the test while the agent lives.
     KilledByTest,
 }
@@ -158,6 +160,10 @@ impl ProcessSpec {
             Expectation::Detached => vec![DETACHED, REAPED],
             Expectation::Kept(reason) => vec![DecisionSpec::new("keep", reason)],
             Expectation::Decided(all) => all.to_vec(),
+            Expectation::Noted(rule) => vec![DecisionSpec {
+                rule: Some(rule),
+                ..DecisionSpec::new("report", "left_running")
+            }],
             Expectation::Boundary(_)
             | Expectation::Server(_)
             | Expectation::NoDecision
@@ -179,7 +185,10 @@ impl ProcessSpec {
     }
     /// Returns whether it must be alive at the end.
     pub fn lives(&self) -> bool {
-        !matches!(self.expect, Expectation::Ends | Expectation::KilledByTest) && !self.dies()
+        !matches!(
+            self.expect,
+            Expectation::Ends | Expectation::Noted(_) | Expectation::KilledByTest
+        ) && !self.dies()
     }
     /// Returns whether it becomes an orphan while its agent lives.
     pub fn is_detached(&self) -> bool {

@@ -82,6 +82,8 @@ pub enum Action {
     Reap,
     /// Keeps the member and reports it to the user.
     Report,
+    /// Reports the member once it has exited with status 0: what it started runs on, and is no member.
+    Note,
 }
 
 impl Action {
@@ -94,6 +96,7 @@ impl Action {
             Action::Keep => "keep",
             Action::Reap => "reap",
             Action::Report => "report",
+            Action::Note => "note",
         }
     }
 
@@ -114,6 +117,7 @@ impl Action {
             Action::Server => 1,
             Action::Agent => 2,
             Action::Keep | Action::Reap | Action::Report => MEMBER_RANK,
+            Action::Note => MEMBER_RANK + 1,
         }
     }
 }
@@ -218,7 +222,7 @@ impl Rule {
         let keeps = match self.action {
             Action::Keep | Action::Report => true,
             Action::Reap => self.has_delay(),
-            Action::Boundary | Action::Server | Action::Agent => false,
+            Action::Boundary | Action::Server | Action::Agent | Action::Note => false,
         };
         keeps && self.when.is_of(false)
     }
@@ -270,6 +274,7 @@ pub struct Ruleset {
     servers: Index,
     agents: Index,
     member_rules: Index,
+    notes: Index,
     /// Session conditions of the rules that keep relatives, and whether the rule is about windows.
     keeping_relatives: Vec<(SessionCondition, bool)>,
     /// Member rules without conditions on the program. For most programs no others match.
@@ -303,6 +308,7 @@ impl Ruleset {
             servers,
             agents,
             any_program: member_rules.any_program().collect(),
+            notes: index(Action::Note.rank()),
             member_rules,
             rules: rules.into(),
             markers,
@@ -408,6 +414,11 @@ impl Ruleset {
             Class::Boundary(id) | Class::Server(id) => Some(id),
             Class::Agent(_) | Class::Plain => None,
         }
+    }
+
+    /// Returns the first rule that reports this program after its exit.
+    pub fn note(&self, image: &Image) -> Option<RuleId> {
+        self.notes.first(&self.rules, &Subject::new(image))
     }
 
     /// Returns the member rules whose conditions on the program hold, in the order of evaluation.

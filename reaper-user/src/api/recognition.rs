@@ -60,8 +60,13 @@ pub fn unknown_agent(name: &str, known: &[&str]) -> String {
 
 /// Returns the first boundary, server or agent rule that matches a program.
 pub(super) fn first_match<'r>(rules: &'r [Rule], image: &Image) -> Option<&'r Rule> {
-    let mut of_program = rules.iter().filter(|rule| rule.action.is_of_program());
-    of_program.find(|rule| rule.mismatch(image).is_none())
+    of_program(rules).find(|rule| rule.mismatch(image).is_none())
+}
+
+/// Returns the rules that decide about the membership of a program.
+fn of_program(rules: &[Rule]) -> impl Iterator<Item = &Rule> {
+    let is_one = |action: Action| action.is_of_program() && action != Action::Note;
+    rules.iter().filter(move |rule| is_one(rule.action))
 }
 
 /// Tests the rules for agents and servers against a process, and the boundaries, which come before them. `peer` is the
@@ -80,8 +85,7 @@ pub fn test(
         return Err(ProblemDetails::not_visible(pid));
     }
     let image = &*process.image;
-    let of_program = rules.iter().filter(|rule| rule.action.is_of_program());
-    let tests = of_program.map(|rule| (rule, rule.mismatch(image)));
+    let tests = of_program(rules).map(|rule| (rule, rule.mismatch(image)));
     // A boundary that does not match says nothing about agents.
     let tests = tests.filter(|(rule, mismatch)| mismatch.is_none() || rule.action.opens_session());
     let mut tests: Vec<_> = tests.collect();

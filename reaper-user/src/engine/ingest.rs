@@ -9,9 +9,10 @@ mod tree;
 use hashbrown::{HashMap, HashSet};
 use nix::sys::signal::Signal;
 
+use super::EngineSettings;
 use super::attribution::Unattributed;
 use super::queue::{Queue, Queued};
-use crate::config::EventScope;
+use crate::config::{EventScope, Mode};
 use crate::export::{EventBody, EventRecord, Lifecycle, ProcessRef, SessionRef, Sink};
 use crate::reap::Reaper;
 use reaper_model::event::{Event, ExitStatus, ProcessKey, Provenance};
@@ -24,6 +25,7 @@ pub struct Ingest {
     pub reaper: Reaper,
     pub out: Sink,
     events: EventScope,
+    mode: Mode,
     /// Whether descendants of processes in the scope are tracked even without an agent.
     tracks_scope: bool,
     /// Whether discovered processes are reported as new. Off while pre-existing processes are read.
@@ -61,12 +63,13 @@ pub struct Ingest {
 }
 
 impl Ingest {
-    pub fn new(reaper: Reaper, out: Sink, events: EventScope, tracks_scope: bool) -> Ingest {
+    pub fn new(reaper: Reaper, out: Sink, settings: &EngineSettings) -> Ingest {
         Ingest {
             reaper,
             out,
-            events,
-            tracks_scope,
+            events: settings.events,
+            mode: settings.mode,
+            tracks_scope: !settings.scope.roots.is_empty(),
             emits_discovered: false,
             queued: Queue::default(),
             decided: HashMap::new(),

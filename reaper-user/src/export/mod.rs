@@ -55,6 +55,6 @@ pub use text::{
     freed, memory_text, printable, size, time,
 };
 pub use words::{
-    Judgement, evidence_ref_text, evidence_text, gap_text, outcome_reason_text, reason_text,
-    scope_text,
+    Judgement, LEFT_RUNNING, evidence_ref_text, evidence_text, gap_text, outcome_reason_text,
+    reason_text, scope_text,
 };

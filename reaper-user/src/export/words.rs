@@ -29,6 +29,9 @@ pub fn evidence_ref_text(evidence: &EvidenceRef) -> String {
     )
 }
 
+/// Reason of a report of a process that has exited: what it started runs on. The policy does not decide this.
+pub const LEFT_RUNNING: &str = "left_running";
+
 /// Describes the reason of a decision, given by its name in the stream. Returns an unknown name unchanged.
 pub fn reason_text(reason: &str) -> &str {
     match reason {
@@ -42,6 +45,7 @@ pub fn reason_text(reason: &str) -> &str {
         "successor_awaited" => "its agent exited and may continue in another process",
         "successor_unknown" => "cannot read whether its agent continues in another process",
         "report_rule" => "a rule reports it",
+        LEFT_RUNNING => "it exited, and what it started may still run",
         "reap_rule" => "a rule reaps it",
         "keep_rule" => "a rule keeps it",
         "other_uid" => "it runs as another user",
@@ -122,6 +126,7 @@ impl Judgement<'_> {
             ("reap", ..) => "to be reaped".into(),
             ("wait", "unread", _) | ("wait", _, None) => "not decided yet".into(),
             ("wait", _, Some(time)) => format!("waits {time}"),
+            ("report", LEFT_RUNNING, _) => "reported".into(),
             ("report", ..) => "kept and reported".into(),
             (_, reason, _) if reason.starts_with("never_") => "never signalled".into(),
             (_, "kept_by_user", Some(time)) => format!("kept for {time}"),

@@ -33,7 +33,7 @@ pub(super) fn selected(defaults: Defaults, enable: &[String]) -> Vec<Rule> {
         let by_default = match rule.action {
             Action::Agent | Action::Server => defaults.agents,
             Action::Boundary => defaults.boundaries,
-            Action::Keep | Action::Reap | Action::Report => defaults.keeps,
+            Action::Keep | Action::Reap | Action::Report | Action::Note => defaults.keeps,
         };
         *enabled && by_default || enable.iter().any(|name| **name == *rule.name)
     };

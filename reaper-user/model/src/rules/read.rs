@@ -33,7 +33,7 @@
 //! ```toml
 //! [[rule]]                          # any conditions on the program as above, and:
 //! name = "my-rule"
-//! action = "reap"                   # or "keep", "report", "boundary"; a boundary has conditions on the program only
+//! action = "reap"                   # or "keep", "report", "boundary", "note"; the last two check the program only
 //! after = "10min"                   # delay since the root exited, the process became an orphan, or it started
 //! until_age = "60s"                 # in place of `after`: kept up to this age, then the rules below decide
 //! while_used = true                 # with `after`: the delay starts again if the process was in use, or an agent follows
@@ -162,7 +162,7 @@ fn rule(kind: &str, at: usize, table: &DeTable<'_>) -> Result<RuleEntry, Problem
         "boundary" => Action::Boundary,
         "keep" => Action::Keep,
         _ => get(table, "action", choice)?.ok_or_else(|| {
-            let actions = "`action = \"reap\"`, \"keep\", \"boundary\" or \"report\"";
+            let actions = "`action = \"reap\"`, \"keep\", \"boundary\", \"note\" or \"report\"";
             (at, format!("this [[rule]] has no action: add {actions}"))
         })?,
     };
@@ -184,7 +184,8 @@ fn rule(kind: &str, at: usize, table: &DeTable<'_>) -> Result<RuleEntry, Problem
     let known = [&["name", "any"], &program_keys()[..], own].concat();
     let place = match kind {
         "rule" if !is_member_rule => {
-            " in a [[rule]] whose `action` is boundary, which checks only the program".into()
+            let action = action.name();
+            format!(" in a [[rule]] whose `action` is {action}, which checks only the program")
         }
         _ => format!(" in [[{kind}]]"),
     };

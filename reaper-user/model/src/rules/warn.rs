@@ -86,6 +86,7 @@ fn kind(action: Action) -> &'static str {
         Action::Server => "server",
         Action::Boundary => "boundary",
         Action::Keep | Action::Reap | Action::Report => "rule",
+        Action::Note => "note",
     }
 }
 

@@ -96,6 +96,11 @@ const EXAMPLES: &[(&str, &str, With)] = &[
         Nothing,
     ),
     (
+        "a container of docker run -d",
+        "/usr/bin/docker run -d nginx",
+        Nothing,
+    ),
+    (
         "a virtual machine of a service",
         "/usr/sbin/libvirtd",
         Nothing,
@@ -241,6 +246,17 @@ fn fate((_, command, with): (&str, &str, With), status: ExitStatus, tty: u32) ->
         let rule = Some(Arc::clone(h.w.model.rules.name(rule)));
         return Fate {
             words: "lives on".into(),
+            rule,
+        };
+    }
+    if let Some(rule) =
+        h.w.model
+            .rules
+            .note(&h.w.model.tree.get(key).unwrap().image)
+    {
+        let rule = Some(Arc::clone(h.w.model.rules.name(rule)));
+        return Fate {
+            words: "lives on, and is reported".into(),
             rule,
         };
     }

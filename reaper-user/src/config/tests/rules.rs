@@ -119,11 +119,11 @@ fn invalid_rules_are_refused() {
     for (text, said) in [
         (
             "comm = 'x'",
-            "r.toml:1:1: this [[rule]] has no action: add `action = \"reap\"`, \"keep\", \"boundary\" or \"report\"",
+            "r.toml:1:1: this [[rule]] has no action: add `action = \"reap\"`, \"keep\", \"boundary\", \"note\" or \"report\"",
         ),
         (
             "action = 'kill'\ncomm = 'x'",
-            "r.toml:3:10: `action`: expected one of `boundary`, `keep`, `reap`, `report`, not `kill`",
+            "r.toml:3:10: `action`: expected one of `boundary`, `keep`, `reap`, `report`, `note`, not `kill`",
         ),
         (
             "action = 'keep'",

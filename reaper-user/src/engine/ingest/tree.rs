@@ -8,9 +8,11 @@ use reaper_common::MEMBER_SIGKILL_SENT;
 use super::Ingest;
 use crate::config::Mode;
 use crate::engine::queue::Queued;
-use crate::export::{Adopter, Ancestor, DecisionNames, EventBody, Lifecycle, ProcessRef};
+use crate::export::{
+    Adopter, Ancestor, DecisionNames, EventBody, LEFT_RUNNING, Lifecycle, ProcessRef,
+};
 use crate::reap::{SentBy, SentSignal};
-use reaper_model::event::{Event, EventKind, ProcessKey, Provenance};
+use reaper_model::event::{Event, EventKind, ExitStatus, ProcessKey, Provenance};
 use reaper_model::policy::{Reason, Verdict};
 use reaper_model::{Model, Node, TreeChange};
 
@@ -98,6 +100,9 @@ impl Ingest {
                 provenance,
                 ref orphans,
             } => {
+                if exit_status == ExitStatus::Exited(0) {
+                    self.emit_note(model, node, time);
+                }
                 self.emit_lifecycle(
                     model,
                     node,
@@ -248,6 +253,24 @@ impl Ingest {
         };
         self.emit(time, body);
         true
+    }
+
+    /// Reports a member that has exited with status 0, if a rule says that what it started may still run.
+    fn emit_note(&mut self, model: &Model, node: &Node, time: u64) {
+        let session = node.state.member.session;
+        let Some(rule) = session.and_then(|_| model.rules.note(&node.image)) else {
+            return;
+        };
+        let decision = DecisionNames {
+            verdict: Verdict::Report.name(),
+            mode: self.mode.name(),
+            reason: LEFT_RUNNING,
+            rule: Some(Arc::clone(model.rules.name(rule))),
+            wait: None,
+            memory: None,
+        };
+        let process = ProcessRef::new(model, node);
+        self.emit(time, EventBody::Decision { process, decision });
     }
 
     /// Emits a boundary record for each orphan by which a boundary lives on: it still runs the program of the boundary,

@@ -1,5 +1,6 @@
 //! Facts from earlier lines that later lines refer to.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
@@ -7,10 +8,13 @@ use hashbrown::HashMap;
 use super::observed::Observed;
 use crate::export::command::short_command;
 use crate::export::record::{EventBody, ProcessRef, ResumedRoot};
+use crate::export::words::LEFT_RUNNING;
 use reaper_model::event::{ExitStatus, ProcessKey};
 
 /// Limit of remembered processes, in case their exits are not reported.
 const PROCESSES_MAX: usize = 100_000;
+/// Limit of command lines in [`OpenSession::left_running`].
+const LEFT_MAX: usize = 16;
 
 #[derive(Default)]
 pub(super) struct Memory {
@@ -35,6 +39,8 @@ pub(super) struct OpenSession {
     parent: Option<(ProcessKey, Vec<u8>)>,
     /// All roots that it had.
     roots: Vec<ProcessKey>,
+    /// Command lines that left something running, each once.
+    pub left_running: BTreeSet<String>,
 }
 
 /// Process that a line was written about.
@@ -71,6 +77,13 @@ impl Memory {
             } => {
                 let open = self.sessions.entry(session.first_root).or_default();
                 open.exit_status = Some(*exit_status);
+            }
+            EventBody::Decision { process, decision } if decision.reason == LEFT_RUNNING => {
+                let session = process.session.as_ref();
+                let open = session.and_then(|it| self.sessions.get_mut(&it.first_root));
+                if let Some(open) = open.filter(|open| open.left_running.len() < LEFT_MAX) {
+                    open.left_running.insert(short_command(&process.image));
+                }
             }
             _ => {}
         }

@@ -11,7 +11,7 @@ use crate::export::text::{
     duration, exit_status_text, forked_by, freed, printable, process_count, process_label,
     tree_memory,
 };
-use crate::export::words::{evidence_ref_text, reason_text, remaining, wait_text};
+use crate::export::words::{LEFT_RUNNING, evidence_ref_text, reason_text, remaining, wait_text};
 use crate::reap::{ReapOutcome, ReleaseReason, SentBy, SentSignal};
 use reaper_model::event::ExitStatus;
 use reaper_model::leftover::{Leftover, LeftoverVerdict};
@@ -198,7 +198,8 @@ fn is_decision_shown(decision: &DecisionNames, detail: Detail) -> bool {
         || match decision.verdict {
             "reap" => decision.would_reap(),
             "wait" => decision.reason == "rule_delay",
-            "report" => true,
+            // The line of the session's close has it.
+            "report" => decision.reason != LEFT_RUNNING,
             _ => false,
         }
 }

@@ -1,13 +1,20 @@
 //! Lines about sessions: their start, their root, and their end with the sum of what was done.
 
+use std::collections::BTreeSet;
+
 use super::layout::{BAD, GOOD, Line, NOTE, Subject, WARN};
 use super::memory::Memory;
 use super::{Detail, subject};
 use crate::export::record::{EventBody, FreedMemory, ProcessRef, ResumedRoot, SessionRef};
-use crate::export::text::{ProcessCounts, counted, exit_status_text, freed, remaining_sessions};
+use crate::export::text::{
+    ProcessCounts, counted, exit_status_text, freed, printable, remaining_sessions,
+};
 use crate::export::words::reason_text;
 use reaper_model::event::{ExitStatus, ProcessKey};
 use reaper_model::ruleset::SessionKind;
+
+/// Maximum number of characters of a command that left something running.
+const LEFT_CHARACTERS: usize = 48;
 
 /// Returns the line of a record about a session. Returns `None` for any other record, or if it is not shown.
 pub(super) fn line(body: &EventBody, detail: Detail, memory: &mut Memory) -> Option<Line> {
@@ -71,7 +78,7 @@ pub(super) fn line(body: &EventBody, detail: Detail, memory: &mut Memory) -> Opt
             Line {
                 style: if is_good { GOOD } else { BAD },
                 event: "closed",
-                detail: sum(body, open.exit_status, detail),
+                detail: sum(body, open.exit_status, detail) + &left_running(&open.left_running),
                 more: Vec::new(),
                 subject: Some(root_subject(session, session.first_root, open.command)),
             }
@@ -179,6 +186,16 @@ fn sum(body: &EventBody, exit_status: Option<ExitStatus>, detail: Detail) -> Str
         text += &format!("; {lost_before} events were lost, so processes may be left");
     }
     text
+}
+
+/// Returns text such as `; may still run: docker run -d nginx`; empty for no commands.
+fn left_running(commands: &BTreeSet<String>) -> String {
+    let commands = commands.iter().map(|it| printable(it, LEFT_CHARACTERS));
+    let commands: Vec<String> = commands.collect();
+    match commands[..] {
+        [] => String::new(),
+        _ => format!("; may still run: {}", commands.join(", ")),
+    }
 }
 
 /// Returns the memory to show: the number of unmeasured processes is a detail.

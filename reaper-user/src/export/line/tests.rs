@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 
 use super::*;
 use crate::export::record::{Adopter, Lifecycle, SessionRef};
-use crate::export::{DecisionNames, FreedMemory};
+use crate::export::{DecisionNames, FreedMemory, LEFT_RUNNING};
 use crate::reap::{ReapOutcome, SentBy, SentSignal};
 use reaper_model::event::{ExitStatus, Image, Provenance, Uids};
 use reaper_model::ruleset::SessionKind;
@@ -245,6 +245,37 @@ fn boundary_that_exits_at_once_has_no_line() {
         ]
     );
     assert_eq!(written(Detail::Summary, records()).len(), 2);
+}
+
+#[test]
+fn close_names_what_may_still_run() {
+    let noted = |argv| match decided(argv, "report", "enforce") {
+        EventBody::Decision { process, decision } => EventBody::Decision {
+            process,
+            decision: DecisionNames {
+                reason: LEFT_RUNNING,
+                rule: Some("containers-detached".into()),
+                ..decision
+            },
+        },
+        other => other,
+    };
+    let starters = [
+        "docker run -d nginx",
+        "docker run -d nginx",
+        "docker compose up -d",
+    ];
+    let starters = starters
+        .into_iter()
+        .flat_map(|argv| [noted(argv), exited(0)]);
+    let records = [opened()].into_iter().chain(starters).chain([closed()]);
+    let lines = written(Detail::Summary, records);
+    assert_eq!(
+        lines[1..],
+        [
+            "claude-code closed 42 claude -p x 1 reaped; may still run: docker compose up -d, docker run -d nginx"
+        ]
+    );
 }
 
 #[test]

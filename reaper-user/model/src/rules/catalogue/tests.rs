@@ -568,6 +568,41 @@ fn clients_of_containers_are_no_boundaries() {
 }
 
 #[test]
+fn starters_of_detached_containers_are_noted() {
+    let rules = rules::built_in();
+    for (program, argv, is_noted) in [
+        ("docker", "docker|run|-d|nginx", true),
+        (
+            "docker",
+            "docker|--context|x|run|--name|web|-dp|80:80|nginx",
+            true,
+        ),
+        ("docker", "docker|run|-it|--detach=true|nginx", true),
+        ("podman", "podman|container|run|-itd|nginx", true),
+        ("docker", "docker|compose|-f|x.yml|up|--build|-d", true),
+        ("docker-compose", "docker-compose|up|--detach", true),
+        ("docker", "docker|start|db", true),
+        ("docker", "docker|run|nginx|-d", false),
+        (
+            "docker",
+            "docker|run|--rm|-i|--dns|1.1.1.1|mcp/fetch",
+            false,
+        ),
+        ("docker", "docker|run|--detach-keys|ctrl-a|-it|nginx", false),
+        ("docker", "docker|start|-ai|db", false),
+        ("docker", "docker|compose|up", false),
+        ("docker", "docker|compose|down", false),
+        ("docker", "docker|logs|-f|web", false),
+        ("sh", "sh|-c|docker run -d nginx", false),
+    ] {
+        let image = image(program, &format!("/usr/bin/{program}"), argv);
+        let rule = rules.note(&image).map(|id| &**rules.name(id));
+        let expected = is_noted.then_some("containers-detached");
+        assert_eq!(rule, expected, "{argv}");
+    }
+}
+
+#[test]
 fn build_servers_and_daemons_are_kept() {
     check(
         "
