@@ -2,6 +2,7 @@
 
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 use nix::sys::resource::{Resource, setrlimit};
 use nix::unistd::dup;
@@ -50,6 +51,13 @@ fn die(s: &ProcessContext, how: &str) -> ! {
                 std::thread::spawn(move || if i == n / 2 { leave(7) } else { rest() });
             }
             rest()
+        }
+        // A shell, such as that of a hook at the end of the session, leaves processes in the background.
+        ("shell", script) => {
+            let script = script.replace("{dir}", &s.dir.display().to_string());
+            let status = Command::new("sh").args(["-c", &script]).status();
+            assert!(status.expect("start a shell").success(), "{script} fails");
+            leave(0)
         }
         ("leader-first", _) => {
             let s = s.with("leaderless", &[]);

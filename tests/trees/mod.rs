@@ -60,6 +60,7 @@ fn special_scenarios() -> impl Iterator<Item = (ScenarioEntry, bool)> {
 pub fn trials() -> Vec<Trial> {
     let mut all = trials_through("enforce", SourceKind::Ebpf);
     all.push(windows::trial_on_ebpf());
+    all.push(special::hook_on_ebpf());
     all
 }
 

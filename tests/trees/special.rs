@@ -3,7 +3,9 @@
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
-use super::{CONFIG, ScenarioEntry, ScenarioRun, checks};
+use libtest_mimic::Trial;
+
+use super::{CONFIG, ScenarioEntry, ScenarioRun, SourceKind, checks, trial};
 use crate::cgroup::Cgroup;
 use crate::daemon::Event;
 use crate::world::{World, eventually};
@@ -23,6 +25,12 @@ pub const IN_A_CGROUP: &[ScenarioEntry] = &[
     ("run-with-cgroup-killed", run_with_cgroup_killed),
     ("cgroup-scope", cgroup_scope),
 ];
+
+/// Returns the test of a hook. Only eBPF sees `nohup` of a process that was just started.
+pub fn hook_on_ebpf() -> Trial {
+    let run = || ScenarioRun::run(SourceKind::Ebpf, "session-end-hook", session_end_hook);
+    trial("enforce", "session-end-hook", run)
+}
 
 /// Returns whether tmux is installed. Prints a message once if not.
 pub fn has_tmux() -> bool {
@@ -72,6 +80,56 @@ fn leader_thread_first(view: &ScenarioRun) {
     view.await_closed(&world, 1);
     if let Some(events) = view.stop(&mut world, &["probe"]) {
         checks::assert_root_exit(&world, &events, "agent", (Some(3), None));
+    }
+}
+
+/// A hook at the end of the session leaves an upload in the background: by itself, through `nohup`, and in a session of
+/// its own. Each is reaped only at the end of its time, and a server that listens by then is not.
+fn session_end_hook(view: &ScenarioRun) {
+    const AGE_NS: u64 = 6_000_000_000;
+    let config = format!(
+        "{CONFIG}
+        [[rule]]\nname = \"unattended-commands\"\naction = \"reap\"\nafter = \"6s\"\nsession = \"ok\"
+        attended = false\ndetached = true
+        [[rule]]\nname = \"unattended-servers\"\naction = \"reap\"\nafter = \"1min\"\nsession = \"ok\"
+        attended = false\nlistening = true
+        [[rule]]\nname = \"young\"\naction = \"reap\"\nuntil_age = \"6s\"\nsession = \"ok\""
+    );
+    let mut world = World::new(true);
+    view.watch(&mut world, &config);
+    let worker = "{dir}/bin/worker test-process";
+    let hook = format!(
+        "{worker} sleep upload {{dir}} & nohup {worker} sleep hidden {{dir}} & setsid {worker} sleep own {{dir}} & \
+         {worker} listen server {{dir}} &"
+    );
+    let hook = format!("die=shell {hook}").replace(' ', "+");
+    world.launch("claude", "agent", "agent", &[hook]);
+    world.await_processes("agent", 1);
+    world.open_gate("die-agent");
+    let uploads = [
+        ("upload", "young"),
+        ("hidden", "unattended-commands"),
+        ("own", "unattended-commands"),
+    ];
+    for (role, rule) in uploads {
+        let key = world.process(role);
+        world.await_event("an upload waits", |e| {
+            e.is("decision", key)
+                && (e.decision.as_deref(), e.rule.as_deref()) == (Some("wait"), Some(rule))
+        });
+    }
+    let exit = world.await_event("the agent's exit", |e| e.event == "session.root_exit");
+    let server = world.process("server");
+    world.await_event("the server waits", |e| {
+        e.is("decision", server) && e.rule.as_deref() == Some("unattended-servers")
+    });
+    view.await_gone(&world, &["upload", "hidden", "own"]);
+    let events = view.stop(&mut world, &["server"]);
+    for event in events.iter().flatten().filter(|e| e.event == "signal") {
+        // At an age, or that long after the agent's exit.
+        let start = event.start_ns().expect("a start").min(exit.time_boot_ns);
+        let lived = event.time_boot_ns - start;
+        assert!(lived >= AGE_NS, "signalled after {lived} ns: {event:?}");
     }
 }
 
