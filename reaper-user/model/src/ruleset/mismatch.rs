@@ -66,7 +66,10 @@ impl Display for Mismatch {
             Cause::Missing if key == "script" => {
                 write!(f, "`{key}` needs an interpreter that runs a script")
             }
-            Cause::Missing => write!(f, "`{key}` cannot be compared: its value is unknown"),
+            Cause::Missing => write!(
+                f,
+                "`{key}` has no value to compare with: it is missing or unknown"
+            ),
             Cause::NoMatch if found.is_empty() => {
                 write!(f, "`{key}` does not match the command line")
             }
