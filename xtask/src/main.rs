@@ -3,7 +3,9 @@
 //! Each command prints its steps and the commands that it runs, so that each can be repeated by hand.
 
 mod agents;
+mod apt;
 mod bench;
+mod cross;
 mod demo_svg;
 mod dist;
 #[cfg(test)]

@@ -130,12 +130,17 @@ pub fn output(command: &mut Command) -> Result<String> {
 /// # Errors
 /// The build fails.
 pub fn executables(arguments: &[&str]) -> Result<Vec<(PathBuf, Value)>> {
-    println!("$ cargo {}", arguments.join(" "));
-    let mut cargo = cargo();
-    cargo
-        .args(arguments)
-        .arg("--message-format=json-render-diagnostics");
-    Ok(read_executables(&output(&mut cargo)?))
+    built(cargo().args(arguments))
+}
+
+/// Runs a cargo command that builds, like [`executables`].
+///
+/// # Errors
+/// The build fails.
+pub fn built(cargo: &mut Command) -> Result<Vec<(PathBuf, Value)>> {
+    println!("$ {}", line(cargo));
+    cargo.arg("--message-format=json-render-diagnostics");
+    Ok(read_executables(&output(cargo)?))
 }
 
 /// Returns the executables in cargo's JSON messages, each with its message.

@@ -19,6 +19,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 
+use crate::cross::Arch;
 use crate::shell::{find_program, hex, install, output, say, target_dir, workspace};
 use build::Documents;
 
@@ -78,43 +79,6 @@ impl Args {
             check: true,
             image: false,
         }
-    }
-}
-
-/// Processor of a package.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Arch {
-    #[value(name = "x86_64")]
-    X86_64,
-    #[value(name = "aarch64")]
-    Aarch64,
-}
-
-impl Arch {
-    /// Returns the name in Rust's targets and in RPM.
-    fn name(self) -> &'static str {
-        match self {
-            Arch::X86_64 => "x86_64",
-            Arch::Aarch64 => "aarch64",
-        }
-    }
-
-    fn in_debian(self) -> &'static str {
-        match self {
-            Arch::X86_64 => "amd64",
-            Arch::Aarch64 => "arm64",
-        }
-    }
-
-    fn of_host() -> Arch {
-        match std::env::consts::ARCH {
-            "aarch64" => Arch::Aarch64,
-            _ => Arch::X86_64,
-        }
-    }
-
-    fn is_host(self) -> bool {
-        self.name() == std::env::consts::ARCH
     }
 }
 
@@ -195,10 +159,7 @@ impl Release {
         let work = target_dir().join("dist-work").join(arch.name());
         stage::renew(&work)?;
         let documents = Documents::write(&work.join("documents"), &day(time)?)?;
-        let program = |libc: &str| {
-            let target = format!("{}-unknown-linux-{libc}", arch.name());
-            build::program(&target, arch, profile, commit)
-        };
+        let program = |libc: &str| build::program(arch, libc, profile, commit);
         Ok(Release {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             time,

@@ -10,7 +10,8 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Arch, format_time};
+use super::format_time;
+use crate::cross::Arch;
 use crate::shell::{cargo, output, workspace};
 
 /// Package of the program.

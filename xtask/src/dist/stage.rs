@@ -9,7 +9,8 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 
 use super::build::SHELLS;
-use super::{Arch, Release, packaging};
+use super::{Release, packaging};
+use crate::cross::Arch;
 use crate::shell::{find_program, output, run, workspace};
 
 /// Line of the example config, and the line with which packages replace it.

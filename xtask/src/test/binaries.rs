@@ -6,7 +6,8 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::shell::{as_root, executables, output};
+use crate::cross::{Arch, build_for};
+use crate::shell::{as_root, built, cargo, executables, output};
 
 /// Name of the test target with the real process trees.
 const REAL: &str = "real";
@@ -38,6 +39,21 @@ impl Binaries {
     /// The build fails, or an executable is missing.
     pub fn build() -> Result<Binaries> {
         Binaries::read(executables(&["test", "--workspace", "--no-run"])?)
+    }
+
+    /// Builds the real trees and the program under test for a processor, and for that of this host all tests.
+    ///
+    /// # Errors
+    /// The standard library or the C compiler of the processor is not available, the build fails, or an executable is
+    /// missing.
+    pub fn build_for(arch: Arch) -> Result<Binaries> {
+        if arch.is_host() {
+            return Binaries::build();
+        }
+        let mut cargo = cargo();
+        cargo.args(["test", "--no-run", "--package=reaper-user", "--test", REAL]);
+        build_for(&mut cargo, arch, "gnu")?;
+        Binaries::read(built(&mut cargo)?)
     }
 
     fn read(executables: Vec<(PathBuf, Value)>) -> Result<Binaries> {

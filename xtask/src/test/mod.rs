@@ -13,6 +13,7 @@ use std::process::Stdio;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
+use crate::cross::Arch;
 use crate::shell::{as_root, cargo, find_program, in_ci, install};
 use crate::tally::{Tally, counted};
 use crate::{dist, ebpf, targets, tidy, units, vm};
@@ -70,7 +71,7 @@ pub struct Args {
     /// List the tests with the guarantees that each shows, and run nothing
     #[arg(long)]
     list: bool,
-    /// Also run the long soak tests, and the process trees on every kernel of Debian
+    /// Also run the long soak tests, and the process trees on every kernel of Debian and on aarch64
     #[arg(long)]
     full: bool,
     /// Run the tests N times, without the other checks, and print a table
@@ -175,6 +176,10 @@ fn all(full: bool) -> Result<()> {
         },
     );
     if full {
+        tally.stage("real process trees on an emulated aarch64", |t| {
+            let args = vm::Args::of_processor(Arch::Aarch64);
+            t.step("vm --arch aarch64", vm::vm(&args, Some(&binaries)));
+        });
         tally.stage("the installed service on a Debian with systemd", |t| {
             let args = vm::Args::of_systemd(false);
             t.step("vm --systemd", vm::vm(&args, Some(&binaries)));

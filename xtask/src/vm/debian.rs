@@ -1,25 +1,23 @@
-//! Debian's kernel packages, through apt with separate lists. Lists and packages of the host do not change.
+//! Debian's kernel packages.
 
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 
-use crate::shell::{find_program, install, output, run, say};
+use crate::apt::{self, ARCHIVE};
+use crate::cross::Arch;
 
 /// Suites with kernels: name and archive.
 const SUITES: &[(&str, &str)] = &[
     ("bullseye-security", "http://deb.debian.org/debian-security"),
     ("bookworm-security", "http://deb.debian.org/debian-security"),
-    ("trixie-backports", "http://deb.debian.org/debian"),
+    ("trixie-backports", ARCHIVE),
 ];
 
-const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-
-/// Suffix of kernels for virtual machines, whose drivers are built in.
-const FLAVOUR: &str = "-cloud-amd64";
+/// Part of the names of kernels for virtual machines, whose drivers are built in. The architecture follows it.
+const FLAVOUR: &str = "-cloud-";
 
 /// Package with a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +30,7 @@ pub struct Package {
 impl Package {
     /// Returns the version in the package name: major, minor, and the other numbers.
     pub fn release(&self) -> (u64, u64, Vec<u64>) {
-        let release = self.name.strip_suffix(FLAVOUR).unwrap_or(&self.name);
+        let (release, _) = self.name.rsplit_once(FLAVOUR).unwrap_or((&self.name, ""));
         let mut numbers = release
             .split(|c: char| !c.is_ascii_digit())
             .filter_map(|number| number.parse().ok());
@@ -50,6 +48,7 @@ impl fmt::Display for Package {
 /// Available kernel packages.
 pub struct Debian {
     dir: PathBuf,
+    arch: Arch,
     /// Suites; `None` until they are needed.
     suites: Option<Vec<Suite>>,
 }
@@ -60,9 +59,10 @@ struct Suite {
 }
 
 impl Debian {
-    pub fn new(dir: &Path) -> Debian {
+    pub fn new(dir: &Path, arch: Arch) -> Debian {
         Debian {
             dir: dir.join("apt"),
+            arch,
             suites: None,
         }
     }
@@ -93,13 +93,13 @@ impl Debian {
 
     /// Returns all kernels.
     pub fn packages(&mut self) -> impl Iterator<Item = &Package> {
-        let dir = &self.dir;
+        let (dir, arch) = (&self.dir, self.arch);
         let suites = self.suites.get_or_insert_with(|| {
             SUITES
                 .iter()
                 .map(|(name, archive)| Suite {
                     name,
-                    packages: read(dir, name, archive),
+                    packages: read(dir, name, archive, arch),
                 })
                 .collect()
         });
@@ -123,15 +123,9 @@ impl Debian {
     /// The download fails, or the package contains no kernel.
     pub fn fetch(&self, package: &Package, image: &Path) -> Result<()> {
         let dir = self.dir.join("unpacked");
-        let _ = fs::remove_dir_all(&dir);
-        fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
-        let mut download = apt("apt-get", &self.dir, package.suite);
-        download
-            .arg("download")
-            .arg(format!("{}={}", package.name, package.version));
-        run(download.current_dir(&dir))?;
-        let deb = file_in(&dir, ".deb").context("apt-get has downloaded no package")?;
-        run(Command::new("dpkg-deb").arg("--extract").arg(deb).arg(&dir))?;
+        let suite = apt::Suite::known(&self.dir, package.suite);
+        let exact = format!("{}={}", package.name, package.version);
+        suite.unpack(apt::ALONE, &[&exact], &dir)?;
         let modules = file_in(&dir.join("usr/lib/modules"), "");
         let places = [Some(dir.join("boot")), modules];
         let kernel = places
@@ -157,58 +151,15 @@ fn file_in(dir: &Path, part: &str) -> Option<PathBuf> {
     files.into_iter().find(named)
 }
 
-/// Returns an apt command for one suite only.
-fn apt(program: &str, dir: &Path, suite: &str) -> Command {
-    let mut command = Command::new(program);
-    command.arg(format!(
-        "--config-file={}",
-        dir.join(suite).join("apt.conf").display()
-    ));
-    command
-}
-
-/// Returns all kernels of a suite.
-fn read(dir: &Path, suite: &'static str, archive: &str) -> Result<Vec<Package>> {
-    ensure!(find_program("apt-get").is_some(), "there is no apt-get");
-    if !Path::new(KEYRING).is_file() {
-        install(&["debian-archive-keyring"], "Debian's packages are signed")?;
-    }
-    let own = dir.join(suite);
-    let lists = own.join("lists");
-    fs::create_dir_all(lists.join("partial")).with_context(|| lists.display().to_string())?;
-    let write = |name: &str, text: String| {
-        let path = own.join(name);
-        fs::write(&path, text).with_context(|| path.display().to_string())
-    };
-    write(
-        "sources.list",
-        format!(
-            "deb [arch=amd64 lang=none target=Packages signed-by={KEYRING}] {archive} {suite} main\n"
-        ),
-    )?;
-    write("apt.conf", configuration(&own))?;
-    say(format_args!("reading the list of {suite}'s packages"));
-    let mut update = apt("apt-get", dir, suite);
-    // Without this option, apt-get ignores download errors.
-    run(update.args(["--quiet=2", "--error-on=any", "update"]))?;
-    let all = output(apt("apt-cache", dir, suite).arg("dumpavail"))?;
-    Ok(kernels(&all, suite))
-}
-
-fn configuration(own: &Path) -> String {
-    let own = own.display();
-    format!(
-        "Dir::Etc::SourceList \"{own}/sources.list\";\n\
-         Dir::Etc::SourceParts \"/dev/null\";\n\
-         Dir::State::Lists \"{own}/lists\";\n\
-         Dir::State::Status \"/dev/null\";\n\
-         Dir::Cache \"{own}/cache\";\n\
-         APT::Sandbox::User \"root\";\n"
-    )
+/// Reads a suite, and returns its kernels.
+fn read(dir: &Path, name: &'static str, archive: &str, arch: Arch) -> Result<Vec<Package>> {
+    let suite = apt::Suite::read(dir, name, archive, arch)?;
+    Ok(kernels(&suite.packages()?, name, arch))
 }
 
 /// Returns the packages with a kernel among all packages of a suite.
-fn kernels(all: &str, suite: &'static str) -> Vec<Package> {
+fn kernels(all: &str, suite: &'static str, arch: Arch) -> Vec<Package> {
+    let flavour = format!("{FLAVOUR}{}", arch.in_debian());
     let packages = all.split("\n\n").filter_map(|stanza| {
         let field = |key: &str| stanza.lines().find_map(|line| line.strip_prefix(key));
         Some(Package {
@@ -217,7 +168,7 @@ fn kernels(all: &str, suite: &'static str) -> Vec<Package> {
             suite,
         })
     });
-    let flavoured = packages.filter(|p| p.name.ends_with(FLAVOUR));
+    let flavoured = packages.filter(|p| p.name.ends_with(&flavour));
     // Newer releases have the kernel in `linux-binary-*`. Packages without a full version only depend on others.
     let (binary, image): (Vec<_>, Vec<_>) = flavoured
         .filter(|p| !p.release().2.is_empty() && !p.name.contains("unsigned"))
@@ -246,12 +197,16 @@ mod tests {
             "linux-image-6.12.9+deb12-cloud-amd64",
             "linux-image-6.12.10+deb12-cloud-amd64-unsigned",
             "linux-image-6.12.10+deb12-amd64",
+            "linux-image-6.12.9+deb12-cloud-arm64",
             "linux-headers-6.12.10+deb12-cloud-amd64",
             "linux-image-7.2.12+deb13-cloud-amd64",
             "linux-binary-7.2.12+deb13-cloud-amd64",
             "linux-binary-unsigned-7.3.4+deb13-cloud-amd64",
         ]);
-        let names: Vec<_> = kernels(&all, "suite").into_iter().map(|p| p.name).collect();
+        let names: Vec<_> = kernels(&all, "suite", Arch::X86_64)
+            .into_iter()
+            .map(|p| p.name)
+            .collect();
         assert_eq!(
             names,
             [
@@ -268,7 +223,7 @@ mod tests {
             "linux-image-6.1.0-56-cloud-amd64",
             "linux-image-6.1.0-0.deb11.60-cloud-amd64",
         ]);
-        let newest = kernels(&all, "suite")
+        let newest = kernels(&all, "suite", Arch::X86_64)
             .into_iter()
             .max_by_key(Package::release)
             .unwrap();

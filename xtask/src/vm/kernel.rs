@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 
 use super::debian::Debian;
+use crate::cross::Arch;
 use crate::shell::say;
 
 /// Kernels that are used if none is named: those of supported Debian releases, the first whose exit tracepoint reports the
@@ -18,6 +19,7 @@ const NEWEST: &str = "newest";
 pub struct Kernel {
     /// Name that the user specified.
     pub name: String,
+    pub arch: Arch,
     pub image: PathBuf,
     /// Package or path of the kernel.
     pub origin: String,
@@ -27,13 +29,14 @@ pub struct Kernel {
 pub fn get_all(
     wanted: &[String],
     dir: &Path,
+    arch: Arch,
     update: bool,
 ) -> (Vec<Kernel>, Vec<(String, String)>) {
-    let mut debian = Debian::new(dir);
+    let mut debian = Debian::new(dir, arch);
     let mut kernels: Vec<Kernel> = Vec::new();
     let mut missing = Vec::new();
     for name in wanted {
-        match get(name, dir, update, &mut debian) {
+        match get(name, dir, arch, update, &mut debian) {
             // The newest may be in the list by its version, too.
             Ok(kernel) if kernels.iter().any(|known| known.origin == kernel.origin) => {}
             Ok(kernel) => {
@@ -49,13 +52,14 @@ pub fn get_all(
     (kernels, missing)
 }
 
-fn get(name: &str, dir: &Path, update: bool, debian: &mut Debian) -> Result<Kernel> {
+fn get(name: &str, dir: &Path, arch: Arch, update: bool, debian: &mut Debian) -> Result<Kernel> {
     if name.contains('/') {
         let image = Path::new(name);
         ensure!(image.is_file(), "no such file");
         let file = image.file_name().unwrap_or_default().to_string_lossy();
         return Ok(Kernel {
             name: file.trim_start_matches("vmlinuz-").to_owned(),
+            arch,
             image: image.to_owned(),
             origin: name.to_owned(),
         });
@@ -78,6 +82,7 @@ fn get(name: &str, dir: &Path, update: bool, debian: &mut Debian) -> Result<Kern
     }
     Ok(Kernel {
         name: name.to_owned(),
+        arch,
         image,
         origin: fs::read_to_string(&origin).with_context(|| origin.display().to_string())?,
     })
@@ -93,8 +98,8 @@ fn version(name: &str) -> Option<(u64, u64)> {
 ///
 /// # Errors
 /// There is no kernel.
-pub fn list(dir: &Path) -> Result<()> {
-    let mut debian = Debian::new(dir);
+pub fn list(dir: &Path, arch: Arch) -> Result<()> {
+    let mut debian = Debian::new(dir, arch);
     let newest = debian.find(|_| true)?;
     let mut versions: Vec<(u64, u64)> = debian
         .packages()

@@ -11,9 +11,44 @@ use anyhow::{Context, Result};
 
 use super::kernel::Kernel;
 use super::report::{LEFT_OUT, Run};
+use crate::cross::Arch;
 use crate::shell::{find_program, install, line, say};
 
-pub const QEMU: &str = "qemu-system-x86_64";
+/// Hardware that QEMU emulates for a processor.
+struct Hardware {
+    qemu: &'static str,
+    /// Debian packages with QEMU.
+    packages: &'static [&'static str],
+    machine: &'static str,
+    cpu: &'static str,
+    /// Serial port for which the kernels have a driver.
+    serial: &'static str,
+}
+
+const PC: Hardware = Hardware {
+    qemu: "qemu-system-x86_64",
+    packages: &["qemu-system-x86", "seabios"],
+    machine: "q35",
+    cpu: "max",
+    serial: "isa-serial",
+};
+const ARM: Hardware = Hardware {
+    qemu: "qemu-system-aarch64",
+    packages: &["qemu-system-arm"],
+    machine: "virt",
+    // Signs pointers with a function that is quick to emulate.
+    cpu: "max,pauth-impdef=on",
+    serial: "pci-serial",
+};
+
+impl Hardware {
+    fn of(arch: Arch) -> &'static Hardware {
+        match arch {
+            Arch::X86_64 => &PC,
+            Arch::Aarch64 => &ARM,
+        }
+    }
+}
 
 /// Memory of the machine. One of the tests starts ten thousand processes.
 const MEMORY: &str = "3G";
@@ -69,13 +104,14 @@ pub struct Machine<'a> {
 }
 
 impl Machine<'_> {
-    pub fn new(root: PathBuf, names: &[String], all: bool) -> Machine<'_> {
+    pub fn new(arch: Arch, root: PathBuf, names: &[String], all: bool) -> Machine<'_> {
         let kvm = File::options().read(true).write(true).open("/dev/kvm");
+        let has_kvm = arch.is_host() && kvm.is_ok();
         Machine {
             root,
             names,
             all,
-            accelerator: if kvm.is_ok() { KVM } else { EMULATION },
+            accelerator: if has_kvm { KVM } else { EMULATION },
         }
     }
 
@@ -201,39 +237,41 @@ impl Machine<'_> {
 ///
 /// # Errors
 /// It cannot be installed.
-pub fn install_qemu() -> Result<()> {
-    match find_program(QEMU) {
+pub fn install_qemu(arch: Arch) -> Result<()> {
+    let hardware = Hardware::of(arch);
+    match find_program(hardware.qemu) {
         Some(_) => Ok(()),
-        None => install(
-            &["qemu-system-x86", "seabios"],
-            "other kernels run in virtual machines",
-        ),
+        None => install(hardware.packages, "other kernels run in virtual machines"),
     }
 }
 
 /// Returns the command of a machine, without accelerator and kernel arguments. Its console goes to the file `log`, and
 /// its second serial line to stdout.
 pub fn qemu(kernel: &Kernel, initramfs: &Path, log: &Path) -> Command {
+    let hardware = Hardware::of(kernel.arch);
     let mut command = match find_program("setpriv") {
         // The kernel kills QEMU when this program exits.
         Some(setpriv) => {
             let mut command = Command::new(setpriv);
-            command.args(["--pdeathsig", "KILL", QEMU]);
+            command.args(["--pdeathsig", "KILL", hardware.qemu]);
             command
         }
-        None => Command::new(QEMU),
+        None => Command::new(hardware.qemu),
     };
     command
         .args(["-nodefaults", "-no-reboot", "-display", "none"])
-        .args(["-machine", "q35", "-cpu", "max", "-smp", "2", "-m", MEMORY])
+        .args(["-machine", hardware.machine, "-cpu", hardware.cpu])
+        .args(["-smp", "2", "-m", MEMORY])
         .arg("-kernel")
         .arg(&kernel.image)
         .arg("-initrd")
-        .arg(initramfs)
-        // The console, and the report of the tests.
-        .arg("-serial")
-        .arg(format!("file:{}", log.display()))
-        .args(["-serial", "stdio"]);
+        .arg(initramfs);
+    // The console, and the report of the tests.
+    let console = format!("file,id=console,path={}", log.display());
+    for (name, backend) in [("console", &console[..]), ("report", "stdio,id=report")] {
+        let device = format!("{},chardev={name}", hardware.serial);
+        command.args(["-chardev", backend, "-device", &device]);
+    }
     command
 }
 

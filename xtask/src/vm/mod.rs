@@ -1,4 +1,4 @@
-//! `cargo xtask vm`: runs the tests with real process trees on other kernels, each in a virtual machine.
+//! `cargo xtask vm`: runs the tests with real process trees on other kernels and processors, each in a virtual machine.
 //!
 //! The machine contains only the kernel, the test binary as init (`tests/init.rs`), `reaper`, and the programs that tests
 //! use. Without KVM, QEMU emulates it, which is slow.
@@ -18,11 +18,13 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::cross::Arch;
 use crate::shell::{say, target_dir};
 use crate::test::Binaries;
 use kernel::Kernel;
 use machine::Machine;
 use report::{LEFT_OUT, Run};
+use root::Programs;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -32,6 +34,8 @@ Examples:
   cargo xtask vm 5.10 6.12
   # Only tests with this word in their name
   cargo xtask vm 6.1 --filter enforce::
+  # These tests on an emulated arm64
+  cargo xtask vm --arch arm64 6.16 --filter enforce::
   # A kernel of your own
   cargo xtask vm ./vmlinuz-6.5.0
   # The service on a Debian with systemd
@@ -52,6 +56,9 @@ pub struct Args {
     /// Run only tests whose name contains this; may be given several times
     #[arg(long, value_name = "NAME")]
     filter: Vec<String>,
+    /// Processor of the machines [default: that of this machine]
+    #[arg(long, value_enum)]
+    arch: Option<Arch>,
     /// Also run the tests that are skipped on emulated processors
     #[arg(long)]
     all: bool,
@@ -60,7 +67,7 @@ pub struct Args {
     list: bool,
     /// Install the service on a Debian with systemd, and kill, restart, upgrade and remove it there. With --filter, run those tests
     /// there instead, with daemons that have the privileges of the service's unit
-    #[arg(long, conflicts_with_all = ["kernels", "all", "list"])]
+    #[arg(long, conflicts_with_all = ["kernels", "arch", "all", "list"])]
     systemd: bool,
     /// Download kernels again, in case there is a newer release
     #[arg(long)]
@@ -68,7 +75,10 @@ pub struct Args {
 }
 
 /// Kernels of `cargo xtask test` in CI: the oldest one, for which the probes have separate code, and a recent fixed version.
-const CI_KERNELS: &str = "5.10 6.16";
+const CI_KERNELS: [&str; 2] = ["5.10", RECENT];
+
+/// Kernel of the machine with systemd, and of other processors.
+const RECENT: &str = "6.16";
 
 /// Tests of `cargo xtask test` in CI: those in which events or signals can depend on the kernel version. The others run on
 /// the machine itself.
@@ -94,12 +104,23 @@ impl Args {
         }
     }
 
+    /// Returns the arguments for the tests of CI on an emulated processor.
+    pub fn of_processor(arch: Arch) -> Args {
+        Args {
+            kernels: vec![RECENT.to_owned()],
+            arch: Some(arch),
+            ..Args::of_tests(false)
+        }
+    }
+
     /// Returns the arguments for `cargo xtask test`: some tests on two kernels, or with `full` all on each usual kernel.
     pub fn of_tests(full: bool) -> Args {
-        let owned = |names: &str| names.split_whitespace().map(str::to_owned).collect();
+        let kernels: &[&str] = if full { &[] } else { &CI_KERNELS };
+        let trees = if full { "enforce::" } else { CI_TREES };
         Args {
-            kernels: owned(if full { "" } else { CI_KERNELS }),
-            filter: owned(if full { "enforce::" } else { CI_TREES }),
+            kernels: kernels.iter().copied().map(str::to_owned).collect(),
+            filter: trees.split_whitespace().map(str::to_owned).collect(),
+            arch: None,
             all: false,
             list: false,
             systemd: false,
@@ -114,10 +135,14 @@ impl Args {
 /// # Errors
 /// A test failed, none was run, or a named kernel is not available.
 pub fn vm(args: &Args, built: Option<&Binaries>) -> Result<()> {
-    let dir = target_dir().join("vm");
+    let arch = args.arch.unwrap_or(Arch::of_host());
+    let mut dir = target_dir().join("vm");
+    if !arch.is_host() {
+        dir.push(arch.in_debian());
+    }
     fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
     if args.list {
-        return kernel::list(&dir);
+        return kernel::list(&dir, arch);
     }
     if args.systemd {
         return match (built, &args.filter[..]) {
@@ -131,16 +156,17 @@ pub fn vm(args: &Args, built: Option<&Binaries>) -> Result<()> {
     let wanted: &[String] = if by_name { &args.kernels } else { &usual };
 
     say("1/3 getting kernels from Debian's packages");
-    let (kernels, missing) = kernel::get_all(wanted, &dir, args.update);
+    let (kernels, missing) = kernel::get_all(wanted, &dir, arch, args.update);
     say("2/3 building the root file system: tests as init, reaper, and programs that tests use");
-    machine::install_qemu()?;
+    machine::install_qemu(arch)?;
     let root = dir.join("root.cpio");
-    match built {
-        Some(binaries) => root::build(&root, binaries)?,
-        None => root::build(&root, &Binaries::build()?)?,
+    let programs = Programs::get(arch, &dir)?;
+    match built.filter(|_| arch.is_host()) {
+        Some(binaries) => root::build(&root, binaries, &programs)?,
+        None => root::build(&root, &Binaries::build_for(arch)?, &programs)?,
     }
     say("3/3 running real process trees on each kernel");
-    let machine = Machine::new(root, &args.filter, args.all);
+    let machine = Machine::new(arch, root, &args.filter, args.all);
     let runs = run_all(&machine, &kernels, &dir)?;
 
     table::print(&runs);

@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use super::RECENT;
 use super::cpio::Archive;
 use super::kernel::{self, Kernel};
 use super::machine::{self, tail};
 use super::root::OBJECT;
+use crate::cross::Arch;
 use crate::dist;
 use crate::shell::{OwnedChild, as_root, find_program, install, line, run, say, workspace};
 use crate::test::Binaries;
 
-/// Kernel of the machine.
-const KERNEL: &str = "6.16";
 /// Packages of Debian in the machine: those of the service's test, and programs that trees use.
 const PACKAGES: &str = "--include=systemd,systemd-sysv,dbus-user-session,libpam-systemd,procps,util-linux,\
                         podman,catatonit,netavark,uidmap,git,less,openssh-client,tmux";
@@ -95,12 +95,12 @@ pub fn trees(dir: &Path, binaries: &Binaries, names: &[String]) -> Result<()> {
 
 /// Boots a machine that has these files of this host, and runs a script there.
 fn test(dir: &Path, script: &str, files: &[(&Path, &Path)]) -> Result<()> {
-    let wanted = [KERNEL.to_owned()];
-    let (kernels, missing) = kernel::get_all(&wanted, dir, false);
+    let wanted = [RECENT.to_owned()];
+    let (kernels, missing) = kernel::get_all(&wanted, dir, Arch::of_host(), false);
     let Some(kernel) = kernels.first() else {
-        bail!("kernel {KERNEL} is not available: {missing:?}");
+        bail!("kernel {RECENT} is not available: {missing:?}");
     };
-    machine::install_qemu()?;
+    machine::install_qemu(Arch::of_host())?;
     let debian = debian(dir)?;
     let own = dir.join("systemd-own.cpio");
     let mut archive = Archive::create(&own)?;
