@@ -157,8 +157,8 @@ fn debian(dir: &Path) -> Result<PathBuf> {
 /// Boots the machine, reads its report, and checks that it powers off in time.
 fn boot(kernel: &Kernel, initramfs: &Path, log: &Path) -> Result<()> {
     let mut qemu = machine::qemu(kernel, initramfs, log);
-    qemu.args(["-accel", machine::EMULATION.option, "-append"]);
-    qemu.arg("console=ttyS0 panic=-1 rdinit=/init systemd.log_target=console");
+    let arguments = machine::arguments(kernel.arch) + " systemd.log_target=console";
+    qemu.args(["-accel", machine::EMULATION.option, "-append", &arguments]);
     println!("$ {}", line(&qemu));
     let qemu = qemu.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
     let mut qemu = OwnedChild(qemu.context("cannot start QEMU")?);
