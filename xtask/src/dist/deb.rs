@@ -15,6 +15,10 @@ pub const REVISION: u32 = 1;
 
 const SCRIPTS: [&str; 3] = ["postinst", "prerm", "postrm"];
 
+/// Line of the scripts in place of the content of a common file. dpkg keeps each script alone, also after the files of the
+/// package are removed, so no script can read another file.
+const COMMON: (&str, &str) = ("#OTHER-UNIT#\n", "deb/other-unit.sh");
+
 /// Builds the package with this version and returns its path.
 ///
 /// # Errors
@@ -39,17 +43,16 @@ pub fn build(release: &Release, version: &str) -> Result<PathBuf> {
     let (sums, kib) = (checksums(&stage.root)?, installed_kib(&stage.root)?);
     stage.add("DEBIAN/md5sums", sums.as_bytes())?;
     stage.add("DEBIAN/conffiles", b"/etc/reaper/config.toml\n")?;
-    let template = packaging("deb/control");
-    let control = fs::read_to_string(&template).with_context(|| template.display().to_string())?;
-    let control = control
+    let control = template("deb/control")?
         .replace("{version}", &version)
         .replace("{arch}", arch)
         .replace("{glibc}", &glibc(&release.program)?)
         .replace("{installed_size}", &kib.to_string());
     stage.add("DEBIAN/control", control.as_bytes())?;
+    let (line, common) = (COMMON.0, template(COMMON.1)?);
     for script in SCRIPTS {
-        let from = packaging(&format!("deb/{script}"));
-        stage.script(&format!("DEBIAN/{script}"), &from)?;
+        let text = template(&format!("deb/{script}"))?.replace(line, &common);
+        stage.executable(&format!("DEBIAN/{script}"), text.as_bytes())?;
     }
     stage.finish()?;
     let deb = release.out.join(format!("reaper_{version}_{arch}.deb"));
@@ -60,6 +63,11 @@ pub fn build(release: &Release, version: &str) -> Result<PathBuf> {
     dpkg.args([&format!("-z{}", release.compression), "--build"]);
     run(dpkg.arg(&stage.root).arg(&deb))?;
     Ok(deb)
+}
+
+fn template(name: &str) -> Result<String> {
+    let path = packaging(name);
+    fs::read_to_string(&path).with_context(|| path.display().to_string())
 }
 
 fn changelog(release: &Release, version: &str) -> Result<String> {

@@ -97,12 +97,12 @@ impl Stage {
         self.add(place, &content)
     }
 
-    /// Copies a script, with mode 0755.
+    /// Writes a file with mode 0755.
     ///
     /// # Errors
-    /// The file cannot be read or written.
-    pub fn script(&self, place: &str, from: &Path) -> Result<()> {
-        self.copy(place, from)?;
+    /// The file cannot be written.
+    pub fn executable(&self, place: &str, content: &[u8]) -> Result<()> {
+        self.add(place, content)?;
         set_mode(&self.root.join(place), 0o755)
     }
 
@@ -111,7 +111,8 @@ impl Stage {
     /// # Errors
     /// The file cannot be read or written, or no `strip` for its processor is installed.
     pub fn program(&self, place: &str, from: &Path, arch: Arch) -> Result<()> {
-        self.script(place, from)?;
+        let content = fs::read(from).with_context(|| from.display().to_string())?;
+        self.executable(place, &content)?;
         let cross = format!("{}-linux-gnu-strip", arch.name());
         let strip = match find_program(&cross) {
             Some(strip) => strip,
