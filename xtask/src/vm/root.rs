@@ -72,6 +72,7 @@ impl Programs {
         if fs::read_to_string(&known).is_ok_and(|known| known == wanted) {
             return Ok(Programs { arch, root });
         }
+        let _ = fs::remove_file(&known);
         let suite = Suite::read(&dir.join("apt"), apt::SUITE, apt::ARCHIVE, arch)?;
         suite.unpack(apt::WITH_DEPENDENCIES, &packages, &root)?;
         // Written last: a directory with this file is complete.
@@ -103,7 +104,9 @@ impl Programs {
         let mut unread = programs;
         while let Some(file) = unread.pop() {
             let mut readelf = Command::new("readelf");
-            readelf.args(["--wide", "--dynamic", "--program-headers"]);
+            readelf
+                .env("LC_ALL", "C")
+                .args(["--wide", "--dynamic", "--program-headers"]);
             for name in needed(&output(readelf.arg(&file))?) {
                 // An absolute path, as that of the loader, replaces the directory.
                 let mut all = directories.iter().map(|dir| Path::new(dir).join(name));
