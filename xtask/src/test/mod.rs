@@ -27,7 +27,7 @@ Examples:
   cargo xtask test fork-bomb model::
   # List the tests, the guarantees that each shows, and which need root
   cargo xtask test --list
-  # Also the long soak tests, and all kernels of Debian
+  # Also the long soak tests, all kernels of Debian, and an emulated arm64
   cargo xtask test --full
   # Ten times on a busy machine, with a table of the results
   cargo xtask test --repeat 10 --loaded
