@@ -184,6 +184,7 @@ impl HistoryProcess {
 
 /// Birth ancestor of a member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct HistoryAncestor {
     /// Pid in the PID namespace of the service.
     #[serde(rename = "process.pid")]
@@ -212,6 +213,7 @@ impl From<&Ancestor> for HistoryAncestor {
 
 /// Request of a user to keep a member, or to keep it no longer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct HistoryRequest {
     /// Time of the request.
     pub time: Timestamp,

@@ -268,6 +268,7 @@ impl Ingest {
             rule: Some(Arc::clone(model.rules.name(rule))),
             wait: None,
             memory: None,
+            ancestors: Ancestor::all(&model.tree, node.birth_parent),
         };
         let process = ProcessRef::new(model, node);
         self.emit(time, EventBody::Decision { process, decision });
