@@ -26,8 +26,8 @@ pub enum RecordKind {
 }
 
 impl RecordKind {
-    /// Number of drop counters. Index 0 counts all dropped records, the number of a kind its dropped records, and
-    /// [`COUNTER_UNTRACKED`] the processes for which the map of members had no room.
+    /// Number of drop counters: index 0 for all dropped records, the number of a kind for those of that kind, and
+    /// [`COUNTER_UNTRACKED`] for the processes for which the map of members had no room.
     pub const COUNTERS: u32 = 7;
     /// All kinds, in the order of their numbers.
     pub const ALL: [RecordKind; 5] = [

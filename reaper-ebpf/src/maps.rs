@@ -87,13 +87,13 @@ pub fn header(kind: RecordKind, len: usize) -> Header {
 
 /// Returns whether a process with this pid can be in [`MEMBERS`].
 #[inline(always)]
-pub fn may_be_followed(pid: u32) -> bool {
+pub fn may_be_tracked(pid: u32) -> bool {
     PID_FILTER.get(pid_filter_slot(pid)).is_none_or(|n| *n != 0)
 }
 
 /// Adds a process to [`MEMBERS`], or replaces its entry. Returns false if it has none and the map is full.
 #[inline(always)]
-pub fn follow(key: &RawKey, member: &Member) -> bool {
+pub fn track(key: &RawKey, member: &Member) -> bool {
     add(&PID_FILTER, pid_filter_slot(key.pid), 1);
     let room = MEMBERS.insert(key, member, u64::from(BPF_NOEXIST)).is_ok();
     if !room {
@@ -106,7 +106,7 @@ pub fn follow(key: &RawKey, member: &Member) -> bool {
 
 /// Removes a process from [`MEMBERS`].
 #[inline(always)]
-pub fn unfollow(key: &RawKey) {
+pub fn untrack(key: &RawKey) {
     if MEMBERS.remove(key).is_ok() {
         add(&PID_FILTER, pid_filter_slot(key.pid), u64::MAX);
     }

@@ -14,7 +14,7 @@ use reaper_common::{
 
 use crate::environment;
 use crate::maps::{
-    MEMBERS, NAME_INDEX, NAMES, constant, count, filters, follow, is_set, may_be_followed, unfollow,
+    MEMBERS, NAME_INDEX, NAMES, constant, count, filters, is_set, may_be_tracked, track, untrack,
 };
 use crate::task::{Task, offset, read};
 
@@ -33,7 +33,7 @@ type Name = [u64; NAME_LEN / 8];
 /// gives no session and [`MEMBER_UNCERTAIN`].
 #[inline(always)]
 pub fn of(key: &RawKey) -> Option<Member> {
-    if !may_be_followed(key.pid) {
+    if !may_be_tracked(key.pid) {
         return None;
     }
     for _ in 0..2 {
@@ -103,7 +103,7 @@ pub fn inherit(creator: &Member, child: &RawKey, together: bool) -> Member {
         flags,
         check: child.check(),
     };
-    if !follow(child, &member) {
+    if !track(child, &member) {
         count(COUNTER_UNTRACKED);
         return UNTRACKED;
     }
@@ -125,7 +125,7 @@ pub fn on_exec(
         let scoped: u32 = constant!(SETTINGS: Settings.scoped);
         if scoped == 0 && bits_of_current(task, name) & NAME_AGENT != 0 {
             let member = candidate(key, MEMBER_TRACKED);
-            if follow(key, &member) {
+            if track(key, &member) {
                 return Some((member, environment::of(task, has_bpf_loop)));
             }
             count(COUNTER_UNTRACKED);
@@ -210,7 +210,7 @@ pub fn change(key: &RawKey, member: &Member) {
 #[inline(always)]
 pub fn forget(key: &RawKey) {
     // The service can have removed it already.
-    unfollow(key);
+    untrack(key);
 }
 
 /// Returns the kinds of rules (`NAME_*`) that can match a typed task by its name or the name of its file.
