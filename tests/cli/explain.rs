@@ -433,7 +433,7 @@ fn history_of_a_session() {
     assert_eq!(said.out, "");
     assert_contains(
         &said.err,
-        &["in the journal matches --agent; no agent is named \"nobody\": "],
+        &["in the journal matches --agent nobody; no agent is named \"nobody\": "],
     );
     let said = reaper(world.dir(), &["history", "--file", "none.db"]);
     assert_eq!(said.code, Some(1), "{}", said.out);

@@ -99,6 +99,7 @@ const ERRORS: &[Entry<'static>] = &[
     ("neither a pid nor --list", &["keep"]),
     ("a time without a unit", &["keep", "4250", "--for", "2"]),
     ("no time", &["history", "--since", "soon"]),
+    ("no number", &["history", "-n", "0"]),
     ("no journal", &["history", "--file", "none.db"]),
     ("a file that is no journal", &["history", "--file", "file"]),
     ("no age", &["scan", "--min-age", "soon"]),

@@ -42,6 +42,12 @@ pub(super) fn parse_count(text: &str) -> Result<u32, String> {
         .map_err(|_| format!("not a number: write 0 to {}", u32::MAX))
 }
 
+/// Parses the largest number of things to show, at least 1.
+pub(super) fn parse_limit(text: &str) -> Result<u32, String> {
+    let limit = text.parse().ok().filter(|limit| *limit > 0);
+    limit.ok_or_else(|| format!("write a number from 1 to {}", u32::MAX))
+}
+
 /// Loads a config file, by default that of this user (see [`ConfigOwner`]). Without one, the built-in settings apply.
 pub(super) fn load(config: Option<&Path>) -> Result<Config, Failure> {
     load_for(config, ConfigOwner::this_user())

@@ -15,6 +15,7 @@ use clap::Args;
 use jiff::tz::TimeZone;
 use nix::unistd::geteuid;
 
+use super::arguments::parse_limit;
 use super::pager::FirstPage;
 use super::show::width;
 use super::{Failure, load, pager, parse_pid, parse_time, sockets};
@@ -31,7 +32,7 @@ pub(super) struct HistoryArgs {
     #[arg(value_name = "PID", value_parser = parse_pid)]
     pids: Vec<u32>,
     /// Show only the newest N sessions.
-    #[arg(short = 'n', long = "limit", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short = 'n', long = "limit", value_name = "N", value_parser = parse_limit)]
     limit: Option<u32>,
     /// Show only sessions that were active in this time, such as `2h` or `30min`.
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
@@ -53,7 +54,8 @@ pub(super) struct HistoryArgs {
     file: Option<PathBuf>,
     /// Ask the service on this socket.
     ///
-    /// Without it, the journal is read directly. The service is queried if you may not read the journal.
+    /// Without it, and without `REAPER_SOCKET`, the journal is read directly. The service is queried if you may not read
+    /// the journal.
     #[arg(long, value_name = "PATH", conflicts_with = "file")]
     socket: Option<PathBuf>,
 }
@@ -116,10 +118,13 @@ fn journal_option(args: &HistoryArgs) -> String {
 
 /// Returns the message for a history without sessions, or without these of the requested processes.
 fn nothing_found(args: &HistoryArgs, absent: &[u32]) -> String {
+    let named = |option, name: Option<&str>| {
+        name.map(|name| format!("{option} {}", printable(name, usize::MAX)))
+    };
     let filters = [
         args.since.map(|_| "--since".into()),
-        args.agent.as_ref().map(|_| "--agent".into()),
-        args.session.as_ref().map(|_| "--session".into()),
+        named("--agent", args.agent.as_deref()),
+        named("--session", args.session.as_deref()),
         match absent {
             [] => None,
             [pid] => Some(format!("process {pid}")),
