@@ -209,6 +209,10 @@ fn history_of_a_process_without_an_end_begins_with_what_was_decided_last() {
         first(&requested, 102),
         "      102  No longer kept, by uid 1000. Requested 19m 58s ago; no exit is recorded."
     );
+    let mut expired = session_of(2);
+    expired.processes[0].requests.truncate(1);
+    let total = "1 process in 1 session in the last 2h: 1 process would have been reaped";
+    assert_eq!(text(&expired, None, &[103]).lines().last(), Some(total));
     let mut observed = session_of(2);
     assert_eq!(
         first(&observed, 103),

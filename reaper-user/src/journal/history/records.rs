@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::export::{Ancestor, ExitInfo, FreedMemory, keep_rule};
+use crate::export::{Ancestor, ExitInfo, FreedMemory, LEFT_RUNNING, keep_rule};
 use reaper_model::event::Image;
 
 /// A session with its decisions and outcomes.
@@ -125,12 +125,17 @@ impl HistoryProcess {
         last.is_some_and(|last| last.decision == "reap")
     }
 
-    /// Returns whether it was last decided or requested to keep it, and no end is recorded.
+    /// Returns whether it was last decided to keep it, or requested since the last decision, and no end is recorded.
     pub fn is_kept(&self) -> bool {
-        let decided = self.decisions.last();
-        let decided = decided.is_some_and(|last| matches!(&*last.decision, "keep" | "report"));
+        let decision = self.decisions.last();
+        let keeps = |last: &HistoryDecision| {
+            matches!(&*last.decision, "keep" | "report") && last.reason != LEFT_RUNNING
+        };
+        let decided = decision.is_some_and(keeps);
+        // A request for a limited time is over once the process is to be reaped.
+        let is_last = |time| decision.is_none_or(|last| last.time <= time);
         let requested = self.requests.last();
-        let requested = requested.is_some_and(|last| last.request == "keep");
+        let requested = requested.is_some_and(|last| last.request == "keep" && is_last(last.time));
         (decided || requested) && self.outcomes.is_empty() && self.exited_at.is_none()
     }
 
