@@ -1,5 +1,7 @@
 //! Lineage of processes that are alive or exited recently.
 
+use std::sync::Arc;
+
 use super::member::Lineage;
 use crate::Tree;
 use crate::event::{Image, ProcessKey};
@@ -14,7 +16,7 @@ impl Tree {
     pub fn member_ancestors(
         &self,
         birth_parent: Option<ProcessKey>,
-    ) -> impl Iterator<Item = (ProcessKey, &Image, bool)> {
+    ) -> impl Iterator<Item = (ProcessKey, &Arc<Image>, bool)> {
         let session = birth_parent.and_then(|key| self.lineage_of(key)?.session);
         let mut next = birth_parent.filter(|_| session.is_some());
         let ancestor = move || {
@@ -22,12 +24,12 @@ impl Tree {
             if let Some(node) = self.get(key) {
                 next = node.birth_parent;
                 let is_member = node.lineage().session == session;
-                return is_member.then_some((node.key, &*node.image, false));
+                return is_member.then_some((node.key, &node.image, false));
             }
             let exited = self.exited(key)?;
             next = exited.birth_parent;
             let is_member = exited.remains.lineage.session == session;
-            is_member.then_some((key, &*exited.image, true))
+            is_member.then_some((key, &exited.image, true))
         };
         std::iter::from_fn(ancestor).take(ANCESTORS_MAX)
     }

@@ -9,7 +9,7 @@ use crate::export::encode;
 use reaper_host::source::procfs::ProcessMemory;
 use reaper_model::Tree;
 use reaper_model::activity::TreeMemory;
-use reaper_model::event::{ExitStatus, ProcessKey};
+use reaper_model::event::{ExitStatus, Image, ProcessKey};
 
 /// Lifecycle events of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -74,7 +74,8 @@ pub struct DecisionNames {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ancestor {
     pub key: ProcessKey,
-    pub comm: Vec<u8>,
+    /// Last program. Shared with the tree: up to 65,536 decisions wait for a slow disk.
+    pub image: Arc<Image>,
     /// Whether it had exited when the decision was made.
     pub has_exited: bool,
 }
@@ -85,7 +86,7 @@ impl Ancestor {
         let ancestors = tree.member_ancestors(birth_parent);
         let ancestors = ancestors.map(|(key, image, has_exited)| Ancestor {
             key,
-            comm: image.comm.clone(),
+            image: Arc::clone(image),
             has_exited,
         });
         ancestors.collect()

@@ -187,7 +187,7 @@ impl From<&Ancestor> for HistoryAncestor {
         HistoryAncestor {
             pid: ancestor.key.pid,
             start_ns: ancestor.key.start,
-            comm: String::from_utf8_lossy(&ancestor.comm).into_owned(),
+            comm: String::from_utf8_lossy(&ancestor.image.comm).into_owned(),
             exited: ancestor.has_exited,
         }
     }

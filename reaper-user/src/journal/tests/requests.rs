@@ -113,7 +113,10 @@ fn stored_ancestors_are_replaced_unless_fewer_are_known() {
     let now = sys::boot_time();
     let ancestor = |pid, has_exited| Ancestor {
         key: key(pid),
-        comm: format!("p{pid}").into(),
+        image: Arc::new(Image {
+            comm: format!("p{pid}").into(),
+            ..Image::default()
+        }),
         has_exited,
     };
     let decided_with = |verdict, ancestors: &[Ancestor]| {
