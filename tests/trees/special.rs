@@ -86,21 +86,23 @@ fn leader_thread_first(view: &ScenarioRun) {
 /// A hook at the end of the session leaves an upload in the background: by itself, through `nohup`, and in a session of
 /// its own. Each is reaped only at the end of its time, and a server that listens by then is not.
 fn session_end_hook(view: &ScenarioRun) {
-    const AGE_NS: u64 = 6_000_000_000;
+    const AGE_NS: u64 = 10_000_000_000;
     let config = format!(
         "{CONFIG}
-        [[rule]]\nname = \"unattended-commands\"\naction = \"reap\"\nafter = \"6s\"\nsession = \"ok\"
+        [[rule]]\nname = \"unattended-commands\"\naction = \"reap\"\nafter = \"10s\"\nsession = \"ok\"
         attended = false\ndetached = true
         [[rule]]\nname = \"unattended-servers\"\naction = \"reap\"\nafter = \"1min\"\nsession = \"ok\"
         attended = false\nlistening = true
-        [[rule]]\nname = \"young\"\naction = \"reap\"\nuntil_age = \"6s\"\nsession = \"ok\""
+        [[rule]]\nname = \"young\"\naction = \"reap\"\nuntil_age = \"10s\"\nsession = \"ok\""
     );
     let mut world = World::new(true);
     view.watch(&mut world, &config);
     let worker = "{dir}/bin/worker test-process";
+    // The others are up when the agent exits, and the upload is young.
     let hook = format!(
-        "{worker} sleep upload {{dir}} & nohup {worker} sleep hidden {{dir}} & setsid {worker} sleep own {{dir}} & \
-         {worker} listen server {{dir}} &"
+        "{worker} listen server {{dir}} & nohup {worker} sleep hidden {{dir}} & setsid {worker} sleep own {{dir}} & \
+         until [ $(grep -cE '^(server|hidden|own) ' {{dir}}/report) -ge 3 ]; do sleep 0.1; done; \
+         {worker} sleep upload {{dir}} &"
     );
     let hook = format!("die=shell {hook}").replace(' ', "+");
     world.launch("claude", "agent", "agent", &[hook]);

@@ -15,9 +15,11 @@ use reaper_model::event::ProcessKey;
 
 /// Limit of processes in [`Journaled`]. All are forgotten at the limit, and their exits are not stored.
 const DECIDED_MAX: usize = 65_536;
+/// Limit of stored requests for each process, the latest ones: a user may send any number.
+const REQUESTS_MAX: u32 = 32;
 
-/// Selects the records that the journal stores: changes of sessions, decisions, outcomes, requests of users, and exits of
-/// the processes that have a decision or a request. Exits of all members would be most of the records.
+/// Selects the records that the journal stores: changes of sessions, decisions, outcomes, requests of users, and exits
+/// of the processes that have a decision or a request. Exits of all members would be most of the records.
 #[derive(Default)]
 pub(super) struct Journaled {
     /// Processes that have a decision or a request and have not exited.
@@ -163,18 +165,24 @@ impl RowWriter<'_> {
                 process, by, kept, ..
             } => {
                 let until = kept.and_then(|kept| kept.until).map(wall);
+                let process = self.member(process, time)?;
                 self.execute(
                     "INSERT INTO request (process, time, request, by_uid, tree, until)
                      SELECT ?1, ?2, ?3, ?4, ?5, ?6 WHERE NOT EXISTS (
                          SELECT 1 FROM request WHERE (process, time, request) = (?1, ?2, ?3))",
                     params![
-                        self.member(process, time)?,
+                        process,
                         time,
                         record.body.name(),
                         by,
                         kept.map(|kept| kept.tree),
                         until
                     ],
+                )?;
+                self.execute(
+                    "DELETE FROM request WHERE process = ?1 AND id NOT IN (
+                         SELECT id FROM request WHERE process = ?1 ORDER BY id DESC LIMIT ?2)",
+                    params![process, REQUESTS_MAX],
                 )
             }
             EventBody::Outcome {

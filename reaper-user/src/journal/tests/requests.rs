@@ -65,6 +65,24 @@ fn requests_are_stored_apart_from_decisions() {
 }
 
 #[test]
+fn latest_requests_of_a_process_are_stored() {
+    let world = World::new();
+    let now = sys::boot_time();
+    let member = || process(101, 100, 1000);
+    let requests =
+        (1..=40).map(|n| requested(now + n, member(), kept_until(Some(now + n + 1_000))));
+    let records: Vec<EventRecord> = [opened(now, 100, 1000)]
+        .into_iter()
+        .chain(requests)
+        .collect();
+    world.store(&records);
+    let stored = &world.all()[0].processes[0].requests;
+    assert_eq!(stored.len(), 32);
+    let time = |n: usize| stored[n].time;
+    assert_eq!(time(31).duration_since(time(0)).as_nanos(), 31);
+}
+
+#[test]
 fn old_requests_are_deleted_and_recent_ones_keep_their_process() {
     let mut world = World::new();
     let now = sys::boot_time();

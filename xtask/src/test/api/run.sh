@@ -1,5 +1,5 @@
-# Runs schemathesis as an unprivileged user, and then as root, against a service. All are in a new PID namespace of which this shell is the
-# init, so that no pid in a request names a process of the host, and nothing outlives the shell.
+# Runs schemathesis as an unprivileged user, and then as root, against a service. All are in a new PID namespace of which
+# this shell is the init, so that no pid in a request names a process of the host, and nothing outlives the shell.
 # Arguments: directory for the files, virtual environment with schemathesis, program of the service.
 dir=$1 venv=$2 reaper=$3
 as_user="setpriv --reuid 4242 --regid 4242 --clear-groups --no-new-privs --inh-caps=-all"
@@ -29,7 +29,7 @@ cd "$dir/work"
 requests() {
     HOME=$dir/work SCHEMATHESIS_HOOKS=$dir/unix_socket.py REAPER_SOCKET=$socket "$@" \
         run http://localhost/v1/openapi.json --checks all --request-timeout 20 --warnings off \
-        --generation-database none --output-truncate false --max-time "$seconds"
+        --generation-database none --seed 1 --output-truncate false --max-time "$seconds"
 }
 schemathesis="$dir/venv/bin/python $dir/venv/bin/schemathesis --no-color"
 seconds=18
