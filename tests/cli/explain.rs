@@ -74,8 +74,9 @@ fn explained() {
     let agent = world.await_processes("agent", 1)[0];
     let name = format!("claude-code ({})", agent.pid);
     let lives = format!("Kept: the agent lives. Its agent is {name}.");
-    let reaped =
-        format!("When {name} exits, this process is reaped: SIGTERM, and SIGKILL 200ms later.");
+    let reaped = format!(
+        "When {name} exits, this process is reaped at once: SIGTERM, and SIGKILL 200ms later."
+    );
     let leaf = world.await_processes("leaf", 1)[0];
     assert_contains(&explain(&world, leaf), &[&lives, &reaped, "listens: no"]);
     let orphan = world.await_processes("orphan", 1)[0];
@@ -611,7 +612,7 @@ fn closed_with_kept() {
     );
     assert_contains(
         &ask(&world, &["status"]).out,
-        &["2 processes now, whose agent has exited"],
+        &["2 processes whose agent has exited"],
     );
     assert_contains(
         &ask(&world, &["tree"]).out,

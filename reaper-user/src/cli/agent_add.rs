@@ -258,7 +258,7 @@ fn after(added: &Added, width: Option<usize>) -> String {
     if !added.written {
         return format!("{BOLD}Not written to {file} (--dry-run).{BOLD:#}\n");
     }
-    let next = "A service that uses this file applies the rule after `reaper config reload` to agents that start then, and \
-                after its own restart also to those that run already.";
+    let next = "Run `reaper config reload` if a service uses this file: it then recognises agents that start from now on. It \
+                recognises those that run already once it is restarted.";
     format!("{BOLD}Added to {file}.{BOLD:#}\n{}", wrap(next, 0, width))
 }

@@ -224,15 +224,10 @@ fn line(session: &SessionInfo) -> String {
     format!("{pid}, {state}: {members}; session {id}")
 }
 
-/// Formats what the rules say of a process: first the result, then one line per rule, the nearest first.
+/// Formats what the rules say of a process: one line per rule, the nearest first, then the result. The result is last, as
+/// the rules fill more than a screen.
 fn test_text(test: &RuleTestResponse, width: Option<usize>) -> String {
-    let mut out = wrap(&printable(&summary(test), TEXT_MAX), 0, width);
-    if test.rule.is_none() {
-        let pid = test.pid;
-        let add =
-            format!("If it is an agent, `reaper agent add --pid {pid}` writes a rule for it.");
-        out += &wrap(&add, 0, width);
-    }
+    let mut out = String::new();
     let process = format!("{} {}", test.pid, test.command);
     let program = match test.exe.is_empty() {
         true => "unknown, as its path cannot be read".to_owned(),
@@ -254,6 +249,14 @@ fn test_text(test: &RuleTestResponse, width: Option<usize>) -> String {
         let text = rule.failed.as_deref().unwrap_or("matches");
         let text = fit(text, names, TEXT_MAX, width);
         out += &row(&printable(&rule.name, NAME_MAX), &text, names, None);
+    }
+    out.push('\n');
+    out += &wrap(&printable(&summary(test), TEXT_MAX), 0, width);
+    if test.rule.is_none() {
+        let pid = test.pid;
+        let add =
+            format!("If it is an agent, `reaper agent add --pid {pid}` writes a rule for it.");
+        out += &wrap(&add, 0, width);
     }
     out
 }

@@ -60,7 +60,7 @@ fn running(service: &ServiceArgs) -> Result<ShownConfig, Failure> {
             let config = load_readable(None)?;
             let text = format!("reaper: {}", Failure::from(error));
             text.lines().for_each(|line| message!("{line}"));
-            message!("this is what a service that is started now would use");
+            message!("so the settings below are those of a service that would be started now");
             Ok(ShownConfig::new(&config))
         }
         response => Ok(response?.read()?),

@@ -87,12 +87,10 @@ fn rows(status: &Status) -> Vec<(&'static str, String)> {
     ]);
     // A number of the present, unlike those below: a kept process that exits is no longer one of them.
     let kept = count(status.kept, "process", "processes");
+    let kept = format!("{kept} whose agent has exited");
     rows.push(match status.kept {
-        0 => ("kept", format!("{kept} now")),
-        _ => {
-            let text = format!("{kept} now, whose agent has exited; `reaper tree` shows why");
-            ("kept", hints(&text))
-        }
+        0 => ("kept", kept),
+        _ => ("kept", hints(&format!("{kept}; `reaper tree` shows why"))),
     });
     if status.zombies > 0 {
         let text = format!(

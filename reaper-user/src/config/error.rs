@@ -45,7 +45,7 @@ impl ConfigError {
     pub(super) fn unreadable(path: &Path, error: &io::Error) -> ConfigError {
         let message = match error.kind() {
             io::ErrorKind::NotFound => {
-                "no such file: check the path; without a config file, the defaults apply".into()
+                "no such file: check the path, or create it with `reaper config init FILE`".into()
             }
             io::ErrorKind::IsADirectory => "this is a directory: name a TOML file".into(),
             io::ErrorKind::PermissionDenied => {

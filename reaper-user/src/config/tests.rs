@@ -237,7 +237,7 @@ fn file_errors_name_the_problem() {
     };
     assert_eq!(
         message(&file),
-        ": no such file: check the path; without a config file, the defaults apply"
+        ": no such file: check the path, or create it with `reaper config init FILE`"
     );
     assert_eq!(message(&dir.0), ": this is a directory: name a TOML file");
     std::fs::write(&file, b"mode = 'observe'\nx = 'a\xffb'\n").unwrap();

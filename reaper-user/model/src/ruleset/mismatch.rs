@@ -64,7 +64,7 @@ impl Display for Mismatch {
             Cause::Excluded(pattern) => write!(f, "`{key}` excludes {pattern}"),
             Cause::Relative => write!(f, "`{key}` needs an absolute path, not {found}"),
             Cause::Missing if key == "script" => {
-                write!(f, "`{key}` needs an interpreter that runs a script")
+                write!(f, "`{key}` matches only interpreters that run a script")
             }
             Cause::Missing => write!(
                 f,

@@ -261,11 +261,10 @@ fn when_it_ends(snapshot: &ExplainSnapshot) -> String {
         return format!("When {agent} exits, the service decides about this process again.");
     };
     let (killed, done) = (outlook(snapshot, killed), outlook(snapshot, done));
-    let first = format!("When {agent} exits, {killed}.");
     if killed == done {
-        return first;
+        return format!("When {agent} exits, {killed}.");
     }
-    format!("{first} If {agent} exits with status 0, {done}.")
+    format!("If {agent} exits with status 0, {done}. After any other exit, {killed}.")
 }
 
 /// Returns what happens to a member with this decision, as the end of a sentence. The decision is the one that the exit
@@ -274,7 +273,13 @@ fn outlook(snapshot: &ExplainSnapshot, decision: &DecisionSnapshot) -> String {
     let rule = decision.rule.as_ref();
     let by = rule.map_or_else(String::new, |rule| format!(", by the rule \"{rule}\""));
     match (decision.decision, decision.until) {
-        ("reap", _) => format!("this process is {}", reaped(snapshot)),
+        ("reap", _) if snapshot.enforce => {
+            format!("this process is reaped at once: {}", signals(snapshot))
+        }
+        ("reap", _) => format!(
+            "this process would be reaped at once, but {}",
+            signals(snapshot)
+        ),
         ("wait", None) => match rule {
             Some(rule) => format!(
                 "what happens to this process depends on the rule \"{rule}\", which needs to know {}",
@@ -288,10 +293,12 @@ fn outlook(snapshot: &ExplainSnapshot, decision: &DecisionSnapshot) -> String {
         ("wait", Some(until)) => {
             let time = time(seconds_until(until));
             let then = match done(decision) {
-                "reaped" if !snapshot.enforce => "due",
-                done => done,
+                "reaped" if !snapshot.enforce => "would be reaped",
+                "reaped" => "is reaped",
+                "reported" => "is reported",
+                _ => "is kept",
             };
-            format!("this process is {then} {time} later{by}")
+            format!("this process {then} {time} later{by}")
         }
         _ => format!("this process is {}", super::judgement(decision).text()),
     }

@@ -329,28 +329,27 @@ fn explanation_sentences_match_the_decision() {
                          `reaper agent add` adds one.";
     let lives = "Kept: the agent lives. Its agent is claude-code (42).";
     let killed = "Its agent claude-code (42) was killed by SIGKILL 0s ago.";
-    let reaped_then =
-        "When claude-code (42) exits, this process is reaped: SIGTERM, and SIGKILL 5s later.";
+    let reaped_then = "this process is reaped at once: SIGTERM, and SIGKILL 5s later.";
     for (mut snapshot, why, next) in [
         (
             alive("root_alive", reaped(), reaped()),
             lives.to_owned(),
-            reaped_then.to_owned(),
+            format!("When claude-code (42) exits, {reaped_then}"),
         ),
         (
             alive("detached", reaped(), server),
             "Kept: orphaned, and its agent lives. Its agent is claude-code (42).".into(),
             format!(
-                "{reaped_then} If claude-code (42) exits with status 0, this process is reaped 10m later, by the rule \
-                 \"asked-for-servers\"."
+                "If claude-code (42) exits with status 0, this process is reaped 10m later, by the rule \
+                 \"asked-for-servers\". After any other exit, {reaped_then}"
             ),
         ),
         (
             alive("root_alive", reaped(), unread),
             lives.into(),
             format!(
-                "{reaped_then} If claude-code (42) exits with status 0, what happens to this process depends on the rule \
-                 \"asked-for-servers\", which needs to know whether it listens."
+                "If claude-code (42) exits with status 0, what happens to this process depends on the rule \
+                 \"asked-for-servers\", which needs to know whether it listens. After any other exit, {reaped_then}"
             ),
         ),
         (

@@ -81,10 +81,10 @@ fn test_names_the_failed_condition_of_each_rule() {
         rules: vec![near, far],
     };
     let text = plain(&test_text(&test, Some(80)));
-    let expected = "No agent rule matches process 7; nearest: near, whose `exe` does not match /x.\n\
-                    If it is an agent, `reaper agent add --pid 7` writes a rule for it.\n\
-                    process  7 x chat\nprogram  /x\n\n\
-                    near      `exe` does not match /x\nfar-away  `script` does not match /y\n";
+    let expected = "process  7 x chat\nprogram  /x\n\n\
+                    near      `exe` does not match /x\nfar-away  `script` does not match /y\n\n\
+                    No agent rule matches process 7; nearest: near, whose `exe` does not match /x.\n\
+                    If it is an agent, `reaper agent add --pid 7` writes a rule for it.\n";
     assert_eq!(text, expected);
     let matching = RuleTestResponse {
         rule: Some("own".into()),

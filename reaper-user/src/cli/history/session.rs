@@ -75,7 +75,7 @@ pub(super) fn write_session(
     }
     match session.closed_at {
         Some(closed) => writeln!(out, "; closed at {}", at(closed))?,
-        None if session.root_exited_at.is_some() => writeln!(out, "; not closed")?,
+        None if session.root_exited_at.is_some() => writeln!(out, "; the session has not closed")?,
         None => writeln!(out)?,
     }
     let style = match (session.failed, session.lost_before) {

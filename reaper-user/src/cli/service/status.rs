@@ -118,7 +118,9 @@ fn lines(place: &Place, unit: &UnitState, answer: Result<&Status, &String>) -> V
                 lines.push(format!("to start: {}", place.command("install")));
             } else if unit.state == UNKNOWN {
                 let sudo = if place.is_own { "" } else { "sudo " };
-                lines.push(format!("to start: {sudo}reaper daemon{user}"));
+                lines.push(format!(
+                    "to start: {sudo}reaper daemon{user} (--observe only watches)"
+                ));
             }
             return lines;
         }

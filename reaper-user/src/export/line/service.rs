@@ -130,13 +130,11 @@ fn ready_rows(body: &EventBody) -> Vec<String> {
         return Vec::new();
     };
     let mut rows = vec![format!("mode {mode}, config {config}")];
-    let scope = match scope.as_slice() {
-        [] => "the whole host".to_owned(),
-        names => scope_text(names),
-    };
-    rows.push(format!(
-        "watching {scope} through {source}, {processes} processes found"
-    ));
+    // With a scope, the number would be misleading: it also counts processes outside the scope.
+    rows.push(match scope.as_slice() {
+        [] => format!("watching the whole host through {source}, {processes} processes found"),
+        names => format!("watching {} through {source}", scope_text(names)),
+    });
     let reason = mode_reason.as_ref();
     let reason = reason.map(|reason| printable(reason, REASON_MAX));
     rows.extend(reason.map(|reason| format!("only observes: {reason}")));
