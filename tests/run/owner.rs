@@ -157,7 +157,7 @@ fn hooks(place: &RunWorld) {
     assert_eq!(said.code, Some(125));
     assert!(
         said.err
-            .contains("--on-success exit 3: exited with status 3"),
+            .contains("--on-success \"exit 3\": exited with status 3"),
         "{}",
         said.err
     );
