@@ -69,10 +69,15 @@ mod linux {
 
     /// Returns the pager of the user: `$PAGER`, or `less`. `None` if that is empty or `cat`, or none exists.
     ///
-    /// With more rights than the user that called it, only the system's `less` is used, in its secure mode: `$PAGER` and
-    /// commands from within a pager would run with these rights.
+    /// With more rights than the user that called it, only the system's `less` is used, in its secure mode: another
+    /// `$PAGER` and commands from within a pager would run with these rights.
     fn pager(first: FirstPage) -> Option<Command> {
         let at_end = (first == FirstPage::End).then_some(AT_END);
+        let chosen = std::env::var("PAGER").ok();
+        let chosen = chosen.as_deref().map(str::trim);
+        if matches!(chosen, Some("" | "cat")) {
+            return None;
+        }
         if nix::unistd::geteuid().is_root() || nix::unistd::geteuid() != nix::unistd::getuid() {
             let less = ["/usr/bin/less", "/bin/less"].into_iter();
             let mut less = Command::new(less.map(Path::new).find(|path| path.exists())?);
@@ -80,13 +85,12 @@ mod linux {
             secure(&mut less, std::env::vars_os().map(|(name, _)| name));
             return Some(less);
         }
-        match std::env::var("PAGER").ok().as_deref().map(str::trim) {
+        match chosen {
             None | Some("less") => {
                 let mut less = Command::new("less");
                 less.arg(LESS).args(at_end);
                 Some(less)
             }
-            Some("" | "cat") => None,
             Some(other) => {
                 // Without that program, the shell exits with 127 and has read nothing.
                 let script = format!("{other}\n[ $? -ne 127 ] || exec cat\n");

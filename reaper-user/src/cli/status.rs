@@ -5,7 +5,9 @@ use super::hint::hints;
 use super::show::{count, memory_text, row, time, width, wrap};
 use super::{Failure, ServiceArgs};
 use crate::api::Status;
-use crate::export::{self, FreedMemory, gap_text, printable, without_error_codes};
+use crate::export::{
+    self, FreedMemory, gap_text, printable, unmeasured_count, without_error_codes,
+};
 
 /// Width of the column with the names, in characters.
 const NAMES: usize = 11;
@@ -145,7 +147,7 @@ fn rows(status: &Status) -> Vec<(&'static str, String)> {
 fn freed(memory: &FreedMemory) -> String {
     let unmeasured = match memory.unmeasured {
         0 => String::new(),
-        n => format!("; {n} exited before their memory could be read"),
+        n => format!("; {}", unmeasured_count(n)),
     };
     format!("{}{unmeasured}", memory_text(memory.rss, memory.swap))
 }

@@ -52,7 +52,7 @@ pub use terminal::{
 };
 pub use text::{
     ProcessCounts, capitalized, command_line, counted, duration, exit_code_text, exit_status_text,
-    freed, memory_text, printable, size, time,
+    freed, memory_text, printable, size, time, unmeasured_count,
 };
 pub use words::{
     Judgement, LEFT_RUNNING, evidence_ref_text, evidence_text, gap_text, outcome_reason_text,

@@ -50,12 +50,15 @@ pub fn freed(memory: &FreedMemory) -> String {
         let _ = write!(text, ", {} freed", memory_text(rss, swap));
     }
     if unmeasured > 0 {
-        let _ = write!(
-            text,
-            ", {unmeasured} exited before their memory could be read"
-        );
+        let _ = write!(text, ", {}", unmeasured_count(unmeasured));
     }
     text
+}
+
+/// Returns text such as `2 exited before their memory could be read`.
+pub fn unmeasured_count(n: u64) -> String {
+    let whose = if n == 1 { "its" } else { "their" };
+    format!("{n} exited before {whose} memory could be read")
 }
 
 /// Numbers of processes of a session or a service, by what became of them.

@@ -34,7 +34,10 @@ pub const VALUES: &[(&str, &str)] = &[
     ),
     ("<pid> +TIME +SIZE", "<pid>    TIME      SIZE"),
     // Processes may exit before their memory is read. A long time moves the end of the line out of the terminal.
-    (r"[,;] \d+ exited before their memory could be read", ""),
+    (
+        r"[,;] \d+ exited before (its|their) memory could be read",
+        "",
+    ),
     (r"[,;] SIZE(?: RSS)?(?: and SIZE swap)? freed", ""),
 ];
 
