@@ -531,7 +531,7 @@ fn server_in_use_has_10_minutes_again_and_again() {
     }
 }
 
-/// A server with timers uses CPU time and I/O, although nobody uses it.
+/// A server with timers uses CPU time and I/O although it has no client.
 #[test]
 fn heartbeat_of_a_server_is_no_use() {
     let beats = Activity {

@@ -191,7 +191,7 @@ fn history_of_a_process_begins_with_its_end() {
 }
 
 #[test]
-fn history_of_a_process_without_an_end_begins_with_what_was_decided_last() {
+fn history_without_an_end_begins_with_the_last_decision() {
     let first = |session: &HistorySession, pid| {
         let text = text(session, None, &[pid]);
         text.lines().next().unwrap().to_owned()

@@ -135,7 +135,7 @@ fn journal_of_each_version_keeps_its_rows_when_upgraded() {
 }
 
 #[test]
-fn damaged_journal_of_older_version_cannot_be_read_and_is_left_untouched() {
+fn damaged_older_journal_is_not_read_and_not_changed() {
     let world = World::with(V3);
     let connection = Connection::open(world.path()).unwrap();
     connection.execute_batch("DROP TABLE outcome").unwrap();
