@@ -244,9 +244,9 @@ check journal-over-the-upgrade "$([ "$(reaper history --json | head -n 5)" = "$c
 end_agent
 check_reaped after-the-upgrade
 pkill -KILL -f '^sleep 1181$'
-# Each process that was ever signalled, by its short name.
+# Each process that was ever signalled, by its short name. The names of its ancestors stand in braces of their own.
 check signalled "$(reaper history --json | sed 's/{"entity_id"/\n&/g' | grep '"signal":"SIG' |
-    grep -o '"process.comm":"[^"]*"' | sort -u | cut -d '"' -f 4 | xargs)" "sh sleep"
+    sed -n 's/^{[^{}]*"process.comm":"\([^"]*\)".*/\1/p' | sort -u | xargs)" "sh sleep"
 dpkg --purge reaper > /dev/null 2>&1
 check purge "$? $(ls -d /usr/bin/reaper /etc/reaper /var/lib/reaper /sys/fs/bpf/reaper 2> /dev/null)" "0 "
 
